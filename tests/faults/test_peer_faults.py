@@ -21,7 +21,7 @@ import uvloop
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError, UsageError
 from headrace.identity.mutual import MutualTls, TlsFiles
-from headrace.peer.batch import UNDER_WAY_MAX
+from headrace.peer.batch import IN_FLIGHT_MAX
 from headrace.peer.client import PeerClient
 from headrace.peer.connection_pool import GRACE_S, LATE_S, PING_S, ConnectionPool, Peer
 from headrace.ring.view import NodeInfo
@@ -236,7 +236,7 @@ def test_a_peer_that_falls_silent_in_the_middle_of_a_block_is_given_up(run: Run,
                     )
                 assert meddler.met == 1
                 assert pair.peers.statistics()["b"]["breaker"] == "open"
-                with pytest.raises(PeerError, match="given up for now"):
+                with pytest.raises(PeerError, match="no requests for now"):
                     await pair.fetch_at(node, wanted)
                 assert pair.desk.requests == [1]
             finally:
@@ -254,7 +254,7 @@ def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Ru
             node = at(pair.node, meddler.address)
             calls = [
                 pair.peers.fetch_small(node, wanted, epoch=1, deadline=Deadline.after(3600))
-                for _ in range((UNDER_WAY_MAX + turns) * FILES_MAX)
+                for _ in range((IN_FLIGHT_MAX + turns) * FILES_MAX)
             ]
             try:
                 results = await asyncio.gather(*calls, return_exceptions=True)
@@ -262,7 +262,7 @@ def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Ru
                 assert all(isinstance(one, PeerError) for one in failures)
                 assert len(failures) >= turns * FILES_MAX
                 requests = pair.peers.statistics()["b"]["requests"]  # some of them ask whether it lives
-                assert UNDER_WAY_MAX < requests < UNDER_WAY_MAX + turns
+                assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
             finally:
                 await asyncio.to_thread(meddler.close)
 

@@ -269,7 +269,7 @@ def test_another_node_at_the_address_is_not_believed(run: Run, tmp_path: Path) -
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 1000)
             other = msgspec.structs.replace(pair.node, instance="run2")
-            with pytest.raises(PeerError, match="another one answers"):
+            with pytest.raises(PeerError, match="another node answers"):
                 await pair.peers.fetch(other, wanted, cached_only=False, epoch=1, deadline=soon())
             strangers = PeerClient("a", "another")
             with pytest.raises(ProtocolError, match="cluster"):

@@ -239,7 +239,7 @@ def test_a_node_that_greets_as_another_is_left(run: Run, lab: Authority, tmp_pat
         async with serving(
             tmp_path / "files", server_tls=mutual(lab, "c"), client_tls=mutual(lab, "a")
         ) as pair:  # it says to be b
-            with pytest.raises(PeerError, match="says to be b"):
+            with pytest.raises(PeerError, match="its welcome node b"):
                 await pair.peers.ping_any(pair.node.address, soon())
 
     run(work())
@@ -269,7 +269,7 @@ def test_a_connection_ends_with_its_certificate(
             wanted = pair.desk.add("f", 1000)
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
             (link,) = pair.peers._peer(pair.node).idle
-            assert not link.stale()
+            assert not link.is_stale()
             files = issued(lab, "a", file="again")
             steady = Attacker(files)
 
@@ -288,7 +288,7 @@ def test_a_connection_ends_with_its_certificate(
             assert len(first) == 2
             late = await asyncio.to_thread(attack)
             assert len(late) < 4
-            assert link.stale()
+            assert link.is_stale()
             monkeypatch.undo()
 
     run(work())

@@ -59,7 +59,6 @@ PENDING = {
     "http",
     "identity",
     "node",
-    "peer",
     "sdk",
 }
 """Packages that are not rewritten yet."""

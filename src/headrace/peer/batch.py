@@ -1,7 +1,7 @@
-"""Small files that many wait for go together: one request to a peer instead of hundreds. On the loop only.
+"""Combine fetches of small files: one request to a peer instead of hundreds. Everything runs on the event loop.
 
-A call that comes while few requests are under way goes at once, with all that came in the same turn of the loop;
-others gather until one of those is through.
+While few requests to the peer are in flight, a call starts a request at once, with every call that came in the same
+turn of the loop. Other calls wait in a queue until one of those requests ends.
 """
 
 from __future__ import annotations
@@ -16,42 +16,46 @@ from headrace.base.model import Arrived
 from headrace.peer.calls import Fetched
 from headrace.wire.peer_messages import FILES_MAX, FileRange
 
-UNDER_WAY_MAX = 4
-"""Requests at once: a file that takes long (an origin) then doesn't hold up those behind it."""
+IN_FLIGHT_MAX = 4
+"""Requests in flight at once. With several, a file that takes long at its origin does not delay the files
+behind it."""
 BATCH_BYTES_MAX = 16 << 20
 
 
 class Waiting:
-    """One call."""
+    """Represents one call of `fetch_small` that waits for its file."""
 
-    __slots__ = ("deadline", "epoch", "fetched", "wanted")
+    __slots__ = ("deadline", "epoch", "fetched", "file")
 
-    def __init__(self, wanted: FileRange, epoch: int, *, deadline: Deadline) -> None:
-        self.wanted = wanted
+    def __init__(self, file: FileRange, epoch: int, *, deadline: Deadline) -> None:
+        self.file = file
         self.epoch = epoch
         self.deadline = deadline
         self.fetched: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
 
-    def resolve(self, found: Fetched) -> None:
+    def resolve(self, outcome: Fetched) -> None:
         if self.fetched.done():
             return
-        if isinstance(found, HeadraceError):
-            self.fetched.set_exception(found)
+        if isinstance(outcome, HeadraceError):
+            self.fetched.set_exception(outcome)
         else:
-            self.fetched.set_result(found)
+            self.fetched.set_result(outcome)
 
 
 class Batcher:
-    """send: one request; resolves those it is given, as their files come, and raises nothing but on cancel."""
+    """Groups calls to one peer into requests.
+
+    send: sends one request. It resolves each call as its file arrives, and raises nothing unless it is cancelled.
+    """
 
     def __init__(self, send: Callable[[list[Waiting]], Awaitable[None]]) -> None:
         self._send = send
         self._queue: deque[Waiting] = deque()
-        self._under_way: dict[asyncio.Task[None], list[Waiting]] = {}
+        self._in_flight: dict[asyncio.Task[None], list[Waiting]] = {}
         self._starting = False
 
     async def ask(self, waiting: Waiting) -> Arrived:
-        """The file's bytes. PeerError when the deadline passed; a cancelled call leaves its batch."""
+        """Return the file's bytes. Raise PeerError when the deadline has passed. A cancelled call leaves its batch."""
         self._queue.append(waiting)
         self._start_soon()
         left_s = waiting.deadline.left_s()
@@ -67,48 +71,50 @@ class Batcher:
             self._leave(waiting)
 
     def _start_soon(self) -> None:
-        if not self._starting and self._queue and len(self._under_way) < UNDER_WAY_MAX:
+        if not self._starting and self._queue and len(self._in_flight) < IN_FLIGHT_MAX:
             self._starting = True
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
         self._starting = False
-        while self._queue and len(self._under_way) < UNDER_WAY_MAX:
+        while self._queue and len(self._in_flight) < IN_FLIGHT_MAX:
             batch = self._take()
             if batch:
                 task = asyncio.ensure_future(self._run(batch))
-                self._under_way[task] = batch
-                task.add_done_callback(self._ended)
+                self._in_flight[task] = batch
+                task.add_done_callback(self._on_end)
 
     def _take(self) -> list[Waiting]:
         batch: list[Waiting] = []
         size_bytes = 0
         while self._queue and len(batch) < FILES_MAX:
-            one = self._queue[0]
-            length = one.wanted.end - one.wanted.start
+            waiting = self._queue[0]
+            length = waiting.file.end - waiting.file.start
             if batch and size_bytes + length > BATCH_BYTES_MAX:
                 break
             self._queue.popleft()
-            if not one.fetched.done():
-                batch.append(one)
+            if not waiting.fetched.done():
+                batch.append(waiting)
                 size_bytes += length
         return batch
 
     async def _run(self, batch: list[Waiting]) -> None:
         await self._send(batch)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        batch = self._under_way.pop(task)
-        failed = None if task.cancelled() else task.exception()
-        for one in batch:
-            one.resolve(PeerError("small file", why=repr(failed) if failed else "the request was ended"))
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        batch = self._in_flight.pop(task)
+        error = None if task.cancelled() else task.exception()
+        for waiting in batch:
+            waiting.resolve(
+                PeerError("small file", why=repr(error) if error else "the request was cancelled")
+            )
         self._start_soon()
 
     def _leave(self, waiting: Waiting) -> None:
-        """When nobody waits for a request any more, it ends."""
+        """Withdraw a call; cancel its request when no other call waits for it."""
         waiting.fetched.cancel()
         if not waiting.fetched.cancelled():
             return
-        for task, batch in list(self._under_way.items()):
-            if waiting in batch and all(one.fetched.done() for one in batch):
+        for task, batch in list(self._in_flight.items()):
+            if waiting in batch and all(other.fetched.done() for other in batch):
                 task.cancel()

@@ -1,8 +1,8 @@
-"""What is said on a link for one request: the part that runs in a thread.
+"""Run one call on a connection to a peer: the part that runs in a thread.
 
-A talk sends its request and reads the answer as far as it comes without a pause; at a pause between two messages it
-gives its thread back, and is called again when there is more. So a peer that fetches for us from a slow origin costs
-no thread here.
+A call sends its request and reads the answer as long as messages come without a pause. At a pause between two
+messages it gives its thread back; it is run again when more arrives. So a peer that fetches from a slow origin for
+this node occupies no thread here.
 """
 
 from __future__ import annotations
@@ -19,105 +19,112 @@ from headrace.wire.peer_frame import error_of
 from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange, Names, PeerAnswer
 
 PAUSE_MS = 20
-"""How long a thread waits for the next message: what is cached over there comes sooner."""
+"""How long a thread waits for the next message. A peer sends cached files sooner than this."""
 FLUSH_BYTES = 4 << 20
-"""Files of a batch are handed on in groups of this size: each group wakes the loop once."""
+"""Files of a batch are delivered in groups of this size, because each delivery wakes the event loop once."""
 
 Fetched = Arrived | HeadraceError
 Kind = TypeVar("Kind", bound=Message)
 
 
 class Call:
-    """One request and its answers."""
+    """Represents one request and its answers."""
 
     def __init__(self, request: Message) -> None:
         self._request = request
         self._sent = False
 
-    def run(self, link: PeerConnection) -> bool:
-        """True: the answer is whole, and the link free for the next request. False: there is a pause. PeerError: the
-        link is of no more use. What the peer says itself (Failure) is kept by the talk."""
+    def run(self, connection: PeerConnection) -> bool:
+        """Read answers until they pause; return True when the answer is complete and the connection is free for the
+        next request. Return False at a pause. Raise PeerError when the connection can't be used any more. A failure
+        that the peer reports (Failure) is not raised but kept by the call."""
         if not self._sent:
-            link.answered = False
-            link.send(self._request)
+            connection.answered = False
+            connection.send(self._request)
             self._sent = True
-        while not link.waits(PAUSE_MS):
-            if self._take(link.receive(), link):
+        while not connection.is_quiet(PAUSE_MS):
+            if self._handle(connection.receive(), connection):
                 return True
         return False
 
     def restart(self) -> None:
-        """On another link."""
+        """Prepare the call to run on another connection."""
         self._sent = False
 
-    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
+    def _handle(self, answer: PeerAnswer, connection: PeerConnection) -> bool:
         raise NotImplementedError
 
 
 class FetchCall(Call):
-    """deliver: called in the thread, with files as they are whole or failed, by their numbers. rotten: a file of which
-    the peer has, it seems, a bad block."""
+    """Fetches ranges of files.
+
+    deliver: the thread calls it with files that are complete or have failed, by their numbers in the request.
+    corrupt_file: a file of which the peer seems to have a corrupt block.
+    """
 
     def __init__(self, request: Fetch, deliver: Callable[[list[tuple[int, Fetched]]], None]) -> None:
         super().__init__(request)
-        self._wanted: list[FileRange] = request.files
+        self._files: list[FileRange] = request.files
         self._deliver = deliver
-        self._assembly = FetchResponse(self._wanted)
+        self._response = FetchResponse(self._files)
         self._ready: list[tuple[int, Fetched]] = []
         self._ready_bytes = 0
         self.bytes_received = 0
         self.files_received = 0
-        self.rotten: FileRange | None = None
+        self.corrupt_file: FileRange | None = None
 
     def restart(self) -> None:
         super().restart()
-        self._assembly = FetchResponse(self._wanted)
+        self._response = FetchResponse(self._files)
         self._ready.clear()
 
-    def run(self, link: PeerConnection) -> bool:
+    def run(self, connection: PeerConnection) -> bool:
         try:
-            return super().run(link)
+            return super().run(connection)
         except InvalidResponseError as error:
             if isinstance(error, ChecksumMismatchError):
-                self.rotten = self._wanted[error.file]
-            raise link.broken(str(error)) from error
+                self.corrupt_file = self._files[error.file]
+            raise connection.broken(str(error)) from error
         finally:
-            self._hand_on()
+            self._flush()
 
-    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
+    def _handle(self, answer: PeerAnswer, connection: PeerConnection) -> bool:
         if isinstance(answer, Block):
-            view = self._assembly.expect(answer)
-            link.receive_into(view)
-            self._assembly.received(answer, view)
+            view = self._response.expect(answer)
+            connection.receive_into(view)
+            self._response.received(answer, view)
             self.bytes_received += answer.length
         elif isinstance(answer, FileEnd):
-            found = self._assembly.ended(answer)
-            self._ready.append((answer.file, found))
-            if isinstance(found, Arrived):
+            outcome = self._response.ended(answer)
+            self._ready.append((answer.file, outcome))
+            if isinstance(outcome, Arrived):
                 self.files_received += 1
-                self._ready_bytes += len(found.body)
-            elif isinstance(found, CorruptBlockError):
-                self.rotten = self._wanted[answer.file]
+                self._ready_bytes += len(outcome.body)
+            elif isinstance(outcome, CorruptBlockError):
+                self.corrupt_file = self._files[answer.file]
             if self._ready_bytes >= FLUSH_BYTES:
-                self._hand_on()
+                self._flush()
         elif isinstance(answer, Failure):
-            self._ready += [(index, error_of(answer)) for index in self._assembly.left]
+            self._ready += [(index, error_of(answer)) for index in self._response.remaining]
             return True
         elif isinstance(answer, Done):
-            self._assembly.done()
+            self._response.done()
             return True
         else:
-            raise link.broken(f"it answers a fetch with {type(answer).__name__}")
+            raise connection.broken(f"it answers a fetch with {type(answer).__name__}")
         return False
 
-    def _hand_on(self) -> None:
+    def _flush(self) -> None:
         if self._ready:
             self._deliver(self._ready)
             self._ready, self._ready_bytes = [], 0
 
 
 class UnaryCall(Call, Generic[Kind]):
-    """A request with one answer. answer: after the end; failure: what the peer said instead."""
+    """Sends a request that has one answer.
+
+    answer: set at the end. failure: what the peer reported instead of an answer.
+    """
 
     def __init__(self, request: Message, kind: type[Kind]) -> None:
         super().__init__(request)
@@ -125,13 +132,13 @@ class UnaryCall(Call, Generic[Kind]):
         self.answer: Kind | None = None
         self.failure: HeadraceError | None = None
 
-    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
+    def _handle(self, answer: PeerAnswer, connection: PeerConnection) -> bool:
         if isinstance(answer, self._kind):
             self.answer = answer
         elif isinstance(answer, Failure):
             self.failure = error_of(answer)
         else:
-            raise link.broken(f"it answers {type(self._request).__name__} with {type(answer).__name__}")
+            raise connection.broken(f"it answers {type(self._request).__name__} with {type(answer).__name__}")
         return True
 
     def result(self) -> Kind:
@@ -142,13 +149,16 @@ class UnaryCall(Call, Generic[Kind]):
 
 
 class StreamingCall(Call):
-    """deliver: called in the thread, a page at a time, and with the failure or None at the end."""
+    """Receives a listing page by page.
+
+    deliver: the thread calls it with each page, and at the end with the failure or None.
+    """
 
     def __init__(self, request: Message, deliver: Callable[[Names | HeadraceError | None], None]) -> None:
         super().__init__(request)
         self._deliver = deliver
 
-    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
+    def _handle(self, answer: PeerAnswer, connection: PeerConnection) -> bool:
         if isinstance(answer, Names):
             self._deliver(answer)
             if answer.last:
@@ -157,4 +167,4 @@ class StreamingCall(Call):
         if isinstance(answer, Failure):
             self._deliver(error_of(answer))
             return True
-        raise link.broken(f"it answers a listing with {type(answer).__name__}")
+        raise connection.broken(f"it answers a listing with {type(answer).__name__}")

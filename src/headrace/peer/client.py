@@ -1,15 +1,16 @@
-"""OPEN FIRST: asking other nodes for ranges of files, small files and listings.
+"""OPEN FIRST: request file ranges, small files and listings from other nodes.
 
-    fetch        → ConnectionPool.converse → a link from the pool → FetchCall in a thread → checked bytes
-    fetch_small  → Batcher: what waits for the same node goes in one request → the same
-    list, lookup, forget, take, keep, ping → the same, with other talks
+    fetch        → ConnectionPool.execute → a connection of the pool → FetchCall in a thread → verified bytes
+    fetch_small  → Batcher: calls that wait for the same node share a request → the same
+    list, lookup, ping and the others → the same, with other calls
 
-A peer that sent bytes with another checksum than its own is told (ReportCorruption), in the background: perhaps its
-disk rots.
+A peer that sent bytes that don't match its own checksum gets a ReportCorruption in the background: its disk may be
+failing.
 
-All of it on one loop; bytes are received and checked in the threads of `exchange.py`. Errors: what the peer says comes
-out as it was there (VersionChangedError, NotOwnerError, the origin's); what the network or a peer that is dead, slow
-or lying does comes out as PeerError, which names node and address. A cancelled call closes its connection.
+Everything runs on one event loop; the threads of `connection_pool.py` receive and check bytes. An error that the
+peer reports is raised as it was there (VersionChangedError, NotOwnerError, the origin's errors). A failure of the
+network, and a peer that is dead, slow or sends invalid answers, is raised as PeerError, which names node and
+address. A cancelled call closes its connection.
 """
 
 from __future__ import annotations
@@ -60,19 +61,21 @@ from headrace.wire.peer_messages import (
 )
 
 THREADS = 64
-"""At most; made as they are needed. Each moves the bytes of one answer while they come."""
+"""The upper limit; threads start as they are needed. Each receives the bytes of one answer."""
 SWEEP_S = 15.0
-DOUBT_LIMIT_S = 300.0
-"""The peer reads the whole file back."""
+CORRUPTION_LIMIT_S = 300.0
+"""The peer reads the whole file back to check it."""
 
 log = logging.getLogger(__name__)
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 
 class PeerClient:
-    """me: this node's id. cluster: its name. tls: None: plain TCP. Used on one
-    loop."""
+    """Sends the requests of this node to the other nodes. Used on one event loop.
+
+    me: this node's id. cluster: its name. tls: None connects by plain TCP.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class PeerClient:
         threads: int = THREADS,
         protocols: tuple[int, int] = SPOKEN,
     ) -> None:
-        self._exchange = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
+        self._pool = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
         self._peers: dict[str, Peer] = {}
         self._batchers: dict[Peer, Batcher] = {}
         self._latencies = Latencies()
@@ -92,99 +95,102 @@ class PeerClient:
         self._closed = False
 
     async def fetch(
-        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
+        self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
     ) -> Arrived:
-        """Exactly the bytes wanted, each block's checksum verified; extras as the peer tells them."""
-        found: builtins.list[tuple[int, Fetched]] = []
-        talk = FetchCall(Fetch([wanted], cached_only=cached_only, epoch=epoch), found.extend)
-        await self._ask_usable(self._peer(node), talk, deadline)
-        arrived = found[0][1]
+        """Return exactly the requested bytes, with each block's checksum verified. The extras are the peer's."""
+        outcomes: builtins.list[tuple[int, Fetched]] = []
+        call = FetchCall(Fetch([file], cached_only=cached_only, epoch=epoch), outcomes.extend)
+        await self._execute_if_usable(self._peer(node), call, deadline)
+        arrived = outcomes[0][1]
         if isinstance(arrived, HeadraceError):
             raise arrived
         return arrived
 
     async def fetch_small(
-        self, node: NodeInfo, wanted: FileRange, *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, file: FileRange, *, epoch: int, deadline: Deadline
     ) -> Arrived:
-        """As fetch, with cached_only=False; calls that wait for the same node share a request."""
+        """Fetch a file as fetch does with cached_only=False. Calls that wait for the same node share a request."""
         peer = self._peer(node)
         if peer not in self._batchers:
             self._batchers[peer] = Batcher(lambda batch: self._send_batch(peer, batch))
-        return await self._batchers[peer].ask(Waiting(wanted, epoch, deadline=deadline))
+        return await self._batchers[peer].ask(Waiting(file, epoch, deadline=deadline))
 
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
     ) -> Names:
-        talk = UnaryCall(LookupShared(path, name, epoch), Names)
-        await self._ask_usable(self._peer(node), talk, deadline)
-        return talk.result()
+        call = UnaryCall(LookupShared(path, name, epoch), Names)
+        await self._execute_if_usable(self._peer(node), call, deadline)
+        return call.result()
 
     async def forget(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
-        talk = UnaryCall(InvalidateListing(path, relist, below), Done)
-        await self._ask(self._peer(node), talk, deadline)
-        talk.result()
+        call = UnaryCall(InvalidateListing(path, relist, below), Done)
+        await self._execute(self._peer(node), call, deadline)
+        call.result()
 
     async def take(
         self, node: NodeInfo, files: builtins.list[FileRange], *, epoch: int, deadline: Deadline
     ) -> builtins.list[int]:
-        """The numbers of those that the node has not after all."""
-        talk = UnaryCall(OfferHandover(files, epoch), HandoverAnswer)
-        await self._ask(self._peer(node), talk, deadline)
-        return talk.result().refused
+        """Offer files to their new owner; return the indices of those that it does not have after all."""
+        call = UnaryCall(OfferHandover(files, epoch), HandoverAnswer)
+        await self._execute(self._peer(node), call, deadline)
+        return call.result().refused
 
     async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
-        talk = UnaryCall(request, Done)
-        await self._ask(self._peer(node), talk, deadline)
-        talk.result()
+        call = UnaryCall(request, Done)
+        await self._execute(self._peer(node), call, deadline)
+        call.result()
 
     async def returned(
         self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
     ) -> builtins.list[FailedOverFile]:
-        """What the node persisted of the copies that it had of a writer's files."""
-        talk = UnaryCall(QueryFailover(writer, done), FailoverReport)
-        await self._ask(self._peer(node), talk, deadline)
-        return talk.result().files
+        """Return the files that the node persisted from its replicas of a writer's files."""
+        call = UnaryCall(QueryFailover(writer, done), FailoverReport)
+        await self._execute(self._peer(node), call, deadline)
+        return call.result().files
 
     async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
-        talk = UnaryCall(request, PendingNamesPage)
-        await self._ask_usable(self._peer(node), talk, deadline)
-        return talk.result()
+        call = UnaryCall(request, PendingNamesPage)
+        await self._execute_if_usable(self._peer(node), call, deadline)
+        return call.result()
 
     async def settle(self, node: NodeInfo, request: ResolveVersion, deadline: Deadline) -> VersionResolved:
-        talk = UnaryCall(request, VersionResolved)
-        await self._ask(self._peer(node), talk, deadline)
-        return talk.result()
+        call = UnaryCall(request, VersionResolved)
+        await self._execute(self._peer(node), call, deadline)
+        return call.result()
 
     async def tell(
         self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
     ) -> None:
-        """It heard, and did what the message says, on return."""
-        talk = UnaryCall(request, Done)
-        await self._ask(self._peer(node), talk, deadline)
-        talk.result()
+        """Notify the node; on return it has done what the message requires."""
+        call = UnaryCall(request, Done)
+        await self._execute(self._peer(node), call, deadline)
+        call.result()
 
     async def ping(self, node: NodeInfo, deadline: Deadline) -> PeerWelcome:
-        """Who is there."""
-        return await self._exchange.ping(self._peer(node), deadline)
+        """Return the welcome of the node that answers."""
+        return await self._pool.ping(self._peer(node), deadline)
 
     async def ping_any(self, address: str, deadline: Deadline, *, node: str = "") -> PeerWelcome:
-        """Whichever run it is. node: the id that a certificate must name."""
+        """Return the welcome of any instance that answers at the address. node: the id that its certificate must
+        name."""
         stranger = Peer(node, address, None)
         try:
-            return await self._exchange.ping(stranger, deadline)
+            return await self._pool.ping(stranger, deadline)
         finally:
             stranger.close_idle()
 
     async def list(
         self, node: NodeInfo, path: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
     ) -> AsyncIterator[Names]:
-        """Pages as they come. An iteration that is left (aclose) ends the request."""
+        """Yield pages as they arrive. An iteration that is closed early (aclose) cancels the request."""
         loop = asyncio.get_running_loop()
         pages: asyncio.Queue[Names | HeadraceError | None] = asyncio.Queue()
-        talk = StreamingCall(ListShared(path, epoch, anew), lambda page: _on(loop, pages.put_nowait, page))
-        task = self._spawn(self._ask_usable(self._peer(node), talk, deadline))
+        call = StreamingCall(
+            ListShared(path, epoch, anew), lambda page: _call_on(loop, pages.put_nowait, page)
+        )
+        task = self._spawn(self._execute_if_usable(self._peer(node), call, deadline))
         task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
         try:
             while (page := await pages.get()) is not None:
@@ -193,13 +199,14 @@ class PeerClient:
                 yield page
                 if page.last:
                     break
-            with contextlib.suppress(HeadraceError):  # the listing is whole; what comes after doesn't matter
+            with contextlib.suppress(HeadraceError):  # the listing is complete; a later failure is irrelevant
                 await task
         finally:
             task.cancel()
 
     def usable(self, node: NodeInfo) -> bool:
-        """Whether it is worth asking. One that failed is probed in the background, for its return."""
+        """Return whether the node is worth a request. A node that failed is probed in the background, to detect its
+        return."""
         peer = self._peer(node)
         if peer.breaker.closed:
             return True
@@ -208,15 +215,16 @@ class PeerClient:
         return False
 
     def is_slow(self, node: NodeInfo) -> bool:
-        """Its p99 of the last minute is far above the others'."""
+        """Return whether the node's p99 of the last minute is far above that of the others."""
         return self._latencies.is_slow(node.id, now_s=time.monotonic())
 
     def usual_s(self, size_bytes: int) -> float | None:
-        """p99 of an answer of that size by peers, the median of them; None: not known. For hedging."""
+        """Return the median of the peers' p99 for an answer of that size, or None when it is not known. Hedging uses
+        it."""
         return self._latencies.usual_s(size_class(size_bytes), now_s=time.monotonic())
 
     def statistics(self) -> dict[str, Any]:
-        """By node. Latencies in seconds, of the last minute, None where there were none."""
+        """Return the statistics by node. Latencies are in seconds over the last minute, None without a sample."""
         now = time.monotonic()
         return {
             peer.id: {
@@ -225,7 +233,7 @@ class PeerClient:
                 "files": peer.files_received,
                 "bytes": peer.bytes_received,
                 "errors": peer.errors,
-                "trouble": peer.trouble,
+                "trouble": peer.last_error,
                 "latency_s_p50": self._latencies.over_all(peer.id, share=0.5, now_s=now),
                 "latency_s_p99": self._latencies.over_all(peer.id, share=0.99, now_s=now),
                 "breaker": peer.breaker.state(now),
@@ -236,86 +244,91 @@ class PeerClient:
         }
 
     def close(self) -> None:
-        """On the loop. What is under way ends with PeerError or is cancelled; its threads end soon after."""
+        """Close the client, on the event loop. Requests in flight fail with PeerError or are cancelled; their
+        threads end soon after."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         for task in self._tasks:
             task.cancel()
-        self._exchange.close()
+        self._pool.close()
         for peer in self._peers.values():
             peer.close_idle()
 
-    # ------------------------------------------------------------ beneath
+    # ------------------------------------------------------------ internal
 
-    async def _ask_usable(self, peer: Peer, talk: Call, deadline: Deadline) -> None:
-        """For what somebody waits for who can ask others: not one that was given up, perhaps while this waited for its
-        turn."""
+    async def _execute_if_usable(self, peer: Peer, call: Call, deadline: Deadline) -> None:
+        """Execute a call whose caller could use another node. Raise PeerError when the breaker is open, as it may
+        have become while the call was queued."""
         if not peer.breaker.closed:
-            raise PeerError(f"node {peer.who}", why=f"given up for now: {peer.trouble}")
-        await self._ask(peer, talk, deadline)
+            raise PeerError(
+                f"node {peer.who}", why=f"no requests for now after failures; the last one: {peer.last_error}"
+            )
+        await self._execute(peer, call, deadline)
 
-    async def _ask(self, peer: Peer, talk: Call, deadline: Deadline) -> None:
-        began = time.monotonic()
+    async def _execute(self, peer: Peer, call: Call, deadline: Deadline) -> None:
+        started_s = time.monotonic()
         self._sweep_later()
         try:
-            await self._exchange.converse(peer, talk, deadline)
+            await self._pool.execute(peer, call, deadline)
         finally:
-            if isinstance(talk, FetchCall) and talk.rotten is not None and not self._closed:
-                self._spawn(self._doubt(peer, talk.rotten))
-        if isinstance(talk, FetchCall):
-            now = time.monotonic()
-            peer.bytes_received += talk.bytes_received
-            peer.files_received += talk.files_received
-            if talk.bytes_received:
-                self._latencies.add(peer.id, talk.bytes_received, seconds=now - began, now_s=now)
+            if isinstance(call, FetchCall) and call.corrupt_file is not None and not self._closed:
+                self._spawn(self._report_corruption(peer, call.corrupt_file))
+        if isinstance(call, FetchCall):
+            now_s = time.monotonic()
+            peer.bytes_received += call.bytes_received
+            peer.files_received += call.files_received
+            if call.bytes_received:
+                self._latencies.add(peer.id, call.bytes_received, seconds=now_s - started_s, now_s=now_s)
 
     async def _send_batch(self, peer: Peer, batch: builtins.list[Waiting]) -> None:
         loop = asyncio.get_running_loop()
 
         def resolve(files: builtins.list[tuple[int, Fetched]]) -> None:
-            for index, found in files:
-                batch[index].resolve(found)
+            for index, outcome in files:
+                batch[index].resolve(outcome)
 
         request = Fetch(
-            [one.wanted for one in batch], cached_only=False, epoch=max(one.epoch for one in batch)
+            [waiting.file for waiting in batch],
+            cached_only=False,
+            epoch=max(waiting.epoch for waiting in batch),
         )
-        talk = FetchCall(request, lambda files: _on(loop, resolve, files))
-        deadline = Deadline(max(one.deadline.at_s for one in batch))
+        call = FetchCall(request, lambda files: _call_on(loop, resolve, files))
+        deadline = Deadline(max(waiting.deadline.at_s for waiting in batch))
         try:
-            await self._ask_usable(peer, talk, deadline)
+            await self._execute_if_usable(peer, call, deadline)
         except HeadraceError as error:
-            for one in batch:
-                one.resolve(error.copied())
+            for waiting in batch:
+                waiting.resolve(error.copied())
 
-    async def _doubt(self, peer: Peer, file: FileRange) -> None:
+    async def _report_corruption(self, peer: Peer, file: FileRange) -> None:
         path = os.fsdecode(file.path)
-        log.warning("peer sent bytes that don't match their checksum node=%s path=%s", peer.who, path)
-        talk = UnaryCall(ReportCorruption(file), Done)
+        log.warning("a peer sent bytes that don't match their checksum node=%s path=%s", peer.who, path)
+        call = UnaryCall(ReportCorruption(file), Done)
         try:
-            await self._exchange.converse(peer, talk, Deadline.after(DOUBT_LIMIT_S))
-            talk.result()
+            await self._pool.execute(peer, call, Deadline.after(CORRUPTION_LIMIT_S))
+            call.result()
         except HeadraceError as error:
-            log.info("peer did not look at its copy node=%s path=%s error=%s", peer.who, path, error)
+            log.info("a peer did not check its corrupt file node=%s path=%s error=%s", peer.who, path, error)
 
     async def _probe(self, peer: Peer) -> None:
         with contextlib.suppress(HeadraceError):
-            await self._exchange.ping(peer, Deadline.after(PING_S))
+            await self._pool.ping(peer, Deadline.after(PING_S))
 
     def _peer(self, node: NodeInfo) -> Peer:
-        """A node that started anew is another one, with a clean record."""
+        """Return the record of a node. A node that restarted gets a new one, with a closed breaker."""
         if self._closed:
             raise PeerError(f"node {node.id} at {node.address}", why="this node stops")
-        known = self._peers.get(node.id)
-        if known is not None and (known.instance, known.address) == (node.instance, node.address):
-            return known
+        old_peer = self._peers.get(node.id)
+        if old_peer is not None and (old_peer.instance, old_peer.address) == (node.instance, node.address):
+            return old_peer
         peer = Peer(node.id, node.address, node.instance)
-        if known is not None:
-            known.close_idle()
-            self._batchers.pop(known, None)
+        if old_peer is not None:
+            old_peer.close_idle()
+            self._batchers.pop(old_peer, None)
             self._latencies.forget(node.id)
-            peer.requests, peer.errors = known.requests, known.errors
-            peer.bytes_received, peer.files_received = known.bytes_received, known.files_received
+            peer.requests, peer.errors = old_peer.requests, old_peer.errors
+            peer.bytes_received, peer.files_received = old_peer.bytes_received, old_peer.files_received
         self._peers[node.id] = peer
         return peer
 
@@ -337,8 +350,8 @@ class PeerClient:
             self._sweep_later()
 
 
-def _on(loop: asyncio.AbstractEventLoop, call: Callable[[Given], None], given: Given) -> None:
-    loop.call_soon_threadsafe(call, given)
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[Argument], None], argument: Argument) -> None:
+    loop.call_soon_threadsafe(call, argument)
 
 
 def _failure(task: asyncio.Task[Any]) -> HeadraceError | None:

@@ -1,7 +1,9 @@
-"""One connection to a peer, blocking; used by one thread at a time, and cut by any.
+"""Exchange messages with one peer over a blocking socket. One thread at a time uses a connection; any thread may
+abort it.
 
-The only file that speaks to sockets here: what they raise leaves it as PeerError. No call waits beyond the deadline
-that was set last. In the middle of a sentence a peer may be silent for STALL_S, if it lives: that is asked meanwhile.
+Only this file uses sockets in this package, and every socket error leaves it as PeerError. No call waits beyond the
+deadline that was set last. In the middle of a message a peer may be silent for STALL_S, provided that it is alive,
+which is checked meanwhile.
 """
 
 from __future__ import annotations
@@ -27,44 +29,47 @@ from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 
 CONNECT_S_MAX = 1.3
-"""A host that is there answers within a round trip; a SYN that was lost is sent again after one second."""
+"""A host that is up answers within a round trip. The kernel retransmits a lost SYN after one second."""
 SILENCE_S = 0.4
-"""After so long without a byte it is asked whether the peer lives."""
+"""After this time without a byte, the node checks whether the peer is alive."""
 STALL_S = 10.0
 DEAD_MS = 2000
-"""A connection is ended on which nothing that was sent has been acknowledged for so long: its way is dead, though
-others to the same peer may not be. The peer as a whole is found out sooner."""
+"""The kernel ends a connection when the peer has acknowledged nothing for this long: its route is dead, while
+other connections to the same peer may work. A dead peer is detected sooner, by pings."""
 PROBED_AFTER_S = 1
 RECEIVE_BYTES = 64 << 10
-"""Taken at once where messages are awaited. With small files that is most of a file: a call to the kernel for each
-header and each body would give the interpreter's lock away seven times a file, and it is long in coming back."""
+"""Bytes per receive where messages are expected. With small files one receive brings most of a file. A system
+call for each header and each body would release the GIL seven times a file, and getting it back takes long."""
 _TIMEVAL = struct.Struct("ll")
-_REFUSALS = Refusals(logging.getLogger(__name__), "peers, asked by this node")
+_REFUSALS = Refusals(logging.getLogger(__name__), "outgoing peer connections")
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Moved = TypeVar("Moved")
 
 
-def _lives() -> None:
+def _assume_alive() -> None:
     pass
 
 
 class PeerConnection:
-    """who: for messages: the peer and its address. answered: something came since the connection was last taken.
-    until_s: when the peer's certificate ends, by the wall clock."""
+    """Represents an open connection to a peer.
 
-    def __init__(self, sock: socket.socket, who: str, address: str, *, until_s: float) -> None:
+    who: the peer and its address, for messages. answered: whether anything was received since the connection was
+    last acquired. valid_until_s: when the peer's certificate expires, in wall-clock time.
+    """
+
+    def __init__(self, sock: socket.socket, who: str, address: str, *, valid_until_s: float) -> None:
         self.who = who
         self.address = address
         self.idle_since_s = 0.0
-        self._until_s = until_s
+        self._valid_until_s = valid_until_s
         self.answered = False
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._deadline = Deadline.never()
-        self._check_alive: Callable[[], None] = _lives
-        self._waits_s = -1.0
-        self._ahead = memoryview(b"")  # received, and not yet asked for
+        self._check_alive: Callable[[], None] = _assume_alive
+        self._socket_timeout_s = -1.0
+        self._buffered = memoryview(b"")  # received and not consumed yet
         self.welcome: PeerWelcome
 
     @classmethod
@@ -78,28 +83,33 @@ class PeerConnection:
         tls: MutualTls | None,
         deadline: Deadline,
     ) -> PeerConnection:
-        """Connected and greeted. node: the id that answers there, by its certificate and by what it says; "": any.
-        PeerError; ProtocolError or another one that the peer says."""
+        """Connect and exchange the hello and welcome messages.
+
+        node: the id that the peer must have, in its certificate and in its welcome; "" accepts any. Raise PeerError,
+        or ProtocolError or another error that the peer reports.
+        """
         limit = Deadline.after(min(CONNECT_S_MAX, deadline.left_s()))
-        sock, named, until_s = _connect(address, node, who, limit=limit, tls=tls)
-        link = cls(sock, who, address, until_s=until_s)
+        sock, certified_id, valid_until_s = _connect(address, node, who, limit=limit, tls=tls)
+        connection = cls(sock, who, address, valid_until_s=valid_until_s)
         try:
-            link.lend(limit)
-            link.send(hello)
-            answer = link.receive()
+            connection.lend(limit)
+            connection.send(hello)
+            answer = connection.receive()
             if isinstance(answer, Failure):
                 raise peer_frame.error_of(answer)
             if not isinstance(answer, PeerWelcome):
-                raise link.broken("it does not greet")
+                raise connection.broken("it did not answer the hello with a welcome")
             if not hello.protocols[0] <= answer.protocol <= hello.protocols[1]:
-                raise link.broken(f"it greets with protocol {answer.protocol}")
-            if named and answer.node != named:
-                raise link.broken(f"its certificate is that of {named}, and it says to be {answer.node}")
-            link.welcome = answer
+                raise connection.broken(f"it chose protocol {answer.protocol}, which this node did not offer")
+            if certified_id and answer.node != certified_id:
+                raise connection.broken(
+                    f"its certificate names node {certified_id}, its welcome node {answer.node}"
+                )
+            connection.welcome = answer
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
     def broken(self, why: str) -> PeerError:
         return PeerError(f"node {self.who}", why=why)
@@ -107,8 +117,9 @@ class PeerConnection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def lend(self, deadline: Deadline, check_alive: Callable[[], None] = _lives) -> None:
-        """For one request. check_alive: called by the thread that waits; PeerError when the peer does not live."""
+    def lend(self, deadline: Deadline, check_alive: Callable[[], None] = _assume_alive) -> None:
+        """Reserve the connection for one request. The thread that waits calls check_alive, which raises PeerError
+        when the peer is dead."""
         self._deadline = deadline
         self._check_alive = check_alive
 
@@ -118,31 +129,31 @@ class PeerConnection:
             body = body[self._move(self._sock.send, body) :]
 
     def receive(self) -> PeerAnswer:
-        """The next message. Its Block's bytes, if it is one, are next: receive_into."""
+        """Return the next message. The bytes of a Block follow it: call receive_into."""
         try:
             length = peer_frame.body_length(self._take(peer_frame.HEADER_BYTES))
             return peer_frame.decode_answer(self._take(length))
         except ProtocolError as error:
-            raise self.broken(f"it sends nonsense: {error}") from error
+            raise self.broken(f"it sent an invalid message: {error}") from error
 
     def _take(self, count: int) -> bytes:
         if count > RECEIVE_BYTES:
-            whole = bytearray(count)
-            self.receive_into(memoryview(whole))
-            return bytes(whole)
-        while len(self._ahead) < count:
+            buffer = bytearray(count)
+            self.receive_into(memoryview(buffer))
+            return bytes(buffer)
+        while len(self._buffered) < count:
             part = self._move(self._sock.recv, RECEIVE_BYTES)
             if not part:
                 raise self.broken("it closed the connection")
             self.answered = True
-            self._ahead = memoryview(bytes(self._ahead) + part)
-        body, self._ahead = self._ahead[:count], self._ahead[count:]
+            self._buffered = memoryview(bytes(self._buffered) + part)
+        body, self._buffered = self._buffered[:count], self._buffered[count:]
         return bytes(body)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills it. Plain sockets take a whole block with one call to the kernel."""
-        count = min(len(view), len(self._ahead))
-        view[:count], self._ahead, view = self._ahead[:count], self._ahead[count:], view[count:]
+        """Fill the buffer. A plain socket receives a whole block in one system call."""
+        count = min(len(view), len(self._buffered))
+        view[:count], self._buffered, view = self._buffered[:count], self._buffered[count:], view[count:]
         flags = 0 if self._tls else socket.MSG_WAITALL
         while view:
             received = self._move(self._sock.recv_into, view, 0, flags)
@@ -151,25 +162,27 @@ class PeerConnection:
             self.answered = True
             view = view[received:]
 
-    def waits(self, milliseconds: int) -> bool:
-        """Whether nothing comes within that time."""
-        if self._ahead or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
+    def is_quiet(self, milliseconds: int) -> bool:
+        """Return whether nothing arrives within that time."""
+        if self._buffered or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
             return False
         poll = select.poll()
         poll.register(self._sock.fileno(), select.POLLIN)
         return not poll.poll(milliseconds)
 
-    def waited(self) -> None:
-        """After a loop waited for it: libuv makes what it watches non-blocking, and leaves it so."""
+    def restore_blocking(self) -> None:
+        """Make the socket blocking again after the event loop watched it: libuv makes watched sockets non-blocking
+        and leaves them so."""
         if not self._tls:
             self._sock.setblocking(True)
 
-    def stale(self) -> bool:
-        """Of one that is idle, and should have nothing to say."""
-        return time.time() >= self._until_s or not self.waits(0)
+    def is_stale(self) -> bool:
+        """Return whether an idle connection can't be reused: its certificate expired, or the peer sent something or
+        closed it."""
+        return time.time() >= self._valid_until_s or not self.is_quiet(0)
 
     def abort(self) -> None:
-        """From any thread: whoever waits for it finds it ended. It must be closed all the same."""
+        """End the connection, from any thread: a thread that waits for it sees it ended. It must still be closed."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
@@ -177,16 +190,22 @@ class PeerConnection:
         with contextlib.suppress(OSError):
             self._sock.close()
 
-    def _move(self, call: Callable[Given, Moved], *given: Given.args, **more: Given.kwargs) -> Moved:
-        """Bytes, one way or the other. Patient with a peer that lives."""
+    def _move(
+        self, call: Callable[Arguments, Moved], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Moved:
+        """Send or receive bytes. Wait up to STALL_S for a peer that is alive."""
         end_s = time.monotonic() + STALL_S
         while True:
             left_s = min(end_s - time.monotonic(), self._deadline.left_s())
             if left_s <= 0:
-                raise PeerError(f"node {self.who}", why="it is silent", silent=True)
+                raise PeerError(
+                    f"node {self.who}",
+                    why=f"it sent and received nothing in {STALL_S:g} s or until the deadline",
+                    silent=True,
+                )
             try:
                 self._limit(min(left_s, SILENCE_S))
-                return call(*given, **more)
+                return call(*args, **kwargs)
             except OSError as error:
                 if not _is_timeout(error):
                     raise self.broken(error.strerror or str(error)) from error
@@ -195,22 +214,23 @@ class PeerConnection:
     def _limit(self, left_s: float) -> None:
         if self._tls:
             self._sock.settimeout(left_s)
-        elif not 0 <= self._waits_s - left_s < 0.1:  # a system call; near enough is good enough
+        elif not 0 <= self._socket_timeout_s - left_s < 0.1:  # a change costs a system call
             value = _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6) or 1)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-            self._waits_s = left_s
+            self._socket_timeout_s = left_s
 
 
 def _is_timeout(error: OSError) -> bool:
-    """Of this call; not of the connection, which the kernel ends with ETIMEDOUT."""
+    """Return whether this call timed out. A connection that the kernel ended with ETIMEDOUT does not count."""
     return isinstance(error, TimeoutError | BlockingIOError) and error.errno != errno.ETIMEDOUT
 
 
 def _connect(
     address: str, node: str, who: str, *, limit: Deadline, tls: MutualTls | None
 ) -> tuple[socket.socket, str, float]:
-    """The connection, the id in the peer's certificate, and until when that is good; "" and for ever without TLS."""
+    """Return the socket, the id in the peer's certificate, and the time when the certificate expires. Without TLS
+    the id is "" and the time infinite."""
     host, _, port = address.rpartition(":")
     sock: socket.socket | None = None
     try:
@@ -229,11 +249,11 @@ def _connect(
     except (OSError, ValueError, StrangerError) as error:
         if sock is not None:
             sock.close()
-        text = error.strerror if isinstance(error, OSError) else None
+        reason = error.strerror if isinstance(error, OSError) else None
         if isinstance(error, StrangerError | ssl.SSLCertVerificationError):
-            text = str(error) if isinstance(error, StrangerError) else reason_of(error)
-            _REFUSALS.add(text, address=address)
-        what = f"node {who} can't be reached"
+            reason = str(error) if isinstance(error, StrangerError) else reason_of(error)
+            _REFUSALS.add(reason, address=address)
+        failure = f"node {who} can't be reached"
         if isinstance(error, TimeoutError):
-            raise PeerError(what, why="no connection in time", silent=True) from error
-        raise PeerError(what, why=text or str(error)) from error
+            raise PeerError(failure, why="no connection in time", silent=True) from error
+        raise PeerError(failure, why=reason or str(error)) from error

@@ -1,8 +1,10 @@
-"""One request to one peer, from connection to answer: what runs on the loop. Threads only move bytes (`talks.py`).
+"""Execute one call to one peer, from connection to answer: the part on the event loop. Threads only move bytes
+(`calls.py`).
 
-A connection belongs to one request at a time; one whose request was cancelled or went wrong is closed. While a peer
-says nothing, no thread waits for it, and soon it is asked on another connection whether it lives: a node that hangs,
-or is cut off, is found out in SILENCE_S + PING_S, one that waits for a slow origin is waited for (decision 0037).
+A connection serves one request at a time. It is closed when its request is cancelled or fails. While a peer is
+silent, no thread waits for it, and soon a ping on another connection checks whether the peer is alive. So a node
+that hangs or is cut off is detected in SILENCE_S + PING_S, while a peer that waits for a slow origin gets the time
+that it needs (decision 0037).
 """
 
 from __future__ import annotations
@@ -22,31 +24,31 @@ from headrace.peer.calls import Call, UnaryCall
 from headrace.peer.connection import SILENCE_S, PeerConnection
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
 
-IDLE_LINKS_MAX = 32
+IDLE_CONNECTIONS_MAX = 32
 IDLE_S_MAX = 60.0
-"""The other side waits longer (entry/peer/server.py), so that it is mostly this one that closes."""
+"""The serving side waits longer (entry/peer/server.py), so it is mostly this side that closes."""
 CONNECTING_MAX = 4
-"""At once to one peer: one that accepts and says nothing can't take all threads."""
+"""Attempts at once to one peer: a peer that accepts and stays silent can't occupy all threads."""
 PING_S = 0.8
 SILENCE_S_MIN = 0.05
-"""Where it was heard of elsewhere meanwhile."""
+"""The silence allowed when another connection heard from the peer just before."""
 PINGS_MAX = 3
 LATE_S = 0.3
-"""A limit that is met so much later than it was set for says that this node stood still, and nothing of the peer."""
+"""A timer that fires this much late means that this node was stalled; it proves nothing about the peer."""
 PING_THREADS = 16
-"""Apart from the others, so that it is not for want of a thread that a peer seems to be dead."""
+"""Pings have their own threads, so that a peer never seems dead for lack of a thread."""
 CHECK_LIMIT_S = 10.0
-"""Of what ends by itself sooner, unless the loop stands still."""
+"""A limit for a check that ends sooner by itself, unless the event loop is stalled."""
 BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
-"""One failure may be a connection that died with a restart."""
+"""A single failure may be a connection that died when the peer restarted."""
 GRACE_S = 0.1
-"""Threads keep the deadline themselves; what they miss is ended so much later."""
+"""Threads keep the deadline themselves; the loop ends what overruns it by this time."""
 
 Result = TypeVar("Result")
 
 
 class Peer:
-    """What is known of one node. instance: None: whoever answers at the address."""
+    """Holds what this node knows of one peer. instance: None accepts whichever instance answers at the address."""
 
     def __init__(self, id: str, address: str, instance: str | None) -> None:
         self.id = id
@@ -56,21 +58,23 @@ class Peer:
         self.breaker = Breaker(BREAKER)
         self.idle: list[PeerConnection] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
-        self.trouble = ""  # why the last request failed; nothing when it did not
-        self.heard_s = float("-inf")
-        self.unreached_s = float("-inf")
-        self.unreached: HeadraceError | None = None
+        self.last_error = ""  # why the last request failed; "" after a success
+        self.last_heard_s = float("-inf")
+        self.connect_failed_s = float("-inf")
+        self.connect_error: HeadraceError | None = None
         self.checking: asyncio.Task[None] | None = None
         self.requests = self.errors = self.bytes_received = self.files_received = 0
 
     def close_idle(self, before_s: float = float("inf")) -> None:
-        for link in self.idle:
-            if link.idle_since_s < before_s:
-                link.close()
-        self.idle = [link for link in self.idle if link.idle_since_s >= before_s]
+        for connection in self.idle:
+            if connection.idle_since_s < before_s:
+                connection.close()
+        self.idle = [connection for connection in self.idle if connection.idle_since_s >= before_s]
 
 
 class ConnectionPool:
+    """Holds the connections to all peers and the threads that use them."""
+
     def __init__(self, hello: PeerHello, *, tls: MutualTls | None, threads: int) -> None:
         self._hello = hello
         self._tls = tls
@@ -79,128 +83,128 @@ class ConnectionPool:
         self._busy: set[PeerConnection] = set()
         self._closed = False
 
-    async def converse(self, peer: Peer, talk: Call, deadline: Deadline, *, watch: bool = True) -> None:
-        """The talk is over on return. PeerError when the peer or the network failed it; of the peer's own errors the
-        talk knows. watch: ask whether the peer lives while it is silent."""
+    async def execute(self, peer: Peer, call: Call, deadline: Deadline, *, watch: bool = True) -> None:
+        """Run a call to its end. Raise PeerError when the peer or the network failed it; an error that the peer
+        reports is kept by the call. watch: check whether the peer is alive while it is silent."""
         peer.requests += 1
         limit = asyncio.timeout(None if deadline.at_s == float("inf") else deadline.left_s() + GRACE_S)
         try:
             async with limit:
-                await self._converse(peer, talk, deadline, watch=watch)
+                await self._execute(peer, call, deadline, watch=watch)
         except (HeadraceError, TimeoutError) as error:
             peer.errors += 1
             now = time.monotonic()
-            quiet = now - peer.heard_s > SILENCE_S + PING_S and not _late(limit)
+            quiet = now - peer.last_heard_s > SILENCE_S + PING_S and not _was_late(limit)
             if not limit.expired() or quiet:
                 silent = limit.expired() or (isinstance(error, PeerError) and error.silent)
                 peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
             if not limit.expired():
-                peer.trouble = str(error)
+                peer.last_error = str(error)
                 raise
-            late = PeerError(f"node {peer.who}", why="no answer within the time allowed", silent=True)
-            peer.trouble = str(late)
-            raise late from None
+            timeout = PeerError(f"node {peer.who}", why="no answer within the time allowed", silent=True)
+            peer.last_error = str(timeout)
+            raise timeout from None
         peer.breaker.succeeded()
-        peer.trouble = ""
+        peer.last_error = ""
 
     async def ping(self, peer: Peer, deadline: Deadline) -> PeerWelcome:
-        talk = UnaryCall(Ping(), PeerWelcome)
-        await self.converse(peer, talk, deadline, watch=False)
-        return talk.result()
+        call = UnaryCall(Ping(), PeerWelcome)
+        await self.execute(peer, call, deadline, watch=False)
+        return call.result()
 
     def close(self) -> None:
-        """What is under way ends with PeerError. Waits for nothing."""
+        """Close the pool without waiting. Calls in flight fail with PeerError."""
         self._closed = True
-        for link in self._busy:
-            link.abort()
+        for connection in self._busy:
+            connection.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ping_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _converse(self, peer: Peer, talk: Call, deadline: Deadline, *, watch: bool) -> None:
+    async def _execute(self, peer: Peer, call: Call, deadline: Deadline, *, watch: bool) -> None:
         threads = self._threads if watch else self._ping_threads
         while True:
-            link = _take_idle(peer)
-            fresh = link is None
-            if link is None:
-                link = await self._connect(peer, deadline, threads)
+            connection = _acquire_idle(peer)
+            is_new = connection is None
+            if connection is None:
+                connection = await self._connect(peer, deadline, threads)
             if watch:
-                link.lend(deadline, self._checks(peer))
+                connection.lend(deadline, self._thread_check(peer))
             else:
-                link.lend(deadline)
-            self._busy.add(link)
+                connection.lend(deadline)
+            self._busy.add(connection)
             try:
-                await self._drive(peer, link, talk, threads, watch=watch)
+                await self._drive(peer, connection, call, threads, watch=watch)
                 break
             except HeadraceError as error:
-                link.close()
-                if fresh or link.answered or (isinstance(error, PeerError) and error.silent):
+                connection.close()
+                if is_new or connection.answered or (isinstance(error, PeerError) and error.silent):
                     raise
-                peer.close_idle()  # it died while it was idle; so did the others, most likely
-                talk.restart()
+                peer.close_idle()  # this connection died while it was idle; the other idle ones most likely did too
+                call.restart()
             finally:
-                self._busy.discard(link)
-        self._give_back(peer, link)
+                self._busy.discard(connection)
+        self._release(peer, connection)
 
     async def _drive(
-        self, peer: Peer, link: PeerConnection, talk: Call, threads: ThreadPoolExecutor, *, watch: bool
+        self, peer: Peer, connection: PeerConnection, call: Call, threads: ThreadPoolExecutor, *, watch: bool
     ) -> None:
-        while not await self._in_thread(lambda: talk.run(link), link, threads):
-            if link.answered:
-                peer.heard_s = time.monotonic()
-            await self._readable(peer, link, watch=watch)
-        peer.heard_s = time.monotonic()
+        while not await self._in_thread(lambda: call.run(connection), connection, threads):
+            if connection.answered:
+                peer.last_heard_s = time.monotonic()
+            await self._wait_readable(peer, connection, watch=watch)
+        peer.last_heard_s = time.monotonic()
 
     async def _in_thread(
-        self, call: Callable[[], Result], link: PeerConnection, threads: ThreadPoolExecutor
+        self, call: Callable[[], Result], connection: PeerConnection, threads: ThreadPoolExecutor
     ) -> Result:
-        work = _submit(threads, call, link.who)
+        work = _submit(threads, call, connection.who)
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError:
-            link.abort()
+            connection.abort()
             work.cancel()
-            work.add_done_callback(lambda _: link.close())  # not under the thread's hands
+            work.add_done_callback(lambda _: connection.close())  # only once the thread has stopped using it
             if self._closed and not _being_cancelled():
-                raise PeerError(f"node {link.who}", why="this node stops") from None
+                raise PeerError(f"node {connection.who}", why="this node stops") from None
             raise
 
-    async def _readable(self, peer: Peer, link: PeerConnection, *, watch: bool) -> None:
-        """Until something came from the peer."""
+    async def _wait_readable(self, peer: Peer, connection: PeerConnection, *, watch: bool) -> None:
+        """Wait until the peer sends something. Raise PeerError when it stays silent and is dead."""
         loop = asyncio.get_running_loop()
-        came = asyncio.Event()
-        number = link.fileno()
+        arrived = asyncio.Event()
+        fd = connection.fileno()
         limit_s = SILENCE_S if watch else None
-        loop.add_reader(number, came.set)
+        loop.add_reader(fd, arrived.set)
         try:
-            while not came.is_set():
+            while not arrived.is_set():
                 try:
                     async with asyncio.timeout(limit_s):
-                        await came.wait()
+                        await arrived.wait()
                 except TimeoutError:
-                    await self._check(peer)
-                    limit_s = max(SILENCE_S_MIN, peer.heard_s + SILENCE_S - time.monotonic())
+                    await self._check_alive(peer)
+                    limit_s = max(SILENCE_S_MIN, peer.last_heard_s + SILENCE_S - time.monotonic())
         except BaseException:
-            loop.remove_reader(number)
-            link.close()
+            loop.remove_reader(fd)
+            connection.close()
             raise
-        loop.remove_reader(number)
-        link.waited()
+        loop.remove_reader(fd)
+        connection.restore_blocking()
 
-    async def _check(self, peer: Peer) -> None:
-        """PeerError when it does not live. One asks for all who wait."""
-        if time.monotonic() - peer.heard_s < SILENCE_S:
+    async def _check_alive(self, peer: Peer) -> None:
+        """Raise PeerError when the peer is dead. One ping serves all callers that wait."""
+        if time.monotonic() - peer.last_heard_s < SILENCE_S:
             return
         if peer.checking is None:
-            peer.checking = asyncio.ensure_future(self._ping_only(peer))
-            peer.checking.add_done_callback(lambda done: _checked(peer, done))
+            peer.checking = asyncio.ensure_future(self._ping_patiently(peer))
+            peer.checking.add_done_callback(lambda done: _on_checked(peer, done))
         await asyncio.shield(peer.checking)
 
-    def _checks(self, peer: Peer) -> Callable[[], None]:
-        """_check, for a thread that waits in the middle of an answer."""
+    def _thread_check(self, peer: Peer) -> Callable[[], None]:
+        """Return _check_alive as a blocking function, for a thread that waits in the middle of an answer."""
         loop = asyncio.get_running_loop()
 
         def check() -> None:
-            work = self._check(peer)
+            work = self._check_alive(peer)
             try:
                 checked = asyncio.run_coroutine_threadsafe(work, loop)
             except RuntimeError:
@@ -213,21 +217,21 @@ class ConnectionPool:
 
         return check
 
-    async def _ping_only(self, peer: Peer) -> None:
-        for left in reversed(range(PINGS_MAX)):
+    async def _ping_patiently(self, peer: Peer) -> None:
+        for pings_left in reversed(range(PINGS_MAX)):
             late_s = time.monotonic() + PING_S + GRACE_S + LATE_S
             try:
                 await self.ping(peer, Deadline.after(PING_S))
                 return
             except PeerError as error:
-                if not error.silent or not left or time.monotonic() < late_s:
+                if not error.silent or not pings_left or time.monotonic() < late_s:
                     raise
 
     async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> PeerConnection:
         began_s = time.monotonic()
         async with peer.connecting:
-            if peer.unreached is not None and peer.unreached_s > began_s:
-                raise peer.unreached.copied()  # others tried while this one waited for its turn
+            if peer.connect_error is not None and peer.connect_failed_s > began_s:
+                raise peer.connect_error.copied()  # another attempt failed while this one waited for its turn
             work = _submit(
                 threads,
                 lambda: PeerConnection.connect(
@@ -241,7 +245,7 @@ class ConnectionPool:
                 peer.who,
             )
             try:
-                link = await asyncio.wrap_future(work)
+                connection = await asyncio.wrap_future(work)
             except asyncio.CancelledError:
                 work.cancel()
                 work.add_done_callback(_close_result)
@@ -249,23 +253,24 @@ class ConnectionPool:
                     raise PeerError(f"node {peer.who}", why="this node stops") from None
                 raise
             except HeadraceError as error:
-                peer.unreached_s, peer.unreached = time.monotonic(), error.copied()
+                peer.connect_failed_s, peer.connect_error = time.monotonic(), error.copied()
                 raise
-        welcome = link.welcome
+        welcome = connection.welcome
         if peer.instance is not None and (welcome.node, welcome.instance) != (peer.id, peer.instance):
-            link.close()
+            connection.close()
             raise PeerError(
-                f"node {peer.who}", why=f"another one answers there: {welcome.node}, run {welcome.instance}"
+                f"node {peer.who}",
+                why=f"another node answers there: {welcome.node}, instance {welcome.instance}",
             )
-        peer.heard_s = time.monotonic()
-        return link
+        peer.last_heard_s = time.monotonic()
+        return connection
 
-    def _give_back(self, peer: Peer, link: PeerConnection) -> None:
-        if self._closed or len(peer.idle) >= IDLE_LINKS_MAX:
-            link.close()
+    def _release(self, peer: Peer, connection: PeerConnection) -> None:
+        if self._closed or len(peer.idle) >= IDLE_CONNECTIONS_MAX:
+            connection.close()
             return
-        link.idle_since_s = time.monotonic()
-        peer.idle.append(link)
+        connection.idle_since_s = time.monotonic()
+        peer.idle.append(connection)
 
 
 def _submit(threads: ThreadPoolExecutor, call: Callable[[], Result], who: str) -> Future[Result]:
@@ -275,24 +280,24 @@ def _submit(threads: ThreadPoolExecutor, call: Callable[[], Result], who: str) -
         raise PeerError(f"node {who}", why="this node stops") from error
 
 
-def _take_idle(peer: Peer) -> PeerConnection | None:
-    """The one used last; those that ended meanwhile are closed."""
+def _acquire_idle(peer: Peer) -> PeerConnection | None:
+    """Return the idle connection that was used last, and close those that ended meanwhile. None: there is none."""
     while peer.idle:
-        link = peer.idle.pop()
-        if not link.stale():
-            link.answered = False
-            return link
-        link.close()
+        connection = peer.idle.pop()
+        if not connection.is_stale():
+            connection.answered = False
+            return connection
+        connection.close()
     return None
 
 
-def _checked(peer: Peer, task: asyncio.Task[None]) -> None:
+def _on_checked(peer: Peer, task: asyncio.Task[None]) -> None:
     peer.checking = None
     if not task.cancelled():
-        task.exception()  # looked at: those who wait for it may have left
+        task.exception()  # retrieved, or asyncio logs it when every waiter has left
 
 
-def _late(limit: asyncio.Timeout) -> bool:
+def _was_late(limit: asyncio.Timeout) -> bool:
     when = limit.when()
     return limit.expired() and when is not None and asyncio.get_running_loop().time() > when + LATE_S
 

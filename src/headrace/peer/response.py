@@ -1,7 +1,7 @@
-"""The answer to one Fetch, put together and checked as it comes. Sans-IO: the caller brings messages and bytes.
+"""Assemble and check the answer to one Fetch as it arrives. Sans-IO: the caller supplies messages and bytes.
 
-Nothing a peer says is believed: blocks must follow one another, stay within what was asked for and match their
-checksums; a file that ended early is no file. InvalidResponseError says which rule was broken.
+Nothing that a peer sends is trusted. Blocks must follow one another, stay within the requested range and match their
+checksums; a file that ends early is refused. InvalidResponseError says which rule was broken.
 """
 
 from __future__ import annotations
@@ -24,81 +24,86 @@ _new_bytearray.restype = ctypes.py_object  # type: ignore[attr-defined]
 
 
 def buffer_of(length: int) -> bytearray:
-    """Not zeroed: that is a tenth of what receiving costs (docs/decisions/0005-peer-transfer.md). The C API says that
-    NULL means this."""
+    """Return a buffer that is not zeroed. Zeroing costs a tenth of the time of a receive
+    (docs/decisions/0005-peer-transfer.md). The C API defines that NULL skips it."""
     return cast(bytearray, _new_bytearray(None, length))
 
 
 class InvalidResponseError(Exception):
-    """The answer is not what was asked for. Only of this room: a PeerError that names the node is made of it."""
+    """The answer does not match the request. Only this package sees it: callers get a PeerError that names the node."""
 
 
 class ChecksumMismatchError(InvalidResponseError):
-    """Bytes that don't match their checksum; file: its number."""
+    """Received bytes don't match their checksum. file: the number of the file in the request."""
 
-    def __init__(self, what: str, file: int) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, file: int) -> None:
+        super().__init__(message)
         self.file = file
 
 
 class FetchResponse:
-    """wanted: the files asked for, by their numbers in the request. expect a block, fill what it returns, received;
-    ended at each end; done at the last."""
+    """Collects the files of one answer.
 
-    def __init__(self, wanted: list[FileRange]) -> None:
-        self._wanted = wanted
-        self._left = set(range(len(wanted)))
-        self._open: int | None = None
+    files: the requested ranges, by their numbers in the request. For each block call `expect`, fill the buffer that
+    it returns, and call `received`; call `ended` at the end of each file, and `done` at the end of the answer.
+    """
+
+    def __init__(self, files: list[FileRange]) -> None:
+        self._files = files
+        self._remaining = set(range(len(files)))
+        self._current: int | None = None
         self._body = bytearray()
-        self._at = 0
+        self._offset = 0
 
     @property
-    def left(self) -> set[int]:
-        """The numbers of files that have not ended."""
-        return self._left
+    def remaining(self) -> set[int]:
+        """Return the numbers of the files that have not ended."""
+        return self._remaining
 
     def expect(self, block: Block) -> memoryview:
-        """Where its bytes go."""
-        if self._open is None:
-            if block.file not in self._left:
-                raise InvalidResponseError(f"a block of file {block.file}, which is not awaited")
-            one = self._wanted[block.file]
-            self._open, self._at, self._body = block.file, one.start, buffer_of(one.end - one.start)
-        one = self._wanted[self._open]
+        """Return the buffer for the block's bytes."""
+        if self._current is None:
+            if block.file not in self._remaining:
+                raise InvalidResponseError(f"it sent a block of file {block.file}, which is not expected")
+            file = self._files[block.file]
+            self._current, self._offset, self._body = block.file, file.start, buffer_of(file.end - file.start)
+        file = self._files[self._current]
         if (
-            block.file != self._open
-            or block.start != self._at
+            block.file != self._current
+            or block.start != self._offset
             or not 0 < block.length <= BLOCK_SIZE_BYTES
-            or block.start + block.length > one.end
+            or block.start + block.length > file.end
         ):
             raise InvalidResponseError(
-                f"block {block.start}+{block.length} of file {block.file} out of place"
+                f"it sent block {block.start}+{block.length} of file {block.file} out of place"
             )
-        offset = block.start - one.start
-        return memoryview(self._body)[offset : offset + block.length]
+        position = block.start - file.start
+        return memoryview(self._body)[position : position + block.length]
 
     def received(self, block: Block, body: memoryview) -> None:
         if xxhash.xxh3_64_intdigest(body) != block.checksum:
-            path = os.fsdecode(self._wanted[block.file].path)
+            path = os.fsdecode(self._files[block.file].path)
             raise ChecksumMismatchError(
-                f"the bytes of {path} at {block.start} don't match their checksum", block.file
+                f"it sent bytes of {path} at {block.start} that don't match their checksum", block.file
             )
-        self._at += block.length
+        self._offset += block.length
 
     def ended(self, end: FileEnd) -> Arrived | HeadraceError:
-        """The file's bytes, or why the peer has them not."""
-        if end.file not in self._left or self._open not in (None, end.file):
-            raise InvalidResponseError(f"the end of file {end.file}, which is not awaited")
-        one = self._wanted[end.file]
-        whole = self._at == one.end if self._open is not None else one.start == one.end
-        body, self._open, self._body = self._body, None, bytearray()
-        self._left.discard(end.file)
+        """Return the file's bytes, or the reason why the peer does not have them."""
+        if end.file not in self._remaining or self._current not in (None, end.file):
+            raise InvalidResponseError(f"it sent the end of file {end.file}, which is not expected")
+        file = self._files[end.file]
+        is_complete = self._offset == file.end if self._current is not None else file.start == file.end
+        body, self._current, self._body = self._body, None, bytearray()
+        self._remaining.discard(end.file)
         if end.failure is not None:
             return error_of(end.failure)
-        if not whole:
-            raise InvalidResponseError(f"the answer ended before the file did: {os.fsdecode(one.path)}")
+        if not is_complete:
+            raise InvalidResponseError(
+                f"its answer ended before the file was complete: {os.fsdecode(file.path)}"
+            )
         return Arrived(body, end.extras)
 
     def done(self) -> None:
-        if self._left:
-            raise InvalidResponseError(f"{len(self._left)} files are missing")
+        if self._remaining:
+            raise InvalidResponseError(f"its answer lacks {len(self._remaining)} files")

@@ -9,7 +9,7 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
 from headrace.base.model import Arrived
-from headrace.peer.batch import BATCH_BYTES_MAX, UNDER_WAY_MAX, Batcher, Waiting
+from headrace.peer.batch import BATCH_BYTES_MAX, IN_FLIGHT_MAX, Batcher, Waiting
 from headrace.wire.peer_messages import FILES_MAX, FileRange
 
 
@@ -32,7 +32,7 @@ class Line:
             self.cancelled += 1
             raise
         for one in batch:
-            one.resolve(Arrived(one.wanted.path))
+            one.resolve(Arrived(one.file.path))
 
     def ask(self, number: int, *, size_bytes: int = 1000, within_s: float = 10) -> asyncio.Task[Arrived]:
         wanted = FileRange(b"/%d" % number, size_bytes, 1, "", 0, size_bytes)
@@ -48,13 +48,13 @@ def test_the_first_go_at_once_and_the_rest_together() -> None:
     async def work() -> None:
         line = Line()
         tasks = []
-        for number in range(UNDER_WAY_MAX + 100):
+        for number in range(IN_FLIGHT_MAX + 100):
             tasks.append(line.ask(number))
             await settle()
-        assert [len(batch) for batch in line.batches] == [1] * UNDER_WAY_MAX
+        assert [len(batch) for batch in line.batches] == [1] * IN_FLIGHT_MAX
         line.gates[0].set()
         await settle()
-        assert [len(batch) for batch in line.batches][UNDER_WAY_MAX:] == [100]
+        assert [len(batch) for batch in line.batches][IN_FLIGHT_MAX:] == [100]
         for gate in line.gates:
             gate.set()
         assert await asyncio.gather(*tasks) == [Arrived(b"/%d" % n) for n in range(len(tasks))]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from headrace.peer.latency import (
     AGE_S_MAX,
-    JUDGED_S,
-    JUDGED_S_EACH,
+    JUDGEMENT_S,
+    JUDGEMENT_S_EACH,
     SAMPLES_MIN,
     Latencies,
     size_class,
 )
 
 SMALL = 100_000
-JUDGED_S_MAX = JUDGED_S + 16 * JUDGED_S_EACH
+JUDGEMENT_S_MAX = JUDGEMENT_S + 16 * JUDGEMENT_S_EACH
 """For as few as there are here."""
 
 
@@ -52,10 +52,10 @@ def test_one_that_becomes_slow_or_well_again_is_found_out_soon_and_not_at_once()
     assert not latencies.is_slow("b", now_s=1.0)
     for _ in range(SAMPLES_MIN):
         latencies.add("b", SMALL, seconds=1.0, now_s=1.0)
-    assert not latencies.is_slow("b", now_s=1.0 + JUDGED_S / 2)
-    assert latencies.is_slow("b", now_s=1.0 + JUDGED_S_MAX)
+    assert not latencies.is_slow("b", now_s=1.0 + JUDGEMENT_S / 2)
+    assert latencies.is_slow("b", now_s=1.0 + JUDGEMENT_S_MAX)
     latencies.forget("b")  # another run of it
-    assert not latencies.is_slow("b", now_s=1.0 + JUDGED_S_MAX)
+    assert not latencies.is_slow("b", now_s=1.0 + JUDGEMENT_S_MAX)
 
 
 def test_each_is_compared_with_the_median_of_the_others() -> None:
@@ -77,7 +77,7 @@ def test_sizes_are_compared_with_their_like() -> None:
 def test_what_is_old_is_forgotten() -> None:
     latencies = taken(a=0.01, c=1.0)
     assert latencies.is_slow("c", now_s=AGE_S_MAX)
-    assert not latencies.is_slow("c", now_s=AGE_S_MAX + JUDGED_S_MAX)
+    assert not latencies.is_slow("c", now_s=AGE_S_MAX + JUDGEMENT_S_MAX)
     assert latencies.over_all("c", share=0.5, now_s=AGE_S_MAX + 1) is None
 
 
