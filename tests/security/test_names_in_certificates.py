@@ -127,7 +127,7 @@ def attackers(lab: Authority, folder: Path) -> dict[str, tuple[TlsFiles | None, 
             issued(lab, "a", uri="headrace://lab/node/a/b", file="more"),
             "but headrace://lab/node/a/b",
         ),
-        "another node": (issued(lab, "c"), "says to be a"),
+        "another node": (issued(lab, "c"), "its hello node a"),
     }
 
 
@@ -183,7 +183,7 @@ def test_a_node_speaks_for_no_other(
                 await pair.peers.tell(pair.node, request_, soon())  # type: ignore[arg-type]
 
     run(work())
-    assert [line for line in refusals(caplog) if "node a speaks for node c" in line]
+    assert [line for line in refusals(caplog) if "in the name of node c" in line]
 
 
 def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(

@@ -55,7 +55,6 @@ PENDING = {
     "cluster",
     "dataplane",
     "diagnose",
-    "entry",
     "http",
     "identity",
     "node",

@@ -1,7 +1,8 @@
-"""Who asks, by the kernel's word, and what the permission bits of a file let that user do. Pure but for `user_of`.
+"""Identify the user of a connection by the kernel's credentials, and decide what a file's permission bits allow that
+user. Everything but `user_of` is pure.
 
-The same as `default_permissions` of fuse(4) says of the mount: owner, group or others, the first that fits. There are
-no access control lists in a mount.
+The rules are those of `default_permissions` in fuse(4), which apply in the mount: the first class that matches
+decides, of owner, group and others. A mount has no access control lists.
 """
 
 from __future__ import annotations
@@ -24,51 +25,52 @@ _GROUPS_MAX = 65536  # NGROUPS_MAX
 
 
 class User(NamedTuple):
-    """groups: all of them, that of the process among them."""
+    """Identifies a user. groups: all groups, including the process's own."""
 
     uid: int
     groups: frozenset[int]
 
 
 class Modes(NamedTuple):
-    """Of a file or directory, as the mount shows it."""
+    """Holds the permission bits, owner and group of a file or directory, as the mount shows them."""
 
     mode: int
     uid: int
     gid: int
 
 
-def may(user: User, modes: Modes, wanted: int) -> bool:
-    """wanted: READ, ENTER, or both."""
+def may(user: User, modes: Modes, access: int) -> bool:
+    """Return whether the user has that access. access: READ, ENTER, or both."""
     if user.uid == 0:
-        return True  # but to run a plain file, which nobody asks for here
+        return True  # root may do everything but execute a plain file, which is never requested here
     if user.uid == modes.uid:
         granted = modes.mode >> 6
     elif modes.gid in user.groups:
         granted = modes.mode >> 3
     else:
         granted = modes.mode
-    return granted & wanted == wanted
+    return granted & access == access
 
 
 def user_of(connection: socket.socket) -> User:
-    """Whoever connected, as of then. OSError where the kernel does not say all groups of it."""
+    """Return the user who connected, as of the time of connecting. Raise OSError when the kernel does not report all
+    groups."""
     _, uid, gid = peer_of(connection)
     return User(uid, frozenset((gid, *_groups_of(connection))))
 
 
 def _groups_of(connection: socket.socket) -> tuple[int, ...]:
     try:
-        found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_AT_ONCE)
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_AT_ONCE)
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        found = _many_groups_of(connection)
-    return struct.unpack(f"@{len(found) // 4}I", found)
+        packed = _many_groups_of(connection)
+    return struct.unpack(f"@{len(packed) // 4}I", packed)
 
 
 def _many_groups_of(connection: socket.socket) -> bytes:
-    """Python hands out 1 KiB at most."""
+    """Return all groups, packed. Python's getsockopt returns 1 KiB at most."""
     buffer = ctypes.create_string_buffer(4 * _GROUPS_MAX)
     length = ctypes.c_uint32(len(buffer))
     if c_library().getsockopt(
@@ -79,5 +81,5 @@ def _many_groups_of(connection: socket.socket) -> bytes:
     return buffer.raw[: length.value]
 
 
-def modes_of(found: os.stat_result) -> Modes:
-    return Modes(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+def modes_of(status: os.stat_result) -> Modes:
+    return Modes(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)

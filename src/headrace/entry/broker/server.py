@@ -1,11 +1,13 @@
-"""The door for programs of other users of this host: a unix socket that anybody may connect to.
+"""Serve programs of other users of this host, on a unix socket that everybody may connect to.
 
-It lies beside the run folder, which nobody else can enter. A connection is one user's, as the kernel said when it
-began, and has one request under way. All that a user can take is bounded: connections, requests that wait for bytes,
-and descriptors on their way, which are given again only when the last ones were taken.
+The socket is beside the run directory, which no other user can enter. A connection belongs to one user, as the
+kernel reported when it began, and has one request in progress. Everything that a user can occupy is limited:
+connections, requests that wait for bytes, and descriptors in flight, which are sent again only when the previous
+ones were received.
 
-Requests are answered in the node's loop, as an answer costs less than to hand it over. So that who asks without end
-makes nobody wait, each user has his turn, and the broker a slice of the loop's time: docs/decisions/0064.
+Requests are answered on the node's loop, because an answer costs less than a handover to a thread. So that a user
+who sends requests without end delays nobody, users take turns, and the broker gets only a slice of the loop's time:
+docs/decisions/0064.
 """
 
 from __future__ import annotations
@@ -36,27 +38,29 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 1024
 CONNECTIONS_OF_A_USER_MAX = 256
 WAITING_OF_A_USER_MAX = 32
-"""Requests that wait for the origin; more wait for these."""
+"""Requests that wait for the origin; further requests wait for these."""
 SLICE_S = 0.002
 REST_S = 0.001
-"""After a slice in which it did not get done: the loop's other work goes on meanwhile."""
+"""The pause after a slice that did not finish the work, in which the loop does other work."""
 PAUSE_S = 1.0
 _BACKLOG = 128
 _ACCEPTED_AT_ONCE = 16
 
 
 class Broker:
-    def __init__(self, desk: BrokerService) -> None:
-        self._desk = desk
+    """Accepts connections and answers their requests."""
+
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
-        self._of_users: Counter[int] = Counter()
+        self._connections_by_user: Counter[int] = Counter()
         self._readable: FairQueue[int, _Connection] = FairQueue()
         self._waiting: dict[int, asyncio.Semaphore] = {}
         self._path = ""
 
     def start(self, path: str) -> None:
-        """Listens on return. UsageError where the folder is not ours alone to change; OSError."""
+        """Listen on the socket. Raise UsageError when other users can change the directory, or OSError."""
         folder = os.path.dirname(path)
         _make_public(folder)
         with contextlib.suppress(FileNotFoundError):
@@ -89,44 +93,44 @@ class Broker:
             connection.close()
         self._epoll.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._desk.close()
+        self._service.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
     def _on_ready(self) -> None:
-        """A slice of the loop's time: new connections, and each user in turn."""
-        begun_s = time.monotonic()
-        listener, crowded = self._listener, False
+        """Accept new connections and serve each user in turn, for one slice of the loop's time."""
+        started_s = time.monotonic()
+        listener, has_more = self._listener, False
         if listener is None:
             return
-        for number, _ in self._epoll.poll(0):
-            if (connection := self._connections.get(number)) is not None:
+        for fd, _ in self._epoll.poll(0):
+            if (connection := self._connections.get(fd)) is not None:
                 if not connection.queued:
                     connection.queued = True
                     self._readable.add(connection.user.uid, connection)
-            elif number == listener.fileno():
-                crowded = self._accept(listener)
+            elif fd == listener.fileno():
+                has_more = self._accept(listener)
         while self._readable:
             self._readable.next().on_readable()
-            if time.monotonic() - begun_s >= SLICE_S:
-                crowded = True
+            if time.monotonic() - started_s >= SLICE_S:
+                has_more = True
                 break
-        if crowded:
+        if has_more:
             self._rest()
 
     def _rest(self) -> None:
-        number = self._epoll.fileno()
-        self._loop.remove_reader(number)
+        epoll_fd = self._epoll.fileno()
+        self._loop.remove_reader(epoll_fd)
 
-        def go_on() -> None:
+        def resume() -> None:
             if self._listener is not None:
-                self._loop.add_reader(number, self._on_ready)
+                self._loop.add_reader(epoll_fd, self._on_ready)
                 self._on_ready()
 
-        self._loop.call_later(REST_S, go_on)
+        self._loop.call_later(REST_S, resume)
 
     def _accept(self, listener: socket.socket) -> bool:
-        """Return whether more may be waiting."""
+        """Accept connections; return whether more may be waiting."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = listener.accept()
@@ -139,36 +143,38 @@ class Broker:
             try:
                 user = user_of(accepted)
             except OSError as error:
-                log.warning("a connection is refused error=%s", error)
+                log.warning("a connection of another user was refused error=%s", error)
                 accepted.close()
                 continue
             if not self._has_room(user):
                 accepted.close()
                 continue
-            self._of_users[user.uid] += 1
+            self._connections_by_user[user.uid] += 1
             self._connections[accepted.fileno()] = _Connection(self, accepted, user)
             self._epoll.register(accepted.fileno(), select.EPOLLIN)
         return True
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
-        """No descriptor is left, as a rule: whoever waits would be found there again at once, without end."""
-        log.warning("no connection can be taken, tried again soon error=%s", error)
+        """Stop accepting for a moment. Mostly no descriptor is left, and the waiting connection would wake the loop
+        without end."""
+        log.warning("connections of other users can't be accepted now error=%s", error)
         self._epoll.unregister(listener.fileno())
 
-        def go_on() -> None:
+        def resume() -> None:
             if listener.fileno() >= 0:
                 self._epoll.register(listener.fileno(), select.EPOLLIN)
 
-        self._loop.call_later(PAUSE_S, go_on)
+        self._loop.call_later(PAUSE_S, resume)
 
     def _has_room(self, user: User) -> bool:
-        """Made by who has most connections, where there is none left for others."""
-        count = self._of_users[user.uid]
+        """Return whether the user may have another connection. When there is no room, close the oldest connection of
+        the user who has most, unless this user would have as many."""
+        count = self._connections_by_user[user.uid]
         if count >= CONNECTIONS_OF_A_USER_MAX:
             return False
         if len(self._connections) < CONNECTIONS_MAX:
             return True
-        heaviest, most = self._of_users.most_common(1)[0]
+        heaviest, most = self._connections_by_user.most_common(1)[0]
         if most <= count + 1:
             return False
         self._oldest_of(heaviest).close()
@@ -178,24 +184,24 @@ class Broker:
         return next(connection for connection in self._connections.values() if connection.user.uid == uid)
 
     def answer_now(self, request: Request, user: User) -> Reply | None:
-        return self._desk.answer_now(request, user)
+        return self._service.answer_now(request, user)
 
     async def answer(self, request: Request, user: User) -> Reply:
-        turn = self._waiting.setdefault(user.uid, asyncio.Semaphore(WAITING_OF_A_USER_MAX))
-        async with turn:
-            return await self._desk.answer(request, user)
+        slots = self._waiting.setdefault(user.uid, asyncio.Semaphore(WAITING_OF_A_USER_MAX))
+        async with slots:
+            return await self._service.answer(request, user)
 
-    def forget(self, connection: _Connection, number: int) -> None:
-        del self._connections[number]
+    def forget(self, connection: _Connection, fd: int) -> None:
+        del self._connections[fd]
         uid = connection.user.uid
-        self._of_users[uid] -= 1
-        if not self._of_users[uid]:
-            del self._of_users[uid]
+        self._connections_by_user[uid] -= 1
+        if not self._connections_by_user[uid]:
+            del self._connections_by_user[uid]
             self._waiting.pop(uid, None)
 
 
 class _Connection:
-    """queued: its user's turn is awaited."""
+    """Serves one connection. queued: it waits for its user's turn."""
 
     def __init__(self, broker: Broker, peer: socket.socket, user: User) -> None:
         self.user = user
@@ -206,7 +212,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
 
     def on_readable(self) -> None:
-        """One packet: others have their turn before the next."""
+        """Handle one packet. Other connections have their turn before the next."""
         self.queued = False
         if self._socket.fileno() < 0:
             return
@@ -218,16 +224,16 @@ class _Connection:
             self.close()
             return
         if not body:
-            self.close()  # it left
+            self.close()  # the client disconnected
             return
         try:
             if flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC:
-                raise ProtocolError("request too long, or with descriptors")
+                raise ProtocolError("a request is too long, or carries descriptors")
             if self.task is not None or self._unread_bytes():
                 raise ProtocolError("a request before the last one was answered")
             request = decode_request(body)
         except ProtocolError as error:
-            log.info("connection of another user dropped uid=%d error=%s", self.user.uid, error)
+            log.info("a connection of another user was closed uid=%d error=%s", self.user.uid, error)
             self.close()
             return
         try:
@@ -253,14 +259,14 @@ class _Connection:
         self._send(reply)
 
     def _send(self, reply: Reply) -> None:
-        """Whoever does not take its answers has none."""
+        """Send an answer. Close the connection when the client does not read its answers."""
         try:
             if self._socket.fileno() < 0:
                 return
-            rights = (
+            ancillary = (
                 [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", reply.fds))] if reply.fds else []
             )
-            self._socket.sendmsg([encode(reply.answer)], rights, socket.MSG_NOSIGNAL)
+            self._socket.sendmsg([encode(reply.answer)], ancillary, socket.MSG_NOSIGNAL)
         except OSError:
             self.close()
         finally:
@@ -270,16 +276,17 @@ class _Connection:
         return int(struct.unpack("@i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
 
     def close(self) -> None:
-        if (number := self._socket.fileno()) < 0:
+        if (fd := self._socket.fileno()) < 0:
             return
         self._socket.close()
         if self.task is not None:
             self.task.cancel()
-        self._broker.forget(self, number)
+        self._broker.forget(self, fd)
 
 
 def _make_public(folder: str) -> None:
-    """A directory that everybody may look into, and only this user may change."""
+    """Create a directory that everybody may read and only this user may change. Raise UsageError when it is another
+    user's."""
     os.makedirs(os.path.dirname(folder), mode=0o755, exist_ok=True)
     check_above(folder)
     with contextlib.suppress(FileExistsError):

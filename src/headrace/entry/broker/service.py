@@ -1,8 +1,9 @@
-"""What a program of another user is answered: descriptors of cache files, and what is at a path.
+"""Answer programs of other users: descriptors of cache files, and what is at a path.
 
-`answer_now` does all that waits for nothing, in the node's loop: a warm open is some lookups in the index and one
-open(2). Else `answer` waits for listings and bytes first. Descriptors are of cache files only, which belong to the
-node's user: who has one can open it for writing by no way (/proc/self/fd), nor take leases or change its mode.
+`answer_now` handles, on the node's loop, all requests that need no wait: a warm open is some lookups in the index
+and one open(2). Otherwise `answer` first waits for listings and bytes. Clients get descriptors of cache files only.
+These files belong to the node's user, so the holder of a descriptor can't reopen it for writing (/proc/self/fd),
+take leases on it or change its mode.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from headrace.wire.broker_messages import (
 )
 
 ATTEMPTS_MAX = 32
-"""How often a file may be replaced, or evicted, between two looks."""
+"""How often a file may be replaced or evicted while it is opened."""
 
 _Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
-"""The descriptor is -1 where none comes along."""
+"""The descriptor is -1 when the answer has none."""
 
 
 class Reply:
-    """An answer with its descriptors, which `close` closes."""
+    """Holds an answer and its descriptors, which `close` closes."""
 
     def __init__(self, answer: Answer, fds: list[int] | None = None) -> None:
         self.answer = answer
@@ -65,7 +66,7 @@ class Reply:
 
 
 class BrokerService:
-    """on_corrupt: told when the index turns out to be damaged."""
+    """Answers requests with the rights of their user. on_corrupt: called when the index is damaged."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class BrokerService:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def answer_now(self, request: Request, user: User) -> Reply | None:
-        """None: something has to be waited for, as `answer` does."""
+        """Return the answer, or None when `answer` must wait for something."""
         try:
             if isinstance(request, OpenFiles):
                 return self._open_now(request, user)
@@ -103,19 +104,24 @@ class BrokerService:
             return Reply(refusal_of(error))
 
     async def answer(self, request: Request, user: User) -> Reply:
+        """Return the answer; wait for listings and for bytes from peers or the origin."""
         try:
             if isinstance(request, OpenFiles):
                 return await self._open_all(request, user)
             for _ in range(ATTEMPTS_MAX):
                 try:
                     if isinstance(request, ListNames):
-                        # a directory of a user's may have any number of names
+                        # a directory in the upper layer may have any number of names
                         look = partial(self._look, request, user)
                         return Reply(await asyncio.get_running_loop().run_in_executor(self._thread, look))
                     return Reply(self._look(request, user))
                 except StaleError as stale:
                     await self._freshen(stale)
-            raise StoreError(os.fsdecode(request.path), why="it changes again and again", hint="try again")
+            raise StoreError(
+                os.fsdecode(request.path),
+                why=f"it changed {ATTEMPTS_MAX} times during the lookup",
+                hint="try again",
+            )
         except CorruptIndexError as error:
             self._on_corrupt(error)
             return Reply(refusal_of(error))
@@ -128,7 +134,8 @@ class BrokerService:
         return Looked(self._view.row(self._view.find(request.path, user)))
 
     async def _freshen(self, stale: StaleError) -> None:
-        """As mounts and the library have it: not taken again where it became good meanwhile."""
+        """Refresh a stale listing as mounts and the library do. A listing that became fresh meanwhile is not fetched
+        again."""
         if stale.name is None:
             await self._namespace.list(stale.directory.id)
         else:
@@ -139,7 +146,7 @@ class BrokerService:
     # ------------------------------------------------------------ opening
 
     def _open_now(self, request: OpenFiles, user: User) -> Reply | None:
-        """All of them, or none."""
+        """Open all files without waiting, or return None and open none."""
         reply = Reply(OpenedFiles([]))
         files: list[OpenedFile | UpperFile | BrokerRefusal] = []
         try:
@@ -169,19 +176,19 @@ class BrokerService:
             return refusal_of(error), -1
 
     def _readable(self, path: bytes, user: User) -> Entry | UpperFile:
-        """StaleError, and as `View.find`."""
-        shown = self._view.find(path, user)
-        if shown.is_directory:
+        """Return what is at the path. Raise StaleError, and the errors of `View.find`."""
+        entry = self._view.find(path, user)
+        if entry.is_directory:
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
-        if not may(user, self._view.modes(shown), READ):
+        if not may(user, self._view.modes(entry), READ):
             raise not_allowed(path)
-        if shown.written is not None:
+        if entry.upper is not None:
             return UpperFile()
-        assert shown.below is not None
-        return shown.below
+        assert entry.lower is not None
+        return entry.lower
 
     def _open_cached(self, entry: Entry, start: int, end: int) -> _Opened | None:
-        """None: not all of that is cached."""
+        """Open the cache file, or return None when the range is not completely cached."""
         cached = self._store.index.cached(entry.id)
         if cached is None or cached.unverified or cached.volume >= len(self._store.volumes):
             return None
@@ -193,12 +200,12 @@ class BrokerService:
             if not reader.present(start, min(end, entry.version.size_bytes)):
                 return None
             self._store.touch([entry.id])
-            return _opened(entry, whole=reader.complete), os.dup(reader.fd)
+            return _opened(entry, is_complete=reader.complete), os.dup(reader.fd)
         finally:
             reader.close()
 
     async def _open_all(self, request: OpenFiles, user: User) -> Reply:
-        """One after the other is begun, and all are waited for."""
+        """Open all files concurrently and wait for all."""
         tasks = [
             asyncio.ensure_future(self._open_one(path, request.start, request.end, user))
             for path in request.paths
@@ -224,14 +231,14 @@ class BrokerService:
                         return opened
                     entry = self._readable(path, user)
                     assert isinstance(entry, Entry)
-                    await self._bring(entry, start, end)
+                    await self._fill(entry, start, end)
                 except StaleError as stale:
                     await self._freshen(stale)
                 except (StaleIdError, VersionChangedError):
-                    continue  # it was replaced: look again
+                    continue  # the file was replaced: look it up again
             raise EvictedError(
                 os.fsdecode(path),
-                why="it changes, or is evicted, again and again",
+                why=f"it was replaced or evicted {ATTEMPTS_MAX} times while it was opened",
                 hint="give the cache more capacity",
             )
         except CorruptIndexError:
@@ -239,12 +246,12 @@ class BrokerService:
         except HeadraceError as error:
             return refusal_of(error), -1
 
-    async def _bring(self, entry: Entry, start: int, end: int) -> None:
-        id, stop = FileId(entry.id), min(end, entry.version.size_bytes)
-        if not await self._reads.open(id) and start < stop:
-            await self._reads.fill(id, start, stop)
+    async def _fill(self, entry: Entry, start: int, end: int) -> None:
+        file_id, fill_end = FileId(entry.id), min(end, entry.version.size_bytes)
+        if not await self._reads.open(file_id) and start < fill_end:
+            await self._reads.fill(file_id, start, fill_end)
 
 
-def _opened(entry: Entry, *, whole: bool) -> OpenedFile:
+def _opened(entry: Entry, *, is_complete: bool) -> OpenedFile:
     version = entry.version
-    return OpenedFile(entry.id, version.size_bytes, entry.mtime_ns, short_token(version.token), whole)
+    return OpenedFile(entry.id, version.size_bytes, entry.mtime_ns, short_token(version.token), is_complete)

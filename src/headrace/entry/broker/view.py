@@ -1,6 +1,5 @@
-"""The namespace as the mount shows it to a user: what was written here over what the origins have, and what the modes
-of files and directories let that user see. Looks only; nothing here opens a file.
-"""
+"""Show the namespace as the mount shows it to a user: the upper layer over the origins, limited by the permission
+bits of files and directories. This module looks entries up; it opens no files."""
 
 from __future__ import annotations
 
@@ -27,34 +26,34 @@ from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, BrokerName
 
 TOKEN_MAX = 256
 _ROW_BYTES = 80
-"""Of the numbers of a row, at most."""
+"""The upper limit for the numbers of a row."""
 
 
 class StaleError(Exception):
-    """The listing of a directory is too old to say: `Namespace.lookup` or `list` first, and then again."""
+    """The listing of a directory is too old. Call `Namespace.lookup` or `list` first, then try again."""
 
     def __init__(self, directory: Entry, name: bytes | None) -> None:
         self.directory, self.name = directory, name
 
 
 class VisibleEntry(NamedTuple):
-    """At least one is there. below: what the origins have at the path, where that shows, or is a directory that does
-    beneath what was written."""
+    """Describes what a path shows; at least one layer has it. lower: the origin's entry, unless the upper layer
+    hides it. Both are set where a directory of the upper layer is merged with the origin's."""
 
     path: bytes
-    written: os.stat_result | None
-    below: Entry | None
+    upper: os.stat_result | None
+    lower: Entry | None
 
     @property
     def is_directory(self) -> bool:
-        if self.written is not None:
-            return stat.S_ISDIR(self.written.st_mode)
-        assert self.below is not None
-        return self.below.kind is Kind.DIRECTORY
+        if self.upper is not None:
+            return stat.S_ISDIR(self.upper.st_mode)
+        assert self.lower is not None
+        return self.lower.kind is Kind.DIRECTORY
 
 
 class View:
-    """upper: where something can be written."""
+    """Looks paths up for a user. upper: used where a mount is writable."""
 
     def __init__(self, index: Index, namespace: Namespace, upper: Upper, modes: WriteModes) -> None:
         self._index = index
@@ -66,102 +65,105 @@ class View:
         self._uid, self._gid = os.geteuid(), os.getegid()
 
     def find(self, path: bytes, user: User) -> VisibleEntry:
-        """PathNotFoundError, NotADirectoryPathError, NotAllowedError; NotSupportedError for links on the way;
-        StaleError."""
-        top = self._written(b"/")
-        here = VisibleEntry(b"/", None if isinstance(top, Hidden) else top, self._index.entry(ROOT_ID))
+        """Return what is at the path. Raise PathNotFoundError, NotADirectoryPathError, NotAllowedError, StaleError,
+        and NotSupportedError for a symbolic link on the way."""
+        root_stat = self._upper_stat(b"/")
+        entry = VisibleEntry(
+            b"/", None if isinstance(root_stat, Hidden) else root_stat, self._index.entry(ROOT_ID)
+        )
         for name in path[1:].split(b"/") if path != b"/" else ():
-            if not here.is_directory:
-                if here.written is not None and stat.S_ISLNK(here.written.st_mode):
+            if not entry.is_directory:
+                if entry.upper is not None and stat.S_ISLNK(entry.upper.st_mode):
                     raise NotSupportedError(
-                        _text(here.path), why="a symbolic link", hint="read it by a mount"
+                        _text(entry.path), why="it is a symbolic link", hint="read it through a mount"
                     )
-                raise NotADirectoryPathError(_text(here.path), why="it is no directory")
-            if not may(user, self.modes(here), ENTER):
-                raise not_allowed(here.path)
-            here = self._child(here, name)
-        return here
+                raise NotADirectoryPathError(_text(entry.path), why="it is not a directory")
+            if not may(user, self.modes(entry), ENTER):
+                raise not_allowed(entry.path)
+            entry = self._child(entry, name)
+        return entry
 
     def _child(self, directory: VisibleEntry, name: bytes) -> VisibleEntry:
         path = join(directory.path, name)
-        written = self._written(path)
-        if isinstance(written, Hidden):
+        upper = self._upper_stat(path)
+        if isinstance(upper, Hidden):
             raise _not_found(path)
-        hides_below = written is not None and not stat.S_ISDIR(written.st_mode)
-        below = None if hides_below else self._below(directory.below, name)
-        if written is None and below is None:
+        hides_lower = upper is not None and not stat.S_ISDIR(upper.st_mode)
+        lower = None if hides_lower else self._lower_child(directory.lower, name)
+        if upper is None and lower is None:
             raise _not_found(path)
-        return VisibleEntry(path, written, below)
+        return VisibleEntry(path, upper, lower)
 
-    def _below(self, directory: Entry | None, name: bytes) -> Entry | None:
+    def _lower_child(self, directory: Entry | None, name: bytes) -> Entry | None:
         if directory is None or directory.kind is not Kind.DIRECTORY:
             return None
         if not self._namespace.is_fresh(directory.id):
             raise StaleError(directory, name)
         return self._index.lookup(directory.id, name)
 
-    def _written(self, path: bytes) -> os.stat_result | Hidden | None:
+    def _upper_stat(self, path: bytes) -> os.stat_result | Hidden | None:
         if not self._write_modes.any or self._write_modes.of(path) is WriteMode.OFF:
             return None
         return self._upper.look(path)
 
-    def modes(self, shown: VisibleEntry) -> Modes:
-        if shown.written is not None:
-            return modes_of(shown.written)
-        assert shown.below is not None
-        return self._modes_below(shown.below)
+    def modes(self, entry: VisibleEntry) -> Modes:
+        if entry.upper is not None:
+            return modes_of(entry.upper)
+        assert entry.lower is not None
+        return self._lower_modes(entry.lower)
 
-    def _modes_below(self, entry: Entry) -> Modes:
+    def _lower_modes(self, entry: Entry) -> Modes:
         if entry.kind is Kind.DIRECTORY:
             return Modes(self._directory_mode, self._uid, self._gid)
-        known = entry.attributes
-        if known is None or known.mode is None:
+        attributes = entry.attributes
+        if attributes is None or attributes.mode is None:
             return Modes(self._file_mode, self._uid, self._gid)
-        return Modes(known.mode, known.uid or 0, known.gid or 0)
+        return Modes(attributes.mode, attributes.uid or 0, attributes.gid or 0)
 
     # ------------------------------------------------------------ rows
 
-    def row(self, shown: VisibleEntry) -> BrokerRow:
-        name = shown.path.rpartition(b"/")[2]
-        if shown.written is not None:
-            return _written_row(name, shown.written)
-        assert shown.below is not None
-        return self._row_below(name, shown.below)
+    def row(self, entry: VisibleEntry) -> BrokerRow:
+        name = entry.path.rpartition(b"/")[2]
+        if entry.upper is not None:
+            return _upper_row(name, entry.upper)
+        assert entry.lower is not None
+        return self._lower_row(name, entry.lower)
 
     def names(self, path: bytes, after: bytes, user: User) -> BrokerNames:
-        """As find; also what may be entered, but not read, is refused."""
-        shown = self.find(path, user)
-        if not shown.is_directory:
-            raise NotADirectoryPathError(_text(path), why="it is no directory")
-        if not may(user, self.modes(shown), READ | ENTER):
+        """Return a page of a directory's rows after that name. Raise the errors of `find`, and NotAllowedError for a
+        directory that the user may enter but not read."""
+        directory = self.find(path, user)
+        if not directory.is_directory:
+            raise NotADirectoryPathError(_text(path), why="it is not a directory")
+        if not may(user, self.modes(directory), READ | ENTER):
             raise not_allowed(path)
         lower: list[Entry] = []
-        if shown.below is not None:
-            if not self._namespace.is_fresh(shown.below.id):
-                raise StaleError(shown.below, None)
-            lower = list(islice(self._index.children(shown.below.id, after=after), ROWS_MAX))
-        last = lower[-1].name if len(lower) == ROWS_MAX else None
-        rows = {entry.name: self._row_below(entry.name, entry) for entry in lower}
-        for name in sorted(self._written_names(path)):
-            if name > after and (last is None or name <= last):
-                written = self._written(join(path, name))
-                if isinstance(written, Hidden):
+        if directory.lower is not None:
+            if not self._namespace.is_fresh(directory.lower.id):
+                raise StaleError(directory.lower, None)
+            lower = list(islice(self._index.children(directory.lower.id, after=after), ROWS_MAX))
+        last_lower = lower[-1].name if len(lower) == ROWS_MAX else None
+        rows = {entry.name: self._lower_row(entry.name, entry) for entry in lower}
+        for name in sorted(self._upper_names(path)):
+            if name > after and (last_lower is None or name <= last_lower):
+                upper = self._upper_stat(join(path, name))
+                if isinstance(upper, Hidden):
                     rows.pop(name, None)
-                elif written is not None:
-                    rows[name] = _written_row(name, written)
+                elif upper is not None:
+                    rows[name] = _upper_row(name, upper)
         page = _fitting(sorted(rows)[:ROWS_MAX], rows)
         is_more = len(rows) > len(page)
-        return BrokerNames([rows[name] for name in page], page[-1] if is_more else last or b"")
+        return BrokerNames([rows[name] for name in page], page[-1] if is_more else last_lower or b"")
 
     def may_be_long(self, path: bytes) -> bool:
-        """Whether a directory may have been written to: then all its names are looked at for each page."""
+        """Return whether the directory may have names in the upper layer; then each page reads all of them."""
         return self._write_modes.any_below(path)
 
-    def _written_names(self, path: bytes) -> dict[bytes, bool]:
+    def _upper_names(self, path: bytes) -> dict[bytes, bool]:
         return self._upper.names(path) if self._write_modes.any_below(path) else {}
 
-    def _row_below(self, name: bytes, entry: Entry) -> BrokerRow:
-        modes, version = self._modes_below(entry), entry.version
+    def _lower_row(self, name: bytes, entry: Entry) -> BrokerRow:
+        modes, version = self._lower_modes(entry), entry.version
         kind = stat.S_IFDIR if entry.kind is Kind.DIRECTORY else stat.S_IFREG
         return BrokerRow(
             name,
@@ -177,32 +179,32 @@ class View:
 
 
 def _fitting(names: list[bytes], rows: dict[bytes, BrokerRow]) -> list[bytes]:
-    """As many of the first ones as a packet takes."""
-    left = ANSWER_BYTES_MAX // 2
-    for number, name in enumerate(names):
-        left -= len(name) + len(rows[name].token) + _ROW_BYTES
-        if left < 0:
-            return names[:number]
+    """Return as many of the first names as one packet takes."""
+    left_bytes = ANSWER_BYTES_MAX // 2
+    for count, name in enumerate(names):
+        left_bytes -= len(name) + len(rows[name].token) + _ROW_BYTES
+        if left_bytes < 0:
+            return names[:count]
     return names
 
 
 def short_token(token: str) -> str:
-    """As it is, but for one that an origin made long, of which a packet could hold few."""
+    """Return the token, or its hash when it is so long that a packet would hold only a few."""
     if len(token) <= TOKEN_MAX:
         return token
     return f'"{xxhash.xxh3_128_hexdigest(token.encode(errors="surrogateescape"))}"'
 
 
-def _written_row(name: bytes, found: os.stat_result) -> BrokerRow:
+def _upper_row(name: bytes, status: os.stat_result) -> BrokerRow:
     return BrokerRow(
         name,
-        found.st_ino,
-        found.st_mode,
-        found.st_uid,
-        found.st_gid,
-        found.st_size,
-        found.st_mtime_ns,
-        str(found.st_ctime_ns),
+        status.st_ino,
+        status.st_mode,
+        status.st_uid,
+        status.st_gid,
+        status.st_size,
+        status.st_mtime_ns,
+        str(status.st_ctime_ns),
         written=True,
     )
 

@@ -1,6 +1,7 @@
-"""One connection of a peer as bytes. Never blocks: its methods are generators that yield what they wait for.
+"""Move the bytes of one peer connection without blocking: methods are generators that yield what they wait for.
 
-Who runs them (`server.py`) waits for that on their behalf, without a thread, and goes on. Used by one thread at a time.
+The server that runs them (`server.py`) waits on their behalf, without a thread, and resumes them. One thread at a
+time uses a channel.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from headrace.wire.peer_messages import PeerRequest
 
 RECEIVE_BYTES = 64 << 10
 REQUEST_BYTES_MAX = 4 << 20
-"""256 files with paths of 4 KiB, and then some."""
+"""More than 256 files with paths of 4 KiB need."""
 TLS_CHUNK_BYTES = 256 << 10
 
 
 class Need(enum.Enum):
-    """REQUEST: the next request, which may be long in coming. READ: more of what has begun. WRITE: room."""
+    """Names what a generator waits for. REQUEST: the next request, which may take long to come. READ: the rest of a
+    message that has begun. WRITE: room in the socket."""
 
     REQUEST = 1
     READ = 2
@@ -40,17 +42,17 @@ Steps = Generator[Need | Future[Any], None, Result]
 
 
 class PeerGoneError(Exception):
-    """The peer left, or must be left. Only of this room: ends the connection."""
+    """The peer disconnected, or must be disconnected. Only this package sees it; it ends the connection."""
 
 
 class Channel:
-    """tls: None for plain TCP."""
+    """Sends and receives the messages of one peer. tls: None for plain TCP."""
 
     def __init__(self, sock: socket.socket, tls: MutualTls | None) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # headers wait for their bytes by MSG_MORE
         self.sock = sock
-        self.number = sock.fileno()
+        self.fd = sock.fileno()
         self._certificates = tls
         self._tls: ssl.SSLSocket | None = None
         self._received = bytearray()
@@ -59,12 +61,13 @@ class Channel:
 
     @property
     def received_bytes(self) -> int:
-        """What is kept of a request that is not whole yet."""
+        """Return the bytes buffered of a request that is not complete yet."""
         return len(self._received)
 
     def handshake(self) -> Steps[PeerIdentity | None]:
-        """The node on the other side, by its certificate; None where none is asked for. StrangerError. Begun when the
-        peer has spoken: OpenSSL's part of who is silent would cost memory."""
+        """Return the node named in the peer's certificate, or None without TLS. Raise StrangerError for a wrong
+        certificate. The TLS state is created only when the peer has sent something, because OpenSSL's memory for
+        silent peers would add up."""
         if self._certificates is None:
             return None
         self._tls = self._certificates.server().wrap_socket(
@@ -81,24 +84,25 @@ class Channel:
                 yield Need.WRITE
 
     def receive(self, *, bytes_max: int, ahead: bool = True) -> Steps[PeerRequest]:
-        """HungUpError at the end, and for a longer request; ProtocolError for nonsense. ahead: what follows may be
-        taken as well; of who has not said who he is, it is left to the kernel."""
-        yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST, ahead=ahead)
+        """Return the next request. Raise PeerGoneError at the end of the connection and for a longer request,
+        ProtocolError for an invalid one. ahead: also read what follows; a peer that has not authenticated leaves
+        that to the kernel's buffer."""
+        yield from self._receive_until(peer_frame.HEADER_BYTES, first=Need.REQUEST, ahead=ahead)
         length = peer_frame.body_length(bytes(self._received[: peer_frame.HEADER_BYTES]))
         if length > bytes_max:
             raise PeerGoneError(f"a request of {length} bytes")
         end = peer_frame.HEADER_BYTES + length
-        yield from self._have(end, first=Need.READ, ahead=ahead)
+        yield from self._receive_until(end, first=Need.READ, ahead=ahead)
         body = bytes(self._received[peer_frame.HEADER_BYTES : end])
         del self._received[:end]
         return peer_frame.decode_request(body)
 
     def put(self, message: Message) -> None:
-        """Sent with what comes next, or by flush."""
+        """Queue a message. It is sent with the next bytes, or by flush."""
         self._unsent += peer_frame.encode(message)
 
     def flush(self, *, more: bool = False) -> Steps[None]:
-        """more: bytes follow at once, so that no packet goes half empty."""
+        """Send queued messages. more: bytes follow at once, so the kernel may hold back a packet that is not full."""
         body, self._unsent = self._unsent, bytearray()
         yield from self.send(body, more=more)
 
@@ -116,13 +120,14 @@ class Channel:
                 yield Need.READ
 
     def send_file(self, file: int, start: int, end: int) -> Steps[None]:
-        """By the kernel, but for TLS. HungUpError where the file ends early; OSError of disk or socket."""
+        """Send part of a file, by the kernel unless TLS is used. Raise PeerGoneError when the file ends early, and
+        OSError of disk or socket."""
         if self._tls is not None:
             yield from self._send_read(file, start, end)
             return
         while start < end:
             try:
-                sent = os.sendfile(self.number, file, start, end - start)
+                sent = os.sendfile(self.fd, file, start, end - start)
             except BlockingIOError:
                 yield Need.WRITE
                 continue
@@ -132,12 +137,12 @@ class Channel:
             start += sent
 
     def close(self, *, at_once: bool = False) -> None:
-        """at_once: nothing of it is left to the kernel either."""
+        """Close the connection. at_once: discard also what the kernel has not sent."""
         with contextlib.suppress(OSError):
             reset(self.sock) if at_once else self.sock.close()
 
     def shut(self) -> None:
-        """Any thread: whoever waits for this connection finds it ended."""
+        """End the connection, from any thread: a thread that waits for it sees it ended."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -149,7 +154,7 @@ class Channel:
             yield from self.send(body)
             start += len(body)
 
-    def _have(self, length: int, *, first: Need, ahead: bool) -> Steps[None]:
+    def _receive_until(self, length: int, *, first: Need, ahead: bool) -> Steps[None]:
         while (missing := length - len(self._received)) > 0:
             try:
                 body = self.sock.recv(RECEIVE_BYTES if ahead else missing)

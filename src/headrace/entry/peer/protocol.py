@@ -1,9 +1,9 @@
-"""What is said on one connection of a peer, from its hello to its end: a generator, see `channel.py`."""
+"""Serve one peer connection, from its hello to its end, as a generator (see `channel.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -38,40 +38,43 @@ from headrace.wire.peer_messages import (
 )
 
 HELLO_BYTES_MAX = 4 << 10
-"""Nobody has said yet who he is."""
+"""The peer has not authenticated yet."""
 
 
 class PeerProtocol:
-    """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken. refused: told
-    why a hello was refused, and by what id the peer called itself."""
+    """Answers the requests of one peer connection.
+
+    me: returns this node's identity, called for each answer. protocols: the oldest and newest that this node speaks.
+    on_refused: called with the reason why a hello was refused and the id that the peer claimed.
+    """
 
     def __init__(
         self,
         channel: Channel,
-        calls: LoopBridge,
+        bridge: LoopBridge,
         *,
         me: Callable[[], PeerWelcome],
         cluster: str,
         protocols: tuple[int, int],
-        refused: Callable[[str, str], None],
+        on_refused: Callable[[str, str], None],
     ) -> None:
         self._channel = channel
-        self._calls = calls
+        self._bridge = bridge
         self._me = me
         self._cluster = cluster
         self._protocols = protocols
         self._protocol = 0
-        self._asker = ""
-        self._refused = refused
+        self._peer = ""
+        self._on_refused = on_refused
 
     @property
-    def greeted(self) -> bool:
-        """Whether the peer's hello was taken."""
+    def is_greeted(self) -> bool:
+        """Return whether the peer's hello was accepted."""
         return self._protocol > 0
 
     def run(self) -> Steps[None]:
-        """HungUpError, OSError, ProtocolError: the connection ended. StrangerError: the peer is not who it says, and
-        was told no more than that."""
+        """Serve requests until the connection ends with PeerGoneError, OSError or ProtocolError. Raise StrangerError
+        when the peer is not who it claims to be; the peer learns only that it was refused."""
         try:
             yield from self._run()
         except StrangerError:
@@ -82,41 +85,39 @@ class PeerProtocol:
     def _run(self) -> Steps[None]:
         member = yield from self._channel.handshake()
         hello = yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX, ahead=False)
-        self._know(member, hello)
+        self._identify(member, hello)
         yield from self._answer(self._hello, hello)
         while self._protocol:
             request = yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX)
             if member is not None and member.expired:
-                raise PeerGoneError("its certificate has ended")
-            if isinstance(request, WRITER_IS_SENDER) and request.writer != self._asker:
-                raise StrangerError(f"node {self._asker} speaks for node {request.writer}")
+                raise PeerGoneError("its certificate has expired")
+            if isinstance(request, WRITER_IS_SENDER) and request.writer != self._peer:
+                raise StrangerError(f"node {self._peer} sent a request in the name of node {request.writer}")
             yield from self._answer(self._serve, request)
 
-    def _know(self, member: PeerIdentity | None, hello: PeerRequest) -> None:
-        """Who asks, from here to the end of the connection."""
+    def _identify(self, member: PeerIdentity | None, hello: PeerRequest) -> None:
+        """Record the peer's identity, for the whole connection."""
         if not isinstance(hello, PeerHello):
             return
         if member is not None and hello.node != member.identity.name:
-            raise StrangerError(
-                f"its certificate is that of {member.identity}, and it says to be {hello.node}"
-            )
-        self._asker = hello.node
+            raise StrangerError(f"its certificate names {member.identity}, its hello node {hello.node}")
+        self._peer = hello.node
 
     def _answer(self, answer: Callable[[PeerRequest], Steps[None]], request: PeerRequest) -> Steps[None]:
         try:
             yield from answer(request)
         except HeadraceError as error:
-            if not self.greeted:
-                self._refused(str(error), request.node if isinstance(request, PeerHello) else "")
+            if not self.is_greeted:
+                self._on_refused(str(error), request.node if isinstance(request, PeerHello) else "")
             self._channel.put(failure_of(error))
         yield from self._channel.flush()
 
     def _hello(self, request: PeerRequest) -> Steps[None]:
         if not isinstance(request, PeerHello):
-            raise ProtocolError("a request before the hello")
+            raise ProtocolError("the peer sent a request before its hello")
         if request.cluster != self._cluster:
             raise ProtocolError(
-                f"a node of cluster {request.cluster!r}", why="this node is of another cluster"
+                f"the peer belongs to cluster {request.cluster!r}", why="this node belongs to another cluster"
             )
         self._protocol = common_protocol(request.protocols, ours=self._protocols)
         self._put(self._welcome())
@@ -124,49 +125,43 @@ class PeerProtocol:
         yield
 
     def _serve(self, request: PeerRequest) -> Steps[None]:
+        service = self._bridge.service
         if isinstance(request, Fetch):
             if not 0 < len(request.files) <= FILES_MAX:
-                raise ProtocolError(f"{len(request.files)} files in one request", why=f"1 to {FILES_MAX}")
-            yield from Transfer(self._channel, self._calls, request).run()
+                raise ProtocolError(
+                    f"{len(request.files)} files in one request", why=f"1 to {FILES_MAX} are allowed"
+                )
+            yield from Transfer(self._channel, self._bridge, request).run()
         elif isinstance(request, ListShared | LookupShared):
-            pages = yield from self._ask(
-                self._calls.call(self._calls.desk.names(request), "listing for a peer", WORK_LIMIT_S)
-            )
+            pages = yield from self._call(service.names(request), "listing for a peer")
             for page in pages:
                 self._put(page)
                 yield from self._channel.flush()
         elif isinstance(request, InvalidateListing):
-            work = self._calls.desk.forget(request)
-            yield from self._ask(self._calls.call(work, "forgetting for a peer", WORK_LIMIT_S))
+            yield from self._call(service.forget(request), "invalidating a listing for a peer")
             self._put(Done())
         elif isinstance(request, OfferHandover):
-            taking = self._calls.desk.take(request)
-            self._put((yield from self._ask(self._calls.call(taking, "taking files over", WORK_LIMIT_S))))
+            self._put((yield from self._call(service.take(request), "taking files over")))
         elif isinstance(request, ReportCorruption):
-            looking = self._calls.desk.doubt(request)
-            yield from self._ask(self._calls.call(looking, "checking a file for a peer", WORK_LIMIT_S))
+            yield from self._call(service.doubt(request), "checking a file for a peer")
             self._put(Done())
         elif isinstance(request, Replicate | ReplicateAhead):
-            keeping = self._calls.desk.keep(request)
-            yield from self._ask(self._calls.call(keeping, "keeping copies", WORK_LIMIT_S))
+            yield from self._call(service.keep(request), "storing replicas")
             self._put(Done())
         elif isinstance(request, QueryFailover):
-            giving = self._calls.desk.give_back(request)
-            self._put((yield from self._ask(self._calls.call(giving, "giving copies back", WORK_LIMIT_S))))
+            self._put((yield from self._call(service.give_back(request), "reporting a failover")))
         elif isinstance(request, ListPending | DirtyNamesChanged | ResolveVersion | RecallLease):
-            telling = self._calls.desk.written(request)
-            self._put(
-                (yield from self._ask(self._calls.call(telling, "telling what was written", WORK_LIMIT_S)))
-            )
+            self._put((yield from self._call(service.written(request), "answering about pending names")))
         elif isinstance(request, Ping):
             self._put(self._welcome())
         else:
-            raise ProtocolError("a second hello")
+            raise ProtocolError("the peer sent a second hello")
 
-    def _ask(self, answer: Future[Result]) -> Steps[Result]:
+    def _call(self, work: Coroutine[Any, Any, Result], task: str) -> Steps[Result]:
+        answer = self._bridge.call(work, task, WORK_LIMIT_S)
         yield answer
         if answer.cancelled():
-            raise PeerGoneError("the peer left")
+            raise PeerGoneError("the peer disconnected")
         return answer.result()
 
     def _welcome(self) -> PeerWelcome:

@@ -1,4 +1,5 @@
-"""What the peers' door asks of the rooms below it, and how: on the node's loop, each call with a limit in time."""
+"""Define what the peers' server requires of the node, and call it on the node's loop, with a time limit for each
+call."""
 
 from __future__ import annotations
 
@@ -36,39 +37,40 @@ from headrace.wire.peer_messages import (
 log = logging.getLogger(__name__)
 
 OPEN_LIMIT_S = 30.0
-"""Of what fetches nothing."""
+"""The limit for work that fetches nothing."""
 WORK_LIMIT_S = 3600.0
-"""Of what asks an origin or another node. The asker has a limit of its own and hangs up, which ends it here, too."""
+"""The limit for work that waits for an origin or another node. The peer has its own limit and disconnects, which
+cancels the work here."""
 
 Result = TypeVar("Result")
 
 
 class OpenFileRange(Protocol):
-    """The bytes that were asked for of one file."""
+    """Gives access to the requested bytes of one file."""
 
     async def wait(self, start: int, end: int) -> None:
-        """start..end is in the cache file on return. HeadraceError."""
+        """Wait until start..end is in the cache file. Raise HeadraceError."""
         ...
 
     def ready(self, start: int, end: int) -> bool:
-        """Whether start..end can be sent now. Any thread; not while somebody waits."""
+        """Return whether start..end can be sent now. Callable from any thread, but not while a wait is in progress."""
         ...
 
     @property
     def steady(self) -> bool:
-        """False: the bytes may change while they are sent, and have no checksums yet."""
+        """Return False when the bytes may change while they are sent; they have no checksums then."""
         ...
 
     def fileno(self) -> int:
-        """Of the cache file, after ready or wait."""
+        """Return the descriptor of the cache file. Valid after ready or wait."""
         ...
 
     def checksum(self, block: int) -> int:
-        """xxh3 of a whole block that is ready."""
+        """Return the xxh3 of a whole block that is ready."""
         ...
 
     def extras(self) -> ObjectMetadata | None:
-        """What is known of the file beside its bytes, after ready or wait."""
+        """Return the metadata of the object, or None when it is not known. Valid after ready or wait."""
         ...
 
     def close(self) -> None: ...
@@ -78,12 +80,12 @@ Opened = Sequence[OpenFileRange | HeadraceError]
 
 
 class PeerService(Protocol):
-    """Called on the node's loop. Raises HeadraceError, which the asker gets as it is."""
+    """Answers the requests of peers, on the node's loop. Each HeadraceError is sent to the peer as it is."""
 
     async def open_many(
         self, wanted: list[FileRange], *, cached_only: bool, epoch: int
     ) -> Sequence[OpenFileRange | HeadraceError]:
-        """One for each, in order. Quick: fetches nothing."""
+        """Return one range or error for each file, in order, without fetching anything."""
         ...
 
     async def names(self, request: ListShared | LookupShared) -> list[Names]: ...
@@ -104,40 +106,43 @@ class PeerService(Protocol):
 
 
 class LoopBridge:
-    """The desk, for threads. What comes back are futures: nobody waits in a thread."""
+    """Calls the service from threads. It returns futures, so no thread waits."""
 
-    def __init__(self, desk: PeerService, loop: asyncio.AbstractEventLoop) -> None:
-        self.desk = desk
+    def __init__(self, service: PeerService, loop: asyncio.AbstractEventLoop) -> None:
+        self.service = service
         self._loop = loop
 
-    def call(self, work: Coroutine[Any, Any, Result], what: str, limit_s: float) -> Future[Result]:
-        """The future raises HeadraceError only; cancelling it cancels the work."""
-        limited = self._limited(work, what, limit_s)
+    def call(self, work: Coroutine[Any, Any, Result], task: str, limit_s: float) -> Future[Result]:
+        """Run work on the loop. The future raises only HeadraceError, and cancelling it cancels the work."""
+        limited = self._limited(work, task, limit_s)
         try:
             return asyncio.run_coroutine_threadsafe(limited, self._loop)
-        except RuntimeError:  # the loop is closed: the node is going
+        except RuntimeError:  # the loop is closed: the node stops
             limited.close()
             work.close()
-            gone: Future[Result] = Future()
-            gone.cancel()
-            return gone
+            cancelled: Future[Result] = Future()
+            cancelled.cancel()
+            return cancelled
 
     def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
+        self, files: list[FileRange], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
     ) -> Future[Opened]:
-        """keep: told on the loop of what was opened, so that it can be closed although the asker left meanwhile and the
-        future was cancelled."""
-        work = self.desk.open_many(wanted, cached_only=cached_only, epoch=epoch)
-        return self.call(self._whole(work, keep), "opening files for a peer", OPEN_LIMIT_S)
+        """Open files. keep: called on the loop with the opened files, so that they can be closed even when the peer
+        disconnected meanwhile and the future was cancelled."""
+        work = self.service.open_many(files, cached_only=cached_only, epoch=epoch)
+        return self.call(self._open_and_keep(work, keep), "opening files for a peer", OPEN_LIMIT_S)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """On the loop, after what was asked and cancelled before; here and now when the loop is gone."""
+        """Run a call on the loop, after the work that was started and cancelled before. Without a loop, run it at
+        once."""
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             call()
 
-    async def _whole(self, work: Coroutine[Any, Any, Opened], keep: Callable[[Opened], None]) -> Opened:
+    async def _open_and_keep(
+        self, work: Coroutine[Any, Any, Opened], keep: Callable[[Opened], None]
+    ) -> Opened:
         task = asyncio.ensure_future(work)
         try:
             opened = await asyncio.shield(task)
@@ -147,7 +152,7 @@ class LoopBridge:
         keep(opened)
         return opened
 
-    async def _limited(self, work: Coroutine[Any, Any, Result], what: str, limit_s: float) -> Result:
+    async def _limited(self, work: Coroutine[Any, Any, Result], task: str, limit_s: float) -> Result:
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
@@ -156,15 +161,15 @@ class LoopBridge:
             raise
         except Exception as error:
             if limit.expired():
-                raise DeadlineExceededError(what, why=f"not done within {limit_s:g} s") from None
-            log.exception("peer's request failed what=%s", what)
-            raise HeadraceError(what, why=repr(error), hint="see the node's log") from error
+                raise DeadlineExceededError(task, why=f"not finished within {limit_s:g} s") from None
+            log.exception("a request of a peer failed task=%s", task)
+            raise HeadraceError(task, why=repr(error), hint="see the node's log") from error
 
 
 def close_opened(opened: Opened) -> None:
-    for piece in opened:
-        if not isinstance(piece, HeadraceError):
-            piece.close()
+    for file in opened:
+        if not isinstance(file, HeadraceError):
+            file.close()
 
 
 def _close_result(task: asyncio.Task[Opened]) -> None:

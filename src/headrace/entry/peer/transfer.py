@@ -1,7 +1,8 @@
-"""The answer to one Fetch: what is in the cache goes out at once, the rest as it lands.
+"""Send the answer to one Fetch: cached bytes at once, the others as they arrive.
 
-Of one file, block by block. Of many, each as a whole, in the order in which they become ready. Other bytes than those
-asked for are never sent: what can't be read ends the connection, or, before the first byte of a block, fails the file.
+A single file is sent block by block. Of many files each is sent as a whole, in the order in which they become
+complete. No bytes other than those requested are ever sent: a read error ends the connection, or fails the file when
+it comes before the first byte of a block.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange
 log = logging.getLogger(__name__)
 
 STRIDE_BYTES = 16 << 20
-"""How much of one file is waited for at a time: what a peer asks for in one range, and more, so that the origin is
-asked in ranges of its own size."""
+"""How much of one file a transfer waits for at a time. It covers what a peer requests in one range, so that the
+origin is read in ranges of its own size."""
 WAITS_MAX = 5
-"""How often what was waited for may be gone again before it is sent."""
+"""How often bytes that arrived may be evicted again before they are sent."""
 
 
 class Sending:
-    """One file of the answer. at: up to where it was sent."""
+    """Tracks one file of the answer. position: the end of the bytes sent so far."""
 
-    def __init__(self, index: int, wanted: FileRange, piece: OpenFileRange) -> None:
+    def __init__(self, index: int, file: FileRange, range_: OpenFileRange) -> None:
         self.index = index
-        self.wanted = wanted
-        self.piece = piece
-        self.at = wanted.start
+        self.file = file
+        self.range = range_
+        self.position = file.start
         self.waits = 0
 
     def next_block(self) -> tuple[int, int]:
-        boundary = (self.at // BLOCK_SIZE_BYTES + 1) * BLOCK_SIZE_BYTES
-        return self.at, min(boundary, self.wanted.end)
+        boundary = (self.position // BLOCK_SIZE_BYTES + 1) * BLOCK_SIZE_BYTES
+        return self.position, min(boundary, self.file.end)
 
 
 class Arrivals:
-    """Which of many waits have ended. One thread takes, others add."""
+    """Collects the waits that have ended. One thread takes them, other threads add them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class Arrivals:
         self._waits: dict[int, Future[None]] = {}
 
     def __len__(self) -> int:
-        """Those not taken yet."""
+        """Return the number of waits that `next` has not returned."""
         return len(self._waits)
 
     def add(self, sending: Sending, wait: Future[None]) -> None:
@@ -65,12 +66,13 @@ class Arrivals:
         wait.add_done_callback(lambda done: self._arrived(sending, done))
 
     def next(self) -> Steps[tuple[Sending, Future[None]]]:
+        """Return the next wait that has ended, and its file."""
         while True:
             with self._lock:
                 if self._ended:
-                    found = self._ended.popleft()
-                    del self._waits[found[0].index]
-                    return found
+                    arrival = self._ended.popleft()
+                    del self._waits[arrival[0].index]
+                    return arrival
                 waiter = self._waiter = Future()
             yield waiter
             if waiter.cancelled():
@@ -89,7 +91,7 @@ class Arrivals:
 
 
 def outcome(future: Future[None]) -> HeadraceError | None:
-    """Of a wait that ended. HungUpError when it was cancelled."""
+    """Return the error of a wait that ended, or None. Raise PeerGoneError when it was cancelled."""
     if future.cancelled():
         raise PeerGoneError("the peer left")
     error = future.exception()
@@ -99,17 +101,19 @@ def outcome(future: Future[None]) -> HeadraceError | None:
 
 
 class Transfer:
-    def __init__(self, channel: Channel, calls: LoopBridge, request: Fetch) -> None:
+    """Sends the files of one Fetch."""
+
+    def __init__(self, channel: Channel, bridge: LoopBridge, request: Fetch) -> None:
         self._channel = channel
-        self._calls = calls
+        self._bridge = bridge
         self._request = request
         self._arrivals = Arrivals()
         self._opened: list[OpenFileRange | HeadraceError] = []
 
     def run(self) -> Steps[None]:
-        """Up to Done. HungUpError, OSError: the connection is of no more use."""
+        """Send everything up to Done. Raise PeerGoneError or OSError when the connection can't be used any more."""
         request = self._request
-        opening = self._calls.open_many(
+        opening = self._bridge.open_many(
             request.files, cached_only=request.cached_only, epoch=request.epoch, keep=self._opened.extend
         )
         try:
@@ -120,63 +124,69 @@ class Transfer:
         finally:
             opening.cancel()
             self._arrivals.cancel()
-            self._calls.soon(lambda: close_opened(self._opened))  # not while one of them still waits
+            self._bridge.soon(lambda: close_opened(self._opened))  # after the waits that were cancelled
         self._channel.put(Done())
         yield from self._channel.flush()
 
-    def _send_all(self, pieces: Opened) -> Steps[None]:
-        together = len(pieces) > 1  # one file after the other on the wire: begun only when all of it is there
-        for index, piece in enumerate(pieces):
-            if isinstance(piece, HeadraceError):
-                self._fail(index, piece)
+    def _send_all(self, opened: Opened) -> Steps[None]:
+        whole_files = (
+            len(opened) > 1
+        )  # files follow one another on the wire, so each begins only when it is complete
+        for index, file in enumerate(opened):
+            if isinstance(file, HeadraceError):
+                self._fail(index, file)
                 continue
-            yield from self._go_on(Sending(index, self._request.files[index], piece), together=together)
+            yield from self._send_ready(
+                Sending(index, self._request.files[index], file), whole_files=whole_files
+            )
         while len(self._arrivals):
             yield from self._channel.flush()
             sending, wait = yield from self._arrivals.next()
-            failed = outcome(wait)
-            if failed is not None:
-                self._fail(sending.index, failed)
+            error = outcome(wait)
+            if error is not None:
+                self._fail(sending.index, error)
                 continue
-            yield from self._go_on(sending, together=together)
+            yield from self._send_ready(sending, whole_files=whole_files)
 
-    def _go_on(self, sending: Sending, *, together: bool) -> Steps[None]:
-        """Sends what is there; where not all of it is, asks for it."""
-        wanted, piece = sending.wanted, sending.piece
+    def _send_ready(self, sending: Sending, *, whole_files: bool) -> Steps[None]:
+        """Send the bytes that are cached, and wait for the rest."""
+        file, range_ = sending.file, sending.range
         try:
-            if not together or piece.ready(sending.at, wanted.end):
-                while sending.at < wanted.end:
+            if not whole_files or range_.ready(sending.position, file.end):
+                while sending.position < file.end:
                     start, end = sending.next_block()
-                    if not piece.ready(start, end):
+                    if not range_.ready(start, end):
                         break
                     yield from self._send_block(sending, start, end)
-                    sending.at = end
+                    sending.position = end
                     sending.waits = 0
                 else:
-                    return self._channel.put(FileEnd(sending.index, extras=piece.extras()))
-            self._wait_for_rest(sending, together=together)
+                    return self._channel.put(FileEnd(sending.index, extras=range_.extras()))
+            self._wait_for_rest(sending, whole_files=whole_files)
         except HeadraceError as error:
             self._fail(sending.index, error)
 
-    def _wait_for_rest(self, sending: Sending, *, together: bool) -> None:
+    def _wait_for_rest(self, sending: Sending, *, whole_files: bool) -> None:
         sending.waits += 1
         if sending.waits > WAITS_MAX:
-            raise StoreError("file for a peer", why="it is evicted as soon as it was fetched")
-        end = sending.wanted.end if together else min(sending.wanted.end, sending.at + STRIDE_BYTES)
-        work = sending.piece.wait(sending.at, end)
-        self._arrivals.add(sending, self._calls.call(work, "fetching for a peer", WORK_LIMIT_S))
+            raise StoreError(
+                "file for a peer", why=f"it was evicted {WAITS_MAX} times before it could be sent"
+            )
+        end = sending.file.end if whole_files else min(sending.file.end, sending.position + STRIDE_BYTES)
+        work = sending.range.wait(sending.position, end)
+        self._arrivals.add(sending, self._bridge.call(work, "fetching for a peer", WORK_LIMIT_S))
 
     def _send_block(self, sending: Sending, start: int, end: int) -> Steps[None]:
-        file, number = sending.piece.fileno(), start // BLOCK_SIZE_BYTES
-        if not sending.piece.steady:
-            return (yield from self._send_as_it_is(sending, file, start, end))
-        block_start = number * BLOCK_SIZE_BYTES
-        block_end = min(block_start + BLOCK_SIZE_BYTES, sending.wanted.size_bytes)
-        checksum = sending.piece.checksum(number)
+        fd, block_index = sending.range.fileno(), start // BLOCK_SIZE_BYTES
+        if not sending.range.steady:
+            return (yield from self._send_changing(sending, fd, start, end))
+        block_start = block_index * BLOCK_SIZE_BYTES
+        block_end = min(block_start + BLOCK_SIZE_BYTES, sending.file.size_bytes)
+        checksum = sending.range.checksum(block_index)
         part = None
         if (start, end) != (block_start, block_end):
-            whole = _read_block(file, block_start, block_end, checksum=checksum)
-            part = memoryview(whole)[start - block_start : end - block_start]
+            block = _read_block(fd, block_start, block_end, checksum=checksum)
+            part = memoryview(block)[start - block_start : end - block_start]
             checksum = xxhash.xxh3_64_intdigest(part)
         self._channel.put(Block(sending.index, start, end - start, checksum))
         yield from self._channel.flush(more=True)
@@ -184,19 +194,20 @@ class Transfer:
             yield from self._channel.send(part)
             return
         try:
-            yield from self._channel.send_file(file, start, end)
+            yield from self._channel.send_file(fd, start, end)
         except OSError as error:
             if error.errno == errno.EIO:
-                log.warning("cache file can't be read for a peer error=%s", error)
+                log.warning("a cache file can't be read for a peer error=%s", error)
             raise
 
-    def _send_as_it_is(self, sending: Sending, file: int, start: int, end: int) -> Steps[None]:
-        """Of a file that is being written, perhaps: what is read once is what the checksum is of."""
-        body = os.pread(file, end - start, start)
+    def _send_changing(self, sending: Sending, fd: int, start: int, end: int) -> Steps[None]:
+        """Send bytes of a file that may be written at this time. They are read once, and the checksum covers the
+        bytes read."""
+        body = os.pread(fd, end - start, start)
         if len(body) != end - start:
             raise StoreError("file for a peer", why=f"it ends at byte {start + len(body)} now")
-        if not sending.piece.ready(start, end):
-            raise VersionChangedError("file for a peer", why="it was written again")
+        if not sending.range.ready(start, end):
+            raise VersionChangedError("file for a peer", why="it was written while it was sent")
         self._channel.put(Block(sending.index, start, end - start, xxhash.xxh3_64_intdigest(body)))
         yield from self._channel.flush(more=True)
         yield from self._channel.send(memoryview(body))
@@ -205,10 +216,10 @@ class Transfer:
         self._channel.put(FileEnd(index, failure_of(error)))
 
 
-def _read_block(file: int, start: int, end: int, *, checksum: int) -> bytes:
-    """For a part of a block, which has no checksum of its own: the whole is checked first."""
+def _read_block(fd: int, start: int, end: int, *, checksum: int) -> bytes:
+    """Return a whole block after checking it. Part of a block has no checksum of its own."""
     try:
-        body = os.pread(file, end - start, start)
+        body = os.pread(fd, end - start, start)
     except OSError as error:
         raise StoreError("cache file can't be read", why=error.strerror or str(error)) from error
     if xxhash.xxh3_64_intdigest(body) != checksum:

@@ -1,7 +1,7 @@
-"""The door for the host's own clients: a unix socket, one request at a time a connection.
+"""Serve the clients of this host on a unix socket: one request at a time on each connection.
 
-A client that closes its connection while a request is under way cancels the request. Errors go back as Failure;
-what is no HeadraceError is logged with its trace and goes back as `internal`.
+A client that closes its connection while a request is in progress cancels the request. A HeadraceError is returned
+as Failure; any other error is logged with its trace and returned as `internal`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Streamer = Callable[[JobStart | OpenMany], AsyncIterator[Answer]]
 
 
 class Subscribers:
-    """Sessions that follow what the node changes. One that doesn't read its events is cut off, and comes back."""
+    """Delivers events to the sessions that follow the node's changes. A session that does not read its events is
+    disconnected and reconnects."""
 
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Answer | None]] = set()
@@ -53,43 +54,44 @@ class Subscribers:
 
     def _put(self, queue: asyncio.Queue[Answer | None], event: Answer) -> None:
         if queue.qsize() >= EVENTS_WAITING_MAX:
-            log.warning("a session does not read its events, cut off")
+            log.warning("a session that does not read its events was disconnected")
             self._leave(queue)
             queue.put_nowait(None)
         else:
             queue.put_nowait(event)
 
     async def drop_damaged(self, ids: list[int]) -> None:
-        """Every session that follows has forgotten the bytes of these files on return, or was cut off, as one that
-        does not answer in time is."""
-        waiting: dict[int, asyncio.Future[None]] = {}
+        """Make every session drop the bytes of these files from its cache. On return each session has done so, or
+        was disconnected because it did not confirm in time."""
+        confirmations: dict[int, asyncio.Future[None]] = {}
         for queue in list(self._queues):
             self._receipt += 1
-            waiting[self._receipt] = future = asyncio.get_running_loop().create_future()
+            confirmations[self._receipt] = future = asyncio.get_running_loop().create_future()
             self._receipts[self._receipt] = queue, future
             self._put(queue, Evicted(ids=ids, damaged=True, receipt=self._receipt))
-        if waiting:
-            await asyncio.wait(waiting.values(), timeout=FORGET_LIMIT_S)
-        for receipt in waiting:
+        if confirmations:
+            await asyncio.wait(confirmations.values(), timeout=FORGET_LIMIT_S)
+        for receipt in confirmations:
             queue, future = self._receipts.pop(receipt)
             if not future.done():
-                log.warning("a session does not answer, cut off")
+                log.warning("a session that did not confirm an eviction was disconnected")
                 self._leave(queue)
                 queue.put_nowait(None)
 
     def forgot(self, receipt: int) -> None:
-        """A session sent the receipt back."""
+        """Record that a session confirmed the receipt."""
         _, future = self._receipts.get(receipt, (None, None))
         if future is not None and not future.done():
             future.set_result(None)
 
     def _leave(self, queue: asyncio.Queue[Answer | None]) -> None:
         self._queues.discard(queue)
-        for waiting, future in self._receipts.values():
-            if waiting is queue and not future.done():
+        for receipt_queue, future in self._receipts.values():
+            if receipt_queue is queue and not future.done():
                 future.set_result(None)
 
     async def follow(self) -> AsyncIterator[Answer]:
+        """Yield the events for one session, until it is disconnected."""
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
         self._queues.add(queue)
         try:
@@ -99,16 +101,16 @@ class Subscribers:
             self._leave(queue)
 
 
-class _Doorstep(asyncio.StreamReaderProtocol):
-    """One connection. Whoever leaves it while it is busy, or says more before it was answered, ends what is done for
-    it. (To wait for its next word beside the work would cost each request two tasks.)"""
+class _ClientProtocol(asyncio.StreamReaderProtocol):
+    """Watches one connection. A client that disconnects during its request, or sends another one before the answer,
+    cancels the request. (To read the connection in a task beside the request would cost two tasks a request.)"""
 
     serving: asyncio.Task[None] | None = None
     busy = False
 
     def data_received(self, data: bytes) -> None:
         if self.busy:
-            log.warning("connection dropped error=a request before the last one was answered")
+            log.warning("a connection was closed error=a request before the last one was answered")
             self._leave()
         super().data_received(data)
 
@@ -126,8 +128,11 @@ class _Doorstep(asyncio.StreamReaderProtocol):
 
 
 class RpcServer:
-    """welcome: what every client is told first. answer: one request, one answer. stream: one request, many
-    answers."""
+    """Accepts the connections of this host's clients.
+
+    welcome: the answer to every hello. answer: handles a request with one answer. stream: handles a request with
+    many.
+    """
 
     def __init__(
         self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer
@@ -140,11 +145,13 @@ class RpcServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, socket_path: str) -> None:
-        """Listens, readable by the user only. A socket file that a dead node left is replaced."""
+        """Listen on a socket that only this user may use. Replace a socket file that a dead node left."""
         _unlink(socket_path)
         mask = os.umask(0o177)
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(self._doorstep, socket_path)
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                self._new_protocol, socket_path
+            )
         finally:
             os.umask(mask)
         self._path = socket_path
@@ -157,51 +164,51 @@ class RpcServer:
             await asyncio.gather(*self._connections, return_exceptions=True)
             _unlink(self._path)
 
-    def _doorstep(self) -> _Doorstep:
+    def _new_protocol(self) -> _ClientProtocol:
         reader = asyncio.StreamReader()
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._connected(reader, writer, doorstep)
+        async def on_connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._on_connected(reader, writer, protocol)
 
-        doorstep = _Doorstep(reader, connected)
-        return doorstep
+        protocol = _ClientProtocol(reader, on_connected)
+        return protocol
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doorstep: _Doorstep
+    async def _on_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: _ClientProtocol
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        doorstep.serving = task
+        protocol.serving = task
         try:
-            await self._serve(reader, writer, doorstep)
+            await self._serve(reader, writer, protocol)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client left, or the node stops
+            pass  # the client disconnected, or the node stops
         except ProtocolError as error:
-            log.warning("connection dropped error=%s", error)
+            log.warning("a connection was closed error=%s", error)
         finally:
             self._connections.discard(task)
-            doorstep.serving = None
+            protocol.serving = None
             writer.close()
 
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doorstep: _Doorstep
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: _ClientProtocol
     ) -> None:
         while True:
             header = await reader.readexactly(frame.HEADER_BYTES)
             request = frame.decode_request(await reader.readexactly(frame.body_length(header)))
-            doorstep.busy = True
+            protocol.busy = True
             try:
                 await self._handle(request, writer)
             finally:
-                doorstep.busy = False
+                protocol.busy = False
 
     async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> None:
         try:
             if isinstance(request, Subscribe):
                 async for event in self._subscribers.follow():
                     await _send(writer, event)
-                raise NodeUnavailableError("events were lost", why="this client read too slowly")
+                raise NodeUnavailableError("events were lost", why="this client reads them too slowly")
             if isinstance(request, Forgot):
                 self._subscribers.forgot(request.receipt)
                 await _send(writer, Done())
