@@ -49,10 +49,10 @@ import asyncio, sys
 from pathlib import Path
 from headrace.entry.peer.server import PeerServer
 from headrace.wire.peer_messages import PeerWelcome
-from headrace.http.process import take_all_descriptors
+from headrace.http.process import raise_descriptor_limit
 from tests.integration.peer_desk import CLUSTER, FileDesk
 async def main():
-    take_all_descriptors()
+    raise_descriptor_limit()
     desk = FileDesk(Path(sys.argv[1])); desk.add("f", 4096)
     server = PeerServer(lambda: PeerWelcome(0, "b", "run1", 7), CLUSTER, desk, loop=asyncio.get_running_loop())
     print(server.start("127.0.0.1", 0), flush=True)

@@ -25,13 +25,13 @@ from headrace.base.fair_queue import FairPool, FairQueue
 from headrace.entry.peer import server as peer_server
 from headrace.http import admission as admission_module
 from headrace.http import connection as http_connection
-from headrace.http import door as http_door
 from headrace.http import pace
+from headrace.http import server as http_server
 from headrace.http.admission import Admission, Buffered, Memory, count_address
-from headrace.http.door import Door
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import TransferPace
+from headrace.http.server import HttpServer
 from headrace.http.tls import ServerTls, server_tls
 from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kinds_of
 from headrace.wire.peer_frame import encode
@@ -115,15 +115,15 @@ class Served:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         listening.setblocking(False)
         self.address: tuple[str, int] = listening.getsockname()
-        self.door = Door(self.application, listening, name="test", tls=tls)
-        self._thread = threading.Thread(target=self.door.run)
+        self.server = HttpServer(self.application, listening, name="test", tls=tls)
+        self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         return socket.create_connection(self.address, timeout=LIMIT_S, source_address=(source, 0))
 
     def close(self) -> None:
-        self.door.stop()
+        self.server.stop()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
 
@@ -229,7 +229,7 @@ def test_a_refused_upload_is_answered_and_ended_at_once(served: Served) -> None:
         begun_s = time.monotonic()
         assert read_answer(sock) == (403, b"refused")
         assert ended(sock)
-        assert time.monotonic() - begun_s < http_door.BODY_S / 4
+        assert time.monotonic() - begun_s < http_server.BODY_S / 4
     assert served.application.bodies == []
 
 
@@ -244,8 +244,8 @@ def test_a_refused_upload_of_some_size_hears_why(served: Served) -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of half a second."""
     for name in ("HELLO_S", "HEAD_S", "BODY_S"):
-        monkeypatch.setattr(http_door, name, 0.5)
-    monkeypatch.setattr(http_door, "TICK_S", 0.1)
+        monkeypatch.setattr(http_server, name, 0.5)
+    monkeypatch.setattr(http_server, "TICK_S", 0.1)
     monkeypatch.setattr(pace, "WINDOW_S", 0.5)
 
 
@@ -312,7 +312,7 @@ def test_who_reads_slowly_holds_no_thread(served: Served, tmp_path: Path) -> Non
     large = served.application.large = tmp_path / "large"
     large.touch()
     os.truncate(large, 32 << 20)
-    socks = [served.connect() for _ in range(http_door.THREADS + 20)]
+    socks = [served.connect() for _ in range(http_server.THREADS + 20)]
     try:
         for sock in socks:
             sock.sendall(head("GET", "/large"))
@@ -337,7 +337,7 @@ def test_who_reads_nothing_is_cut_off(served: Served, tmp_path: Path) -> None:
 
 
 def test_slow_heads_together_have_little_memory(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.door, "_buffered", Buffered(1 << 20))
+    monkeypatch.setattr(served.server, "_buffered", Buffered(1 << 20))
     part = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000
     socks = [served.connect("127.0.0.2") for _ in range(60)]
     try:
@@ -358,7 +358,7 @@ def test_a_stop_waits_for_an_answer_under_way(served: Served, tmp_path: Path) ->
     with served.connect() as sock:
         sock.sendall(head("GET", "/large"))
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        served.door.stop()
+        served.server.stop()
         count = 100
         while piece := sock.recv(1 << 20):
             count += len(piece)
@@ -421,7 +421,7 @@ def admission(**bounds: int) -> tuple[Admission[Visitor], list[Visitor]]:
 
 
 def test_the_heaviest_address_makes_room_by_its_oldest() -> None:
-    kept, displaced = admission(unproven_max=10)
+    kept, displaced = admission(unauthenticated_max=10)
     heavy = [Visitor("10.0.0.9") for _ in range(10)]
     for visitor in heavy:
         assert kept.enter(visitor)
@@ -433,11 +433,11 @@ def test_the_heaviest_address_makes_room_by_its_oldest() -> None:
 
 
 def test_who_was_let_in_makes_room_for_nobody() -> None:
-    kept, displaced = admission(address_max=5, connections_max=8, unproven_max=8)
+    kept, displaced = admission(address_max=5, connections_max=8, unauthenticated_max=8)
     proven = [Visitor("a") for _ in range(5)]
     for visitor in proven:
         assert kept.enter(visitor)
-        kept.prove(visitor)
+        kept.mark_authenticated(visitor)
     assert not kept.enter(Visitor("a"))
     others = [Visitor(str(number)) for number in range(3)]
     assert all(kept.enter(visitor) for visitor in others)
@@ -522,7 +522,7 @@ def test_a_crowd_of_one_address_is_ended_and_others_are_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
-    monkeypatch.setattr(served.door, "_admission", Admission(served.door._displace, arrivals_max=50))
+    monkeypatch.setattr(served.server, "_admission", Admission(served.server._displace, arrivals_max=50))
     socks = crowd_of(served.address, 200)
     try:
         wait_until(lambda: count_ended(socks) == 150)
@@ -545,7 +545,7 @@ def test_an_address_that_only_connects_is_ended_at_once(monkeypatch: pytest.Monk
         assert kept.arrive("10.0.0.1")
         honest = Visitor("10.0.0.1")
         assert kept.enter(honest)
-        kept.prove(honest)
+        kept.mark_authenticated(honest)
     monkeypatch.setattr(kept, "_window_until_s", 0.0)
     assert kept.arrive("10.0.0.9")
 
@@ -581,7 +581,9 @@ def test_a_crowd_of_one_address_is_ended_and_peers_are_answered(
     async def work() -> None:
         async with serving(tmp_path) as pair:
             monkeypatch.setattr(
-                pair.server, "_admission", Admission(pair.server._displace, unproven_max=20, arrivals_max=50)
+                pair.server,
+                "_admission",
+                Admission(pair.server._displace, unauthenticated_max=20, arrivals_max=50),
             )
             host, _, port = pair.node.address.rpartition(":")
             socks = crowd_of((host, int(port)), 200)

@@ -55,7 +55,6 @@ PENDING = {
     "cluster",
     "dataplane",
     "diagnose",
-    "http",
     "identity",
     "node",
     "sdk",

@@ -1,4 +1,4 @@
-"""Where a door listens: HOST:PORT of a setting, and whether others reach it."""
+"""Parse the address HOST:PORT that a gateway listens on, and decide whether other hosts can reach it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACKLOG = 1024
 
 
 def split_address(address: str, setting: str) -> tuple[str, int]:
-    """HOST:PORT, [HOST]:PORT. UsageError."""
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raise UsageError."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if (
@@ -21,37 +21,39 @@ def split_address(address: str, setting: str) -> tuple[str, int]:
         or int(port) > 65535
     ):
         raise UsageError(
-            f"setting {setting} = {address!r}", why="not HOST:PORT", hint="for example 127.0.0.1:9000"
+            f"setting {setting} = {address!r}", why="it is not HOST:PORT", hint="for example 127.0.0.1:9000"
         )
     return host, int(port)
 
 
 def is_loopback(host: str, setting: str) -> bool:
-    """UsageError for a name that nobody knows."""
+    """Return whether a host resolves to loopback addresses only. Raise UsageError for a name that does not resolve."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"setting {setting}: host {host!r}", why=error.strerror or str(error)) from error
-    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+    return all(
+        ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in addresses
+    )
 
 
 def listen(address: str, setting: str) -> socket.socket:
-    """port 0: any. UsageError when that can't be listened at."""
+    """Return a listening socket. port 0: any free port. Raise UsageError when the address can't be used."""
     host, port = split_address(address, setting)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise UsageError(
             f"setting {setting} = {address}",
             why=error.strerror or str(error),
-            hint=f"choose by {setting} = HOST:PORT",
+            hint=f"set {setting} = HOST:PORT",
         ) from error
-    listening.setblocking(False)
-    return listening
+    listener.setblocking(False)
+    return listener
 
 
-def bound_to(listening: socket.socket) -> str:
-    """HOST:PORT, as `split_address` takes it."""
-    host, port = listening.getsockname()[:2]
+def bound_to(listener: socket.socket) -> str:
+    """Return HOST:PORT of a listening socket, as `split_address` accepts it."""
+    host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,10 @@
-"""Which connections an interface keeps, and what they may hold of its memory: for the gateways and the peers' port.
+"""Limit the connections that a server keeps and the memory that they use: for the gateways and for the peers' port.
 
-Whoever opens connections has shown nothing yet. So those that were not let in by a credential (`prove`) are bounded by
-themselves, in all and for each address, and make room for newer ones: the oldest of the address that has most of them
-is closed. An honest client shows its credential at once, and is older than nobody; one that only opens connections
-displaces its own. Beyond a rate that no honest client reaches its connections are ended before they cost anything.
+A connection that has not authenticated has proven nothing. Such connections have limits of their own, in all and for
+each address, and are displaced by newer ones: the server closes the oldest connection of the address that has most.
+An honest client authenticates at once, so it is hardly ever the oldest; an address that only opens connections
+displaces its own. Beyond a rate that no honest client reaches, an address's connections are closed before they cost
+anything.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from typing import Generic, Protocol, TypeVar
 
 CONNECTIONS_MAX = 8192
 ADDRESS_CONNECTIONS_MAX = 2048
-"""A host has many workers with many connections each; behind a proxy all clients are one address."""
-UNPROVEN_MAX = 1024
+"""A host has many workers with many connections each. Behind a proxy all clients have one address."""
+UNAUTHENTICATED_MAX = 1024
 ARRIVALS_MAX = ADDRESS_CONNECTIONS_MAX
-"""Connections of an address in a second, without those that were let in by a credential: as many as it may have."""
+"""Connections of an address in a second that do not authenticate: as many as it may have open."""
 WINDOW_S = 1.0
 BUFFERED_BYTES_MAX = 16 << 20
 WHOLE_BODIES_BYTES_MAX = 32 << 20
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Visitor(Protocol):
-    """address: by which connections are counted, of `count_address`."""
+class CountedConnection(Protocol):
+    """Is a connection that Admission counts. address: the address from `count_address`."""
 
     address: str
 
 
-Connection = TypeVar("Connection", bound=Visitor)
+Connection = TypeVar("Connection", bound=CountedConnection)
 
 
 def count_address(host: str) -> str:
-    """Return by what connections from a host are counted: of IPv6 its network, as one host has all of it."""
+    """Return the address by which a host's connections are counted. For IPv6 it is the /64 network, which one host
+    owns."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])
@@ -49,7 +51,8 @@ def count_address(host: str) -> str:
 
 
 class Admission(Generic[Connection]):
-    """Thread-safe. displace: ends a connection that makes room; called without a lock."""
+    """Decides which connections are kept. Thread-safe. displace: closes a displaced connection; called without a
+    lock held."""
 
     def __init__(
         self,
@@ -57,18 +60,18 @@ class Admission(Generic[Connection]):
         *,
         connections_max: int = CONNECTIONS_MAX,
         address_max: int = ADDRESS_CONNECTIONS_MAX,
-        unproven_max: int = UNPROVEN_MAX,
+        unauthenticated_max: int = UNAUTHENTICATED_MAX,
         arrivals_max: int = ARRIVALS_MAX,
     ) -> None:
         self._displace = displace
         self._connections_max = connections_max
         self._address_max = address_max
-        self._unproven_max = unproven_max
+        self._unauthenticated_max = unauthenticated_max
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._connections: set[Connection] = set()
-        self._unproven: dict[str, dict[Connection, None]] = {}
-        self._unproven_count = 0
+        self._unauthenticated: dict[str, dict[Connection, None]] = {}
+        self._unauthenticated_count = 0
         self._arrivals_max = arrivals_max
         self._arrivals: dict[str, int] = {}
         self._window_until_s = 0.0
@@ -77,11 +80,11 @@ class Admission(Generic[Connection]):
         return len(self._connections)
 
     def weight(self, connection: Connection) -> int:
-        """How many connections that showed nothing its address has: who has fewer is served first."""
-        return len(self._unproven.get(connection.address, ()))
+        """Return the number of unauthenticated connections of the connection's address. Fewer are served first."""
+        return len(self._unauthenticated.get(connection.address, ()))
 
     def arrive(self, host: str) -> bool:
-        """Return False for a connection that is to be ended at once: its address makes too many of them."""
+        """Return False for a connection that must be closed at once, because its address opens too many."""
         address, now_s = count_address(host), time.monotonic()
         with self._lock:
             if now_s >= self._window_until_s:
@@ -94,13 +97,15 @@ class Admission(Generic[Connection]):
             return True
 
     def enter(self, connection: Connection) -> bool:
-        """Return False where there is no room that somebody else could make."""
+        """Add a connection, displacing another one when a limit is reached. Return False when no connection can be
+        displaced."""
         victim: Connection | None = None
         with self._lock:
             if self._counts.get(connection.address, 0) >= self._address_max:
                 victim = self._oldest(connection.address)
             elif (
-                len(self._connections) >= self._connections_max or self._unproven_count >= self._unproven_max
+                len(self._connections) >= self._connections_max
+                or self._unauthenticated_count >= self._unauthenticated_max
             ):
                 victim = self._oldest(self._heaviest())
             else:
@@ -113,29 +118,29 @@ class Admission(Generic[Connection]):
         self._displace(victim)
         return True
 
-    def prove(self, connection: Connection) -> None:
-        """It was let in by a credential, and makes room for nobody from now on."""
+    def mark_authenticated(self, connection: Connection) -> None:
+        """Record that a connection authenticated. It is not displaced any more."""
         with self._lock:
-            self._forget_unproven(connection)
+            self._forget_unauthenticated(connection)
             if self._arrivals.get(connection.address):
                 self._arrivals[connection.address] -= 1
 
     def leave(self, connection: Connection) -> None:
-        """It has ended; once more is no harm."""
+        """Remove a connection that has ended. A second call does nothing."""
         with self._lock:
             self._remove(connection)
 
     def _heaviest(self) -> str:
-        return max(self._unproven, key=lambda address: len(self._unproven[address]), default="")
+        return max(self._unauthenticated, key=lambda address: len(self._unauthenticated[address]), default="")
 
     def _oldest(self, address: str) -> Connection | None:
-        return next(iter(self._unproven.get(address, ())), None)
+        return next(iter(self._unauthenticated.get(address, ())), None)
 
     def _add(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._counts[connection.address] = self._counts.get(connection.address, 0) + 1
-        self._unproven.setdefault(connection.address, {})[connection] = None
-        self._unproven_count += 1
+        self._unauthenticated.setdefault(connection.address, {})[connection] = None
+        self._unauthenticated_count += 1
 
     def _remove(self, connection: Connection) -> None:
         if connection not in self._connections:
@@ -144,46 +149,47 @@ class Admission(Generic[Connection]):
         self._counts[connection.address] -= 1
         if not self._counts[connection.address]:
             del self._counts[connection.address]
-        self._forget_unproven(connection)
+        self._forget_unauthenticated(connection)
 
-    def _forget_unproven(self, connection: Connection) -> None:
-        of_address = self._unproven.get(connection.address)
-        if of_address is None or connection not in of_address:
+    def _forget_unauthenticated(self, connection: Connection) -> None:
+        connections = self._unauthenticated.get(connection.address)
+        if connections is None or connection not in connections:
             return
-        del of_address[connection]
-        self._unproven_count -= 1
-        if not of_address:
-            del self._unproven[connection.address]
+        del connections[connection]
+        self._unauthenticated_count -= 1
+        if not connections:
+            del self._unauthenticated[connection.address]
 
 
 class Buffered(Generic[Connection]):
-    """Bytes of requests that are not whole yet, of all connections together. Thread-safe."""
+    """Counts the bytes of incomplete requests over all connections. Thread-safe."""
 
     def __init__(self, bytes_max: int = BUFFERED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._held: dict[Connection, int] = {}
+        self._sizes_bytes: dict[Connection, int] = {}
         self._bytes = 0
 
     def hold(self, connection: Connection, size_bytes: int) -> list[Connection]:
-        """Note how much a connection holds now. Returns those to end: who has held some for longest goes first."""
+        """Record the bytes that a connection buffers now. Return the connections to close, those that began to
+        buffer first."""
         with self._lock:
-            before = self._held.get(connection, 0)
-            self._bytes += size_bytes - before
+            old_size_bytes = self._sizes_bytes.get(connection, 0)
+            self._bytes += size_bytes - old_size_bytes
             if size_bytes:
-                self._held[connection] = size_bytes
-            elif before:
-                del self._held[connection]
-            ended = []
+                self._sizes_bytes[connection] = size_bytes
+            elif old_size_bytes:
+                del self._sizes_bytes[connection]
+            victims = []
             while self._bytes > self._bytes_max:
-                oldest = next(iter(self._held))
-                self._bytes -= self._held.pop(oldest)
-                ended.append(oldest)
-            return ended
+                oldest = next(iter(self._sizes_bytes))
+                self._bytes -= self._sizes_bytes.pop(oldest)
+                victims.append(oldest)
+            return victims
 
 
 class Memory:
-    """Bytes of bodies that are read whole before they are understood, of all requests together. Thread-safe."""
+    """Limits the memory for request bodies that must be complete before they are parsed. Thread-safe."""
 
     def __init__(self, bytes_max: int = WHOLE_BODIES_BYTES_MAX) -> None:
         self._lock = threading.Lock()
@@ -202,11 +208,11 @@ class Memory:
 
 
 WHOLE_BODIES = Memory()
-"""Of this process."""
+"""The limit of this process."""
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a connection so that nothing of it is left: no bytes to be sent, and no state in the kernel."""
+    """Close a connection at once: discard unsent bytes and leave no state in the kernel."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()

@@ -1,4 +1,4 @@
-"""A request's body by HTTP's own framing, without a socket: iterators of bytes over one another."""
+"""Decode a request's body by HTTP's framing, without a socket: iterators of bytes over iterators of bytes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _SHORT = "the body ended before its length"
 
 
 class Stream:
-    """Bytes of an iterator, by lines and counts."""
+    """Reads lines and byte counts from an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._buffer = b""
 
     def read(self, count: int) -> bytes:
-        """Some, `count` at most; b"" at the end."""
+        """Return at most `count` bytes, or b"" at the end."""
         data = self._buffer or next(self._pieces, b"")
         self._buffer = data[count:]
         return data[:count]
 
     def line(self) -> bytes:
-        """To the next CRLF, without it."""
+        """Return the bytes up to the next CRLF, without it. Raise BadRequestError at the end and for a line that is
+        too long."""
         while (end := self._buffer.find(b"\r\n")) < 0:
             piece = next(self._pieces, b"")
             if not piece:
@@ -50,15 +51,15 @@ class Stream:
 
 
 def chunk_size(line: bytes) -> int:
-    """BadRequestError."""
+    """Return the size of a chunk from its line. Raise BadRequestError."""
     size = int(line, 16) if _HEX.fullmatch(line) else -1
     if not 0 <= size <= CHUNK_BYTES_MAX:
-        raise BadRequestError(HttpFault.NO_REQUEST, "a chunk of the body has no size")
+        raise BadRequestError(HttpFault.NO_REQUEST, "a chunk of the body has no valid size")
     return size
 
 
 def http_chunks(stream: Stream) -> Iterator[bytes]:
-    """Transfer-Encoding: chunked. Trailers are passed over."""
+    """Yield a body with Transfer-Encoding: chunked. Trailers are skipped. Raise BadRequestError."""
     while size := chunk_size(stream.line().partition(b";")[0].strip()):
         yield from stream.exactly(size)
         if stream.line():

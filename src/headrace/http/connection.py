@@ -1,6 +1,8 @@
-"""One client's connection: bytes in, answers out. The socket never blocks; a thread of the pool waits by `poll`.
+"""Receive requests and send answers on one client's connection. The socket never blocks; a thread of the pool waits
+with `poll`.
 
-It belongs to the door's thread while it waits for a request, and to one thread of the pool while one is answered.
+A connection belongs to the waiting thread while it waits for a request, and to one thread of the pool while a
+request is answered.
 """
 
 from __future__ import annotations
@@ -29,37 +31,41 @@ from headrace.http.pace import TransferPace
 
 RECEIVE_BYTES = 256 << 10
 GATHER_BYTES = 64 << 10
-"""A body up to this length is there as a whole before a thread takes the request up, and of a longer one as much."""
+"""A body up to this length is complete before a thread takes the request up; of a longer body, this much has
+arrived."""
 LINGER_S = 2.0
 LINGER_BYTES_MAX = 5 << 20
-"""Of what a client sends after it was refused: as long and as much is taken from it, so that it hears why."""
+"""How much a refused client may still send. It is received and dropped, so that the client sees the answer."""
 ROOM_WAIT_MS = 100
-"""How long a thread waits itself for room in a socket: on a fast link that is cheaper than to hand over."""
+"""How long a thread itself waits for room in a socket: on a fast link that is cheaper than a handover."""
 COPIED_BYTES_MAX = 32 << 10
-"""Of a small answer: head and bytes go by one call, which is cheaper than a second one that copies nothing."""
+"""Small answers are copied, head and bytes in one call: cheaper than a second call that copies nothing."""
 STEP_BYTES = 8 << 20
-"""Of content that is not whole yet so much is waited for at once."""
+"""How much of content that is not complete is waited for at a time."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_TAKEN_AWAY = bytearray(RECEIVE_BYTES)
-"""What nobody wants to know is received here, by the door's thread: the kernel drops it without a copy."""
+_DISCARDED = bytearray(RECEIVE_BYTES)
+"""The waiting thread receives unneeded bytes here; with MSG_TRUNC the kernel drops them without a copy."""
 
 
 class ConnectionPhase(enum.Enum):
-    """What a connection waits for, without a thread."""
+    """Names what a connection waits for without a thread."""
 
     HELLO = "the next step of a TLS handshake"
     HEAD = "a request"
     BODY = "the beginning of a body"
     ANSWER = "room in its socket for the rest of an answer"
-    END = "the client to take the answer and go"
+    END = "the client to read the answer and disconnect"
 
 
 class HttpServerConnection:
-    """client: its address; address: by what its connections are counted. plain: the last request has no body, and
-    another may follow it."""
+    """Holds the state of one connection.
+
+    client: its address. address: the address by which its connections are counted. is_plain: the last request has no
+    body, and another request may follow.
+    """
 
     secure = False
-    """Whether what is said on it is encrypted."""
+    """Whether the connection is encrypted."""
     certificate = ""
     """The name in the client's certificate."""
 
@@ -68,35 +74,35 @@ class HttpServerConnection:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.number = sock.fileno()
+        self.fd = sock.fileno()
         self.client = address
         self.address = count_address(address)
         self.phase = ConnectionPhase.HEAD
-        self.until_s = 0.0
+        self.deadline_s = 0.0
         self.events = select.EPOLLIN
-        self.proven = False
-        self.holds = False
-        self.lingers = False
+        self.is_authenticated = False
+        self.is_buffered = False
+        self.is_lingering = False
         self.buffer = bytearray()
         self.request: Request | None = None
         self.response: Response | None = None
         self.pace = TransferPace()
         self.parked_s = 0.0
-        self._parked_at = 0
+        self._parked_bytes = 0
         self._left_bytes = 0
         self._chunked = False
         self._owes_continue = False
         self._reusable = True
-        self.plain = False
+        self.is_plain = False
         self._lingered_bytes = 0
-        self.buffer_out = b""
-        self.at = 0
+        self.unsent = b""
+        self.offset = 0
 
     # ------------------------------------------------------------ in
 
     def next_request(self) -> Request | None:
-        """None: its head is not whole yet. BadRequestError for one that is no request; then the connection is of no
-        use."""
+        """Return the next request, or None when its head is not complete. Raise BadRequestError for an invalid one;
+        the connection can't be used any more then."""
         end = self.buffer.find(HEAD_END)
         if end < 0 and len(self.buffer) <= HEAD_BYTES_MAX:
             return None
@@ -110,11 +116,11 @@ class HttpServerConnection:
         request.address = self.client
         if self.secure:
             request.secure, request.certificate = True, self.certificate
-        self._begin(request)
+        self._read_framing(request)
         return request
 
-    def _begin(self, request: Request) -> None:
-        """The body that comes with it, and whether another request can follow."""
+    def _read_framing(self, request: Request) -> None:
+        """Determine the length of the request's body, and whether another request can follow."""
         length = request.header("content-length", "0")
         if not is_number(length):
             raise BadRequestError(HttpFault.NO_REQUEST, "Content-Length is not a number")
@@ -129,14 +135,14 @@ class HttpServerConnection:
         self._owes_continue = request.header("expect").lower() == "100-continue"
         self._reusable = (
             request.keep_alive and not self._chunked
-        )  # what follows the last chunk is not kept apart
-        self.plain = self._reusable and not (self._left_bytes or self._owes_continue)
+        )  # bytes after the last chunk are not kept apart
+        self.is_plain = self._reusable and not (self._left_bytes or self._owes_continue)
         if self._left_bytes or self._chunked:
             self.pace = TransferPace()
 
     @property
-    def reusable(self) -> bool:
-        """Whether another request may follow on it."""
+    def is_reusable(self) -> bool:
+        """Return whether another request may follow."""
         return self._reusable
 
     @property
@@ -145,46 +151,46 @@ class HttpServerConnection:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the body has come."""
+        """Return whether the complete body has arrived."""
         return not self._chunked and not self._owes_continue and self._left_bytes <= len(self.buffer)
 
     @property
-    def gathers(self) -> bool:
-        """Whether more bytes have to come before a thread takes the request up."""
+    def needs_more(self) -> bool:
+        """Return whether more bytes must arrive before a thread takes the request up."""
         if self._owes_continue:
             return False
-        if self._chunked:  # all of them end so
+        if self._chunked:  # every chunked body ends like this
             return len(self.buffer) < GATHER_BYTES and not self.buffer.endswith(HEAD_END)
         return len(self.buffer) < min(self._left_bytes, GATHER_BYTES)
 
-    def invite(self) -> None:
-        """The client is told to send its body, if it waits for that. HungUpError."""
+    def send_continue(self) -> None:
+        """Tell a client that waits for it to send its body. Raise HungUpError."""
         if self._owes_continue:
             self._owes_continue = False
-            self._send_all(CONTINUE)  # of no body, too: without it aws 1.46 misreads the next answer
+            self._send_all(CONTINUE)  # for an empty body too: without it aws 1.46 misreads the next answer
 
     def body(self, request: Request) -> Iterator[bytes]:
-        """HungUpError; BadRequestError for a body that ends early."""
+        """Yield the body. Raise HungUpError, and BadRequestError for a body that ends early."""
         if "transfer-encoding" in request.headers:
             return http_chunks(Stream(self._received(None)))
         return self._received(self._left_bytes)
 
     def _received(self, count: int | None) -> Iterator[bytes]:
-        self.invite()
+        self.send_continue()
         while count is None or self._left_bytes > 0:
-            wanted = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
-            piece = bytes(self.buffer[:wanted])
+            count_max = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
+            piece = bytes(self.buffer[:count_max])
             if piece:
                 del self.buffer[: len(piece)]
             else:
-                piece = self.receive(wanted)
+                piece = self.receive(count_max)
                 self.pace.moved(len(piece))
             if count is not None:
                 self._left_bytes -= len(piece)
             yield piece
 
     def receive_now(self, count: int) -> bytes | None:
-        """None: nothing has come. b"" at the end of the connection."""
+        """Return bytes that have arrived, None when there are none, or b"" at the end of the connection."""
         try:
             return self.sock.recv(count)
         except BlockingIOError:
@@ -193,7 +199,7 @@ class HttpServerConnection:
             return b""
 
     def receive(self, count: int) -> bytes:
-        """Waits. HungUpError at the end of the connection."""
+        """Wait for bytes. Raise HungUpError at the end of the connection."""
         while True:
             try:
                 piece = self.sock.recv(count)
@@ -207,18 +213,18 @@ class HttpServerConnection:
             return piece
 
     def skip_body(self) -> bool:
-        """Drops what has come of the body; False: there is more of it, and the connection has to be closed."""
+        """Drop the body. Return False when more of it is to come, so that the connection must be closed."""
         if not self.is_whole:
             return False
         del self.buffer[: self._left_bytes]
         self._left_bytes = 0
         return True
 
-    def take_away(self) -> bool:
-        """For the door's thread, of a connection that ends: drops what the client goes on to send; False: it is to be
-        closed now."""
+    def discard_input(self) -> bool:
+        """Drop what the client still sends on a connection that ends. Return False when it must be closed now. The
+        waiting thread calls it."""
         try:
-            count = socket.socket.recv_into(self.sock, _TAKEN_AWAY, 0, socket.MSG_TRUNC)
+            count = socket.socket.recv_into(self.sock, _DISCARDED, 0, socket.MSG_TRUNC)
         except BlockingIOError:
             return True
         except OSError:
@@ -228,24 +234,24 @@ class HttpServerConnection:
 
     # ------------------------------------------------------------ out
 
-    def head_of(self, response: Response, marks: list[tuple[str, str]]) -> bytes:
-        """marks: as of render_head. Says that the connection ends with it, where a body is left that nobody will
-        read."""
-        if not self.plain and self.has_body and not self.is_whole:
+    def head_of(self, response: Response, common_headers: list[tuple[str, str]]) -> bytes:
+        """Return the head of an answer. Announce the end of the connection when part of the body will not be read.
+        common_headers: see render_head."""
+        if not self.is_plain and self.has_body and not self.is_whole:
             response.close = True
         keep_alive = self._reusable and not response.close
-        return render_head(response, marks, keep_alive=keep_alive)
+        return render_head(response, common_headers, keep_alive=keep_alive)
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
-        """All of a small answer at once, if the socket has room and the bytes are in memory: never waits. False: some
-        of it is left, which `send_rest` sends."""
+        """Send a small answer without waiting, when the socket has room and the bytes are in memory. Return False
+        when some of it is left for `send_rest`."""
         content = response.content
         count = response.end - response.start
         if content is None or response.bodiless:
-            self.buffer_out = head if response.bodiless else head + response.body
-            self.at = response.end
+            self.unsent = head if response.bodiless else head + response.body
+            self.offset = response.end
             return self._send_some()
-        self.buffer_out, self.at = head, response.start
+        self.unsent, self.offset = head, response.start
         if 0 < count <= COPIED_BYTES_MAX:
             body = content.read_now(response.start, response.end)
             return body is not None and self._send_together(head, body)
@@ -253,14 +259,14 @@ class HttpServerConnection:
             return False
         try:
             sent = self.sock.send(head, socket.MSG_MORE if count else 0)
-            self.buffer_out = head[sent:]
-            if not self.buffer_out and count:
-                self.at += os.sendfile(self.number, content.fd, self.at, count)
+            self.unsent = head[sent:]
+            if not self.unsent and count:
+                self.offset += os.sendfile(self.fd, content.fd, self.offset, count)
         except BlockingIOError:
             return False
         except OSError as error:
             raise HungUpError(str(error)) from error
-        return not self.buffer_out and self.at == response.end
+        return not self.unsent and self.offset == response.end
 
     def _send_together(self, head: bytes, body: bytearray) -> bool:
         try:
@@ -269,128 +275,129 @@ class HttpServerConnection:
             return False
         except OSError as error:
             raise HungUpError(str(error)) from error
-        self.buffer_out = head[sent:]
-        self.at += max(0, sent - len(head))
+        self.unsent = head[sent:]
+        self.offset += max(0, sent - len(head))
         return sent == len(head) + len(body)
 
     def _send_some(self) -> bool:
         try:
-            self.buffer_out = self.buffer_out[self.sock.send(self.buffer_out) :]
+            self.unsent = self.unsent[self.sock.send(self.unsent) :]
         except BlockingIOError:
             return False
         except OSError as error:
             raise HungUpError(str(error)) from error
-        return not self.buffer_out
+        return not self.unsent
 
-    def begin(self, response: Response, head: bytes) -> None:
-        """What `send_rest` sends from now on."""
-        self.buffer_out, self.at = head, response.start
+    def prepare(self, response: Response, head: bytes) -> None:
+        """Set what `send_rest` sends."""
+        self.unsent, self.offset = head, response.start
         if response.content is None or response.bodiless:
-            self.buffer_out, self.at = head if response.bodiless else head + response.body, response.end
+            self.unsent, self.offset = head if response.bodiless else head + response.body, response.end
 
     def send_rest(self, response: Response) -> bool:
-        """Until the kernel has all of it, or has no room for a while: False. What of the content is not there yet is
-        waited for, step by step; where that fails the connection breaks off, as the head has been sent. HungUpError."""
+        """Send until the kernel has the complete answer; return False when the socket has no room for a while.
+        Content that is missing is waited for, step by step. An error there breaks the connection off, because the
+        head has been sent. Raise HungUpError."""
         content, end = response.content, response.end
         while True:
-            if not self._push(more=self.at < end):
+            if not self._push(more=self.offset < end):
                 return False
             if response.pieces is not None:
                 self._take_piece(response, response.pieces)
                 continue
-            if content is None or self.at >= end:
+            if content is None or self.offset >= end:
                 return True
-            step = end if content.fd >= 0 else min(end, self.at + STEP_BYTES)
-            if not self._send_file(content.wait(self.at, step), step):
+            step_end = end if content.fd >= 0 else min(end, self.offset + STEP_BYTES)
+            if not self._send_file(content.wait(self.offset, step_end), step_end):
                 return False
 
     def _take_piece(self, response: Response, pieces: Iterator[bytes]) -> None:
-        """The next chunk, or the last one, is to be sent."""
+        """Make the next chunk, or the last one, the bytes to be sent."""
         piece = next(pieces, b"")
         if not piece:
             response.pieces = None
-        self.buffer_out = b"%x\r\n%b\r\n" % (len(piece), piece)
-        self.at += len(self.buffer_out)
+        self.unsent = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self.offset += len(self.unsent)
 
     def _send_file(self, fd: int, end: int) -> bool:
-        """False: there is no room for a while."""
-        while self.at < end:
+        """Send part of a file. Return False when the socket has no room for a while."""
+        while self.offset < end:
             try:
-                sent = os.sendfile(self.number, fd, self.at, end - self.at)
+                sent = os.sendfile(self.fd, fd, self.offset, end - self.offset)
             except BlockingIOError:
-                if not self._has_room(select.POLLOUT):
+                if not self._is_ready(select.POLLOUT):
                     return False
                 continue
             except OSError as error:
                 raise HungUpError(str(error)) from error
             if sent == 0:
-                raise HungUpError("the file was cut short while it was sent")
-            self.at += sent
+                raise HungUpError("the file was truncated while it was sent")
+            self.offset += sent
         return True
 
     def _push(self, *, more: bool) -> bool:
-        """What is in buffer_out; False: there is no room for a while. more: bytes follow at once."""
-        while self.buffer_out:
+        """Send `unsent`. Return False when the socket has no room for a while. more: bytes follow at once."""
+        while self.unsent:
             try:
-                sent = self.sock.send(self.buffer_out, socket.MSG_MORE if more else 0)
-                self.buffer_out = self.buffer_out[sent:]
+                sent = self.sock.send(self.unsent, socket.MSG_MORE if more else 0)
+                self.unsent = self.unsent[sent:]
             except BlockingIOError:
-                if not self._has_room(select.POLLOUT):
+                if not self._is_ready(select.POLLOUT):
                     return False
             except OSError as error:
                 raise HungUpError(str(error)) from error
         return True
 
-    def _has_room(self, event: int) -> bool:
-        """After a short wait. Notes what to wait for else."""
+    def _is_ready(self, event: int) -> bool:
+        """Return whether the event occurs within a short wait. Record it as the event to wait for otherwise."""
         self.events = select.EPOLLOUT if event == select.POLLOUT else select.EPOLLIN
         poll = select.poll()
-        poll.register(self.number, event)
+        poll.register(self.fd, event)
         return bool(poll.poll(ROOM_WAIT_MS))
 
     def park(self, phase: ConnectionPhase, events: int, limit_s: float) -> None:
-        """Waits from now on without a thread, so long at most."""
+        """Begin to wait without a thread, for at most that time."""
         self.phase, self.events = phase, events
         self.parked_s = time.monotonic()
-        self.until_s = self.parked_s + limit_s
+        self.deadline_s = self.parked_s + limit_s
 
     def park_answer(self, response: Response) -> None:
-        """As `park`, for room for the rest of the answer. HungUpError for a client that takes too little of it."""
-        sent = self.at - len(self.buffer_out)
+        """Park until there is room for the rest of the answer. Raise HungUpError for a client that reads too slowly."""
+        sent = self.offset - len(self.unsent)
         if self.response is response:
-            self.pace.moved(sent - self._parked_at)
+            self.pace.moved(sent - self._parked_bytes)
         else:
             self.response, self.pace = response, TransferPace()
-        self._parked_at = sent
+        self._parked_bytes = sent
         if not self.pace.left_s:
-            raise HungUpError("the client takes its answer too slowly")
+            raise HungUpError("the client reads its answer too slowly")
         self.park(ConnectionPhase.ANSWER, self.events, self.pace.left_s)
 
     def unpark(self) -> None:
-        """It goes on; how long it waited counts against its pace."""
+        """End the wait; its duration counts against the transfer's pace."""
         self.pace.waited(time.monotonic() - self.parked_s)
 
     def _send_all(self, data: bytes) -> None:
-        """A few bytes, for which a socket has room."""
+        """Send a few bytes, for which the socket has room."""
         try:
             if self.sock.send(data) == len(data):
                 return
         except OSError as error:
             raise HungUpError(str(error)) from error
-        raise HungUpError("the client takes nothing")
+        raise HungUpError("the client reads nothing")
 
     def _wait(self, event: int) -> None:
-        """A thread waits for more of a body. HungUpError for one that comes too slowly."""
+        """Wait in this thread for more of a body. Raise HungUpError when it arrives too slowly."""
         poll = select.poll()
-        poll.register(self.number, event)
-        begun_s = time.monotonic()
+        poll.register(self.fd, event)
+        started_s = time.monotonic()
         ready = poll.poll(self.pace.left_s * 1000)
-        self.pace.waited(time.monotonic() - begun_s)
+        self.pace.waited(time.monotonic() - started_s)
         if not ready or not self.pace.left_s:
-            raise HungUpError("the body comes too slowly")
+            raise HungUpError("the body arrives too slowly")
 
     def end_sending(self) -> bool:
-        """The client is told that nothing more comes; False: it is gone already."""
+        """Tell the client that nothing more follows. Return False when it has disconnected."""
         try:
             socket.socket.shutdown(self.sock, socket.SHUT_WR)
         except OSError:
@@ -398,14 +405,14 @@ class HttpServerConnection:
         return True
 
     def shut(self) -> None:
-        """From any thread: whoever waits for the connection finds it ended."""
+        """End the connection, from any thread: a thread that waits for it sees it ended."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self, *, at_once: bool = False) -> None:
-        """at_once: the kernel is not to keep for the client what was not taken."""
+        """Close the connection. at_once: the kernel discards what the client has not received."""
         if self.response is not None:
-            self.response.drop()
+            self.response.release()
             self.response, at_once = None, True
         if at_once:
             reset(self.sock)

@@ -1,4 +1,4 @@
-"""What is wrong with what a client sent, before anybody knows what it asked for."""
+"""Errors in what a client sent, found before its request is known."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from enum import StrEnum
 
 
 class HttpFault(StrEnum):
+    """Names the kinds of errors."""
+
     NO_REQUEST = "no_request"
     HEAD_TOO_LARGE = "head_too_large"
     BODY_CUT_SHORT = "body_cut_short"
 
 
 class BadRequestError(Exception):
-    """Each application tells of it in its own words; where a head is bad, the connection is of no more use."""
+    """The client sent no valid request. Each application answers in its own format; after a bad head the connection
+    is closed."""
 
     def __init__(self, fault: HttpFault, message: str) -> None:
         super().__init__(message)
@@ -21,4 +24,4 @@ class BadRequestError(Exception):
 
 
 class HungUpError(Exception):
-    """The client is gone, or has done nothing for too long: there is nobody to answer."""
+    """The client disconnected, or was inactive for too long: nobody receives an answer."""

@@ -1,6 +1,6 @@
-"""HTTP/1.1 without a socket: a request's head to a value, an answer to bytes.
+"""Convert HTTP/1.1 without a socket: a request's head to a value, an answer to bytes.
 
-The parser is httptools (llhttp), a new one for each head; bodies are `body.py`'s.
+Each head has a new parser of httptools (llhttp). `body.py` decodes bodies.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ import msgspec
 from headrace.http.errors import BadRequestError, HttpFault
 
 HEAD_BYTES_MAX = 64 << 10
-"""S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
+"""S3 itself accepts 8 KiB of headers; presigned URLs and percent-encoded keys of 1 KiB are added to that."""
 KEPT_CHARACTERS_MAX = 256
-"""Of what is remembered of requests: anybody may send some."""
+"""The limit for a text of a request that is cached, because anybody can send requests."""
 HEAD_END = b"\r\n\r\n"
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_REASONS = {one.value: one.phrase for one in HTTPStatus}
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Request(msgspec.Struct):
-    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas. secure:
-    it came by TLS. address: of the client; certificate: the name in its certificate, "" without one. who: by which
-    credential it was let in, noted by the application; "": not yet. takes_chunks: an answer may come in chunks."""
+    """Describes a request.
+
+    path: percent-decoded. headers: names in lower case; repeated values are joined with commas. secure: it came over
+    TLS. address: the client's. certificate: the name in the client's certificate, "" without one. who: the
+    credential that the application accepted; "" before that. takes_chunks: the answer may be chunked.
+    """
 
     method: str
     target: bytes
@@ -45,14 +48,14 @@ class Request(msgspec.Struct):
     who: str = ""
     takes_chunks: bool = True
     arguments: dict[str, str] = {}
-    """The query, of each name the first value."""
+    """The query, with the first value of each name."""
 
     def __post_init__(self) -> None:
         if self.query:
             self.arguments = dict(reversed(self.query))
 
     def argument(self, name: str, default: str = "") -> str:
-        """The first of that name in the query."""
+        """Return the first value of that name in the query."""
         return self.arguments.get(name, default)
 
     def has(self, name: str) -> bool:
@@ -63,26 +66,30 @@ class Request(msgspec.Struct):
 
 
 class SendableContent(Protocol):
-    """Bytes of a file (`sdk/streams.py`). fd: of all of them; -1: they may have to be waited for."""
+    """Gives access to the bytes of a file (`sdk/streams.py`). fd: a descriptor with all bytes; -1 when some may have
+    to be waited for."""
 
     fd: int
 
     def wait(self, start: int, end: int) -> int:
-        """A descriptor to read these bytes from."""
+        """Wait for these bytes; return a descriptor to read them from."""
 
     def is_in_memory(self) -> bool:
-        """Whether reading it most likely waits for nothing."""
+        """Return whether a read most likely needs no disk."""
 
     def read_now(self, start: int, end: int) -> bytearray | None:
-        """These bytes, if reading them waits for nothing; None: it would, or the file is shorter."""
+        """Return these bytes when a read needs no wait. Return None when it would, or when the file is shorter."""
 
     def close(self) -> None: ...
 
 
 class Response(msgspec.Struct):
-    """body, or bytes start..end of content, which whoever sends this closes, or pieces as they are made, in chunks; one
-    that fails breaks the connection off. bodiless: length_bytes is told, and
-    nothing sent (HEAD). request_id: where the body names it."""
+    """Describes an answer: body, or bytes start..end of content, or pieces, which are sent in chunks as they are
+    made.
+
+    The sender closes content. An error in pieces breaks the connection off. bodiless: only the head is sent, with
+    length_bytes (HEAD). request_id: set when the body names it.
+    """
 
     status: int
     headers: list[tuple[str, str]] = []
@@ -98,12 +105,12 @@ class Response(msgspec.Struct):
 
     @property
     def body_bytes(self) -> int:
-        """How long its body is."""
+        """Return the length of the body."""
         if self.bodiless:
             return 0
         return len(self.body) if self.content is None else self.end - self.start
 
-    def drop(self) -> None:
+    def release(self) -> None:
         if self.content is not None:
             self.content.close()
             self.content = None
@@ -111,7 +118,7 @@ class Response(msgspec.Struct):
 
 
 class _Head:
-    """Called by the parser."""
+    """Collects the parser's callbacks."""
 
     __slots__ = ("headers", "target")
 
@@ -132,9 +139,9 @@ class _Head:
 
 
 def parse_head(head: bytes) -> Request:
-    """head: to the empty line, with it. BadRequestError for what is no request."""
-    found = _Head()
-    parser = httptools.HttpRequestParser(found)
+    """Return the request of a head, which includes its empty line. Raise BadRequestError for an invalid one."""
+    parts = _Head()
+    parser = httptools.HttpRequestParser(parts)
     try:
         parser.feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -143,32 +150,33 @@ def parse_head(head: bytes) -> Request:
         raise BadRequestError(HttpFault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
     version = parser.get_http_version()
     if version not in ("1.0", "1.1"):
-        raise BadRequestError(HttpFault.NO_REQUEST, f"HTTP/{version} is not spoken here")
-    if b"#" in found.target:
+        raise BadRequestError(HttpFault.NO_REQUEST, f"HTTP/{version} is not supported")
+    if b"#" in parts.target:
         raise BadRequestError(HttpFault.NO_REQUEST, "the request's target has a fragment")
-    if "host" not in found.headers and version != "1.0":
+    if "host" not in parts.headers and version != "1.0":
         raise BadRequestError(HttpFault.NO_REQUEST, "the Host header is missing")
-    path, _, query = found.target.partition(b"?")
+    path, _, query = parts.target.partition(b"?")
     if not path.startswith(b"/"):
         path = _path_of_url(path)
     return Request(
         parser.get_method().decode("latin-1"),
-        found.target,
+        parts.target,
         unquote_to_bytes(path) if b"%" in path else path,
         parse_query(query.decode("utf-8", "surrogateescape")) if query else [],
-        found.headers,
-        _keeps_alive(found.headers.get("connection", "").lower(), version),
+        parts.headers,
+        _keeps_alive(parts.headers.get("connection", "").lower(), version),
         takes_chunks=version != "1.0",
     )
 
 
 def _keeps_alive(connection: str, version: str) -> bool:
-    """The parser can't say: it is asked when the message has ended, and has forgotten by then."""
+    """Return whether the connection stays open. The parser can't tell: it knows only while it parses."""
     return "close" not in connection and (version != "1.0" or "keep-alive" in connection)
 
 
 def _path_of_url(target: bytes) -> bytes:
-    """Of a request as proxies get them; `*` and the like are none of ours."""
+    """Return the path of an absolute target, as proxies receive them. Raise BadRequestError for other targets, such
+    as `*`."""
     scheme, colon, rest = target.partition(b"://")
     if not colon or scheme.lower() not in (b"http", b"https"):
         raise BadRequestError(HttpFault.NO_REQUEST, "the request names no path")
@@ -176,12 +184,12 @@ def _path_of_url(target: bytes) -> bytes:
 
 
 def is_number(text: str) -> bool:
-    """Digits that `int` takes, and not too many of them."""
+    """Return whether the text is digits that `int` accepts, and not too many."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def parse_query(text: str) -> list[tuple[str, str]]:
-    """In the order given; a name without `=` has the value ""."""
+    """Return names and values in the order of the query; a name without `=` has the value ""."""
     return [_pair_of(part) for part in text.split("&") if part]
 
 
@@ -194,7 +202,7 @@ def _pair_of(part: str) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1024)
 def _decoded_pair(part: str) -> tuple[str, str]:
-    """Who signs or lists sends the same ones again and again."""
+    """Return the decoded name and value. Cached, because signed requests and listings repeat the same pairs."""
     name, _, value = part.partition("=")
     return _decoded(name), _decoded(value)
 
@@ -203,8 +211,9 @@ def _decoded(text: str) -> str:
     return unquote_plus(text, errors="surrogateescape") if "%" in text or "+" in text else text
 
 
-def render_head(response: Response, marks: list[tuple[str, str]], *, keep_alive: bool) -> bytes:
-    """The head of an answer, to the empty line. marks: headers that each answer of an application has."""
+def render_head(response: Response, common_headers: list[tuple[str, str]], *, keep_alive: bool) -> bytes:
+    """Return the head of an answer, up to its empty line. common_headers: the headers of every answer of the
+    application."""
     length = response.length_bytes
     if length is None:
         length = len(response.body) if response.content is None else response.end - response.start
@@ -213,7 +222,7 @@ def render_head(response: Response, marks: list[tuple[str, str]], *, keep_alive:
         f"Date: {http_date_now()}",
         "Server: headrace",
     ]
-    lines += [f"{name}: {_clean(value)}" for name, value in (*marks, *response.headers)]
+    lines += [f"{name}: {_clean(value)}" for name, value in (*common_headers, *response.headers)]
     if response.pieces is not None:
         lines.append("Transfer-Encoding: chunked")
     elif response.status not in (204, 304):
@@ -224,7 +233,7 @@ def render_head(response: Response, marks: list[tuple[str, str]], *, keep_alive:
 
 
 def _clean(value: str) -> str:
-    """A value that a client gave us must not end its line."""
+    """Replace line breaks in a value that came from a client, so that it can't end its line."""
     return value.replace("\r", " ").replace("\n", " ") if "\n" in value or "\r" in value else value
 
 

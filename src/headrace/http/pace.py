@@ -1,19 +1,20 @@
-"""How slowly bytes may come or go: not by a limit that each byte begins anew, but by a least number of them a window.
+"""Detect transfers that are too slow: the other side must move a minimum number of bytes in each window. A time
+limit that each byte restarts would not do.
 
-Only time that was spent waiting for the other side counts, so that a slow disk or origin of ours cuts nobody off; and a
-transfer of any length goes on, as long as its line is faster than the least rate.
+Only time spent waiting for the other side counts, so a slow disk or origin here ends no transfer. A transfer of any
+length continues as long as its line is faster than the minimum rate.
 """
 
 from __future__ import annotations
 
 WINDOW_S = 30.0
 BYTES_S_MIN = 4 << 10
-"""Slower than any line that carries a body of size: 32 kbit/s. Measured and argued in docs/decisions/0046."""
+"""32 kbit/s, slower than any line that carries large bodies. The measurement is in docs/decisions/0046."""
 WINDOW_BYTES = int(WINDOW_S * BYTES_S_MIN)
 
 
 class TransferPace:
-    """Of one transfer. left_s: how long may be waited until more bytes have to have moved; 0: it is too slow."""
+    """Measures one transfer. left_s: how long to wait until more bytes must have moved; 0 means that it is too slow."""
 
     __slots__ = ("_bytes", "_waited_s")
 

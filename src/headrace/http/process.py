@@ -1,7 +1,7 @@
-"""A gateway's process, such as `python -m headrace.s3.main`, started by `headrace up`.
+"""Run a gateway as a process, such as `python -m headrace.s3.main`, which `headrace up` starts.
 
-Its settings come as JSON by a file, as they name secrets. It says on a pipe, in one JSON line, that it is ready, or why
-not.
+It reads its settings from a JSON file, because they name secrets. It writes one JSON line to a pipe, which reports
+that it is ready or why it failed.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.logs import log_to_stderr
 from headrace.config.schema import Config
-from headrace.http.door import Door
+from headrace.http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """address: HOST:PORT, or unix:PATH. credentials: the file from which a client on this host may take them, where the
-    gateway made it itself; else ""."""
+    """Reports that a gateway listens. address: HOST:PORT, or unix:PATH. credentials: the file of credentials for
+    clients on this host, when the gateway created it; "" otherwise."""
 
     address: str
     credentials: str = ""
 
 
 Serve = Callable[[Config, str, Callable[[Ready], None]], None]
-"""(settings, the node's socket, told where it listens once it does): until it is told to stop."""
+"""Serves until it is stopped. Arguments: the settings, the node's socket, and a function to call once it listens."""
 
 
-def take_all_descriptors() -> None:
-    """Each connection has one, and so has each file that is sent."""
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the maximum. Each connection and each file that is sent has a descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run_until_signal(door: Door) -> None:
-    """SIGTERM, SIGINT and SIGHUP are taken over."""
+def run_until_signal(server: HttpServer) -> None:
+    """Run a server until SIGTERM, SIGINT or SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: door.stop())
-    door.run()
+        signal.signal(number, lambda *_: server.stop())
+    server.run()
 
 
 def run_as_process(name: str, serve: Serve) -> NoReturn:
-    """name: of the module, headrace.NAME.main, and in the log. Ends the process."""
+    """Run a gateway and exit the process. name: NAME of the module headrace.NAME.main; it is also used in the log."""
     parser = argparse.ArgumentParser(prog=f"headrace.{name}.main")
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--socket", required=True)
@@ -66,7 +66,7 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
         serve(
             config,
             arguments.socket,
-            lambda ready: _say(
+            lambda ready: _report(
                 ready_fd,
                 {
                     "ready": True,
@@ -77,14 +77,14 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
             ),
         )
     except HeadraceError as error:
-        _say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
-        log.error("gateway did not start error=%s", error)
+        _report(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        log.error("the gateway did not start error=%s", error)
         status = 1
     logging.shutdown()
-    os._exit(status)  # threads of the pool may be waiting for the node
+    os._exit(status)  # threads of the pool may still wait for the node
 
 
-def _say(ready_fd: int, message: dict[str, Any]) -> None:
+def _report(ready_fd: int, message: dict[str, Any]) -> None:
     if ready_fd >= 0:
-        with open(ready_fd, "wb") as out:
-            out.write(json.dumps(message).encode() + b"\n")
+        with open(ready_fd, "wb") as pipe:
+            pipe.write(json.dumps(message).encode() + b"\n")

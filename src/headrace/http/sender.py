@@ -1,8 +1,8 @@
-"""Refuses what a web page sends to a gateway that asks nobody for credentials.
+"""Refuse requests that web pages send to a gateway without credentials.
 
-A page that somebody looks at on a host can have the browser send requests to the host's loopback. Browsers say so by
-`Origin` and `Sec-Fetch-Site`, but for a name that the page's owner lets lead to loopback (DNS rebinding): such requests
-bear that name as their Host.
+A page that a user of the host views can make the browser send requests to the host's loopback address. Browsers mark
+such requests with `Origin` and `Sec-Fetch-Site`, unless the page's owner points a name of his own at loopback (DNS
+rebinding). Those requests carry that name as their Host.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _OF_PAGES = ("cross-site", "same-site")
 
 
 def trouble_with_sender(request: Request, domains: tuple[str, ...], *, loopback: bool) -> str:
-    """Return why a request is to be refused; "" for one that no page sent. domains: names of the gateway. loopback: it
-    listens there only, so that a Host names loopback or one of the domains."""
+    """Return why a request must be refused, or "" when no page sent it. domains: names of the gateway. loopback: the
+    gateway listens on loopback only, so Host must name loopback or one of the domains."""
     headers = request.headers
     if "origin" in headers:
         return "requests of web pages are refused (Origin)"
@@ -34,7 +34,7 @@ def _is_own(host: str, domains: tuple[str, ...]) -> bool:
     name = host.lower()
     if not name.endswith("]"):
         name = name.rpartition(":")[0] or name
-    if any(name == own or name.endswith("." + own) for own in ("localhost", *domains)):
+    if any(name == own_name or name.endswith("." + own_name) for own_name in ("localhost", *domains)):
         return True
     try:
         return ipaddress.ip_address(name.strip("[]")).is_loopback

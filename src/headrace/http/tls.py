@@ -1,7 +1,7 @@
-"""A door's connections by TLS: the same as `connection.py`, with OpenSSL between socket and bytes.
+"""Serve connections over TLS: as `connection.py` does, with OpenSSL between socket and bytes.
 
-The kernel can't send a file's pages as they are then: bytes are read, encrypted outside of the interpreter's lock, and
-sent. A renewed certificate is taken for new connections as soon as both files are there.
+The kernel can't send file pages over TLS. The server reads bytes, encrypts them without the GIL and sends them. A
+renewed certificate is used for new connections as soon as both files are in place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ ALPN = ["http/1.1"]
 
 
 class ServerTls:
-    """context: for the next connection. admit: reads the client's certificate after the handshake: until when it
-    is good, by the wall clock; StrangerError where he is not to be served. None: clients show none."""
+    """Creates TLS connections.
+
+    context: returns the context for the next connection. admit: reads the client's certificate after the handshake
+    and returns when it expires, in wall-clock time; it raises StrangerError for a client that must not be served.
+    None: clients need no certificate.
+    """
 
     def __init__(
         self, context: Callable[[], ssl.SSLContext], *, admit: Callable[[ssl.SSLSocket], float] | None = None
@@ -39,17 +43,17 @@ class ServerTls:
         self._admit = admit
 
     def connection(self, sock: socket.socket, address: str) -> TlsConnection:
-        """Of a new client, which has said nothing yet."""
+        """Return the connection of a new client, before its handshake."""
         return TlsConnection(sock, address, self)
 
     def wrap(self, sock: socket.socket) -> ssl.SSLSocket:
-        """The handshake is still to be made. OSError where the client is gone."""
+        """Return a TLS socket before its handshake. Raise OSError when the client disconnected."""
         return self._context().wrap_socket(
             sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
 
     def admit(self, sock: ssl.SSLSocket) -> float:
-        """Return until when the client is served, after the handshake. HungUpError where he is not."""
+        """Return until when the client may be served. Raise HungUpError when it must not be served."""
         try:
             return math.inf if self._admit is None else self._admit(sock)
         except StrangerError as error:
@@ -57,8 +61,10 @@ class ServerTls:
 
 
 def server_tls(certificate: str, key: str, setting: str, *, authority: str = "") -> ServerTls | None:
-    """authority: PEM file of who must have signed the certificates of clients; "": they need none. None where no
-    certificate is set. UsageError."""
+    """Return the TLS of the settings, or None when no certificate is set. Raise UsageError.
+
+    authority: PEM file of the authority that must have signed client certificates; "": clients need none.
+    """
     if not certificate:
         return None
     files = [file for file in (certificate, key, authority) if file]
@@ -76,7 +82,8 @@ def server_tls(certificate: str, key: str, setting: str, *, authority: str = "")
 
 
 class TlsConnection(HttpServerConnection):
-    """OpenSSL's part is made when the client has begun to speak: who is silent costs little."""
+    """Is a connection over TLS. The TLS state is created when the client first sends something, so silent clients
+    cost little."""
 
     sock: ssl.SSLSocket
     secure = True
@@ -84,11 +91,11 @@ class TlsConnection(HttpServerConnection):
     def __init__(self, sock: socket.socket, address: str, tls: ServerTls) -> None:
         super().__init__(sock, address)
         self._tls = tls
-        self._until_s = math.inf
+        self._served_until_s = math.inf
 
     def shake_hands(self) -> bool:
-        """One step, which never waits; False: `events` have to come before the next. HungUpError, also for a client
-        that is not to be served."""
+        """Run one step of the handshake without waiting. Return False when `events` must occur before the next step.
+        Raise HungUpError, also for a client that must not be served."""
         try:
             if not isinstance(self.sock, ssl.SSLSocket):
                 self.sock = self._tls.wrap(self.sock)
@@ -101,14 +108,14 @@ class TlsConnection(HttpServerConnection):
             return False
         except OSError as error:
             raise HungUpError((isinstance(error, ssl.SSLError) and reason_of(error)) or str(error)) from error
-        self._until_s = self._tls.admit(self.sock)
+        self._served_until_s = self._tls.admit(self.sock)
         self.certificate = _name_of(self.sock.getpeercert())
         return True
 
     def receive_now(self, count: int) -> bytes | None:
-        """All of what was decrypted: what OpenSSL keeps, no epoll tells of. The end, once the client's certificate has
-        ended."""
-        if time.time() >= self._until_s:
+        """Return all decrypted bytes: epoll does not report what OpenSSL has buffered. Return b"", the end, once the
+        client's certificate has expired."""
+        if time.time() >= self._served_until_s:
             return b""
         try:
             return self.sock.recv(max(count, RECEIVE_BYTES))
@@ -135,29 +142,29 @@ class TlsConnection(HttpServerConnection):
             return piece[:count]
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
-        """Never: encrypting is for a thread."""
-        self.begin(response, head)
+        """Return False: encryption must run in a thread."""
+        self.prepare(response, head)
         return False
 
     def _send_file(self, fd: int, end: int) -> bool:
-        while self.at < end:
-            self.buffer_out = os.pread(fd, min(FILE_STEP_BYTES, end - self.at), self.at)
-            if not self.buffer_out:
-                raise HungUpError("the file was cut short while it was sent")
-            self.at += len(self.buffer_out)
+        while self.offset < end:
+            self.unsent = os.pread(fd, min(FILE_STEP_BYTES, end - self.offset), self.offset)
+            if not self.unsent:
+                raise HungUpError("the file was truncated while it was sent")
+            self.offset += len(self.unsent)
             if not self._push(more=True):
                 return False
         return True
 
     def _push(self, *, more: bool) -> bool:
-        while self.buffer_out:
+        while self.unsent:
             try:
-                self.buffer_out = self.buffer_out[self.sock.send(self.buffer_out) :]
+                self.unsent = self.unsent[self.sock.send(self.unsent) :]
             except ssl.SSLWantWriteError:
-                if not self._has_room(select.POLLOUT):
+                if not self._is_ready(select.POLLOUT):
                     return False
             except ssl.SSLWantReadError:
-                if not self._has_room(select.POLLIN):
+                if not self._is_ready(select.POLLIN):
                     return False
             except OSError as error:
                 raise HungUpError(str(error)) from error
@@ -165,7 +172,7 @@ class TlsConnection(HttpServerConnection):
 
 
 def _name_of(certificate: object) -> str:
-    """Of the client: the first name for which its certificate is, else its common name."""
+    """Return the first name in the client's certificate, or its common name."""
     if not isinstance(certificate, dict) or not certificate:
         return ""
     names = [value for _, value in certificate.get("subjectAltName", ())]

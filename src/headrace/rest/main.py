@@ -16,9 +16,9 @@ from headrace.base.errors import StoreError, UsageError
 from headrace.base.tokens import Tokens
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
-from headrace.http.door import Door
-from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
 from headrace.http.sender import trouble_with_sender
+from headrace.http.server import HttpServer
 from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, OPERATOR
@@ -59,12 +59,12 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         check_access(config)
     tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
     tls = server_tls(config)
-    take_all_descriptors()
+    raise_descriptor_limit()
     tcp = listen(config.rest_address, SETTING) if by_tcp else None
     vfs = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
     handlers = Handlers(vfs)
     socket_path = rest_socket_of(node_socket)
-    unix_server = Door(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
+    unix_server = HttpServer(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
     if tcp is None:
         on_ready(Ready(f"unix:{socket_path}"))
         run_until_signal(unix_server)
@@ -74,7 +74,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         on_ready(Ready(bound_to(tcp)))
         loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
         pages = functools.partial(trouble_with_sender, domains=(), loopback=loopback)
-        run_until_signal(Door(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
+        run_until_signal(HttpServer(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
         unix_server.stop()
         unix_thread.join()
     os.unlink(socket_path)

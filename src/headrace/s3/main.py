@@ -8,8 +8,8 @@ from collections.abc import Callable
 from headrace.base.errors import UsageError
 from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
-from headrace.http.door import Door
-from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
+from headrace.http.server import HttpServer
 from headrace.http.tls import server_tls
 from headrace.s3.credentials import FILE_NAME, make_credentials, open_credentials
 from headrace.s3.gateway import Access, S3Gateway
@@ -50,7 +50,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. UsageError, NodeUnavailableError."""
     check_address(config)
     access = access_of(config, config.s3_credentials) if config.s3_credentials else None
-    take_all_descriptors()
+    raise_descriptor_limit()
     tls = server_tls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
     listening = listen(config.s3_address, SETTING)
     vfs = LocalVfs(NodeClient(node_socket, role="s3", patience_s=PATIENCE_S))
@@ -61,7 +61,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
             make_credentials(credentials)
         access = access_of(config, credentials)
     gateway = S3Gateway(vfs, access)
-    server = Door(gateway, listening, name="s3", tls=tls)
+    server = HttpServer(gateway, listening, name="s3", tls=tls)
     reporter = StatsReporter("s3", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), credentials))
     run_until_signal(server)

@@ -10,8 +10,8 @@ from headrace.base.secret_file import create_secret
 from headrace.base.tokens import Tokens, make_token
 from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
-from headrace.http.door import Door
-from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
+from headrace.http.server import HttpServer
 from headrace.http.tls import server_tls
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.node_client import NodeClient
@@ -47,7 +47,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     check_address(config)
     host, _ = split_address(config.webhdfs_address, SETTING)
     tokens = Tokens(config.webhdfs_token, "webhdfs_token") if config.webhdfs_token else None
-    take_all_descriptors()
+    raise_descriptor_limit()
     tls = server_tls(
         config.webhdfs_tls_certificate,
         config.webhdfs_tls_key,
@@ -66,7 +66,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         port = split_address(bound_to(listening), SETTING)[1]
         hadoop_file = TokenFile(os.path.join(directory, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
     gateway = WebHdfsGateway(vfs, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
-    server = Door(gateway, listening, name="webhdfs", tls=tls)
+    server = HttpServer(gateway, listening, name="webhdfs", tls=tls)
     reporter = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), token_path))
     run_until_signal(server)

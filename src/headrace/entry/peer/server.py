@@ -389,7 +389,7 @@ class PeerServer:
 
     def _mark_greeted(self, connection: ServerConnection) -> None:
         connection.is_greeted = True
-        self._admission.prove(connection)
+        self._admission.mark_authenticated(connection)
 
     def _account_buffered(self, connection: ServerConnection) -> None:
         size_bytes = connection.channel.received_bytes
