@@ -37,7 +37,7 @@ def trouble(town: Town, host: Host) -> str:
 
 
 def away(town: Town) -> Callable[[], bool]:
-    return lambda: all("etcd is away" in trouble(town, host) for host in town.hosts)
+    return lambda: all("etcd has been unavailable" in trouble(town, host) for host in town.hosts)
 
 
 def well(town: Town, count: int) -> Callable[[], bool]:
@@ -139,7 +139,7 @@ def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(town: Town, o
     host.ok("load", "/a")
     for one in town.hosts:
         one.assert_right()
-    assert "WARNING headrace.cluster.membership not in the cluster" in log_of(host)
+    assert "WARNING headrace.cluster.membership this node is not in the cluster" in log_of(host)
 
 
 def log_of(host: Host) -> str:

@@ -58,7 +58,7 @@ def test_nested_frames_are_refused(decode: Callable[[bytes], object]) -> None:
 @pytest.mark.parametrize("data", HOSTILE_JSON)
 def test_hostile_node_record_is_no_member(data: bytes) -> None:
     """It is heard in a callback of the watch, which must not raise."""
-    assert membership._unpacked(data) is None
+    assert membership._decode(data) is None
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_hostile_node_record_is_no_member(data: bytes) -> None:
 )
 def test_impossible_node_record_is_no_member(change: dict[str, object]) -> None:
     info = NodeInfo("n", "i", "h:1", "", 1, "0.1", 3)
-    assert membership._unpacked(msgspec.json.encode(info)) == info
-    assert membership._unpacked(msgspec.json.encode({**msgspec.to_builtins(info), **change})) is None
+    assert membership._decode(msgspec.json.encode(info)) == info
+    assert membership._decode(msgspec.json.encode({**msgspec.to_builtins(info), **change})) is None
 
 
 def test_packed_chunk_is_no_bomb() -> None:

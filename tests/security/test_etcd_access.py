@@ -173,12 +173,12 @@ def test_etcd_of_another_authority_is_not_believed(
     known = secured.access("me")
     ended = issued(secured.authority, "headrace", role="service", days=-0.001, file="ended")
     wrong = {
-        "its certificate is not taken": replace(known, authority=stranger.path),
-        "it refuses who has this node's certificate": EtcdAccess(
+        "its certificate is not trusted": replace(known, authority=stranger.path),
+        "it refuses the holder of this node's certificate": EtcdAccess(
             True, known.authority, strange.certificate, strange.key
         ),
-        "it refuses who has": EtcdAccess(True, known.authority, ended.certificate, ended.key),
-        "it refuses this node, which shows neither": EtcdAccess(True, known.authority),
+        "it refuses the holder of": EtcdAccess(True, known.authority, ended.certificate, ended.key),
+        "it refuses this node, which sends neither": EtcdAccess(True, known.authority),
         "Socket closed": EtcdAccess(),
     }
 
@@ -250,7 +250,7 @@ def test_a_role_that_is_taken_away_is_missed_and_found_again(
         await records.close()
 
     run(work())
-    lines = [record.getMessage() for record in caplog.records if "etcd is away" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "etcd is unavailable" in record.getMessage()]
     assert len(lines) == 1 and "permission denied" in lines[0], lines
 
 

@@ -192,7 +192,7 @@ def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
     """Who moves into a node's address gets no question that was for it."""
     caplog.set_level(logging.WARNING)
     impostors = {
-        "another node": (issued(lab, "c"), "not of b"),
+        "another node": (issued(lab, "c"), "not b"),
         "a service": (issued(lab, "b", role="service"), "which is no node"),
         "a client": (issued(lab, "b", role="client"), "not taken"),  # nor may it be a server
         "another cluster": (issued(lab, "b", uri="headrace://other/node/b", file="cluster"), "cluster other"),
@@ -309,7 +309,7 @@ def test_a_node_does_not_start_with_a_certificate_that_others_would_refuse(
         "that of client a": issued(lab, "a", role="client"),
         "that of service a": issued(lab, "a", role="service"),
         "no names of the form": issued(lab, "a", uri="https://a.example/", file="none"),
-        "this is cluster lab": issued(lab, "a", uri="headrace://other/node/a", file="cluster"),
+        "this node is in cluster lab": issued(lab, "a", uri="headrace://other/node/a", file="cluster"),
         "would refuse it": TlsFiles(*issued(authority(tmp_path / "stranger"), "a").names()[:2], lab.path),
     }
     for why, files in wrong.items():

@@ -69,8 +69,8 @@ def test_what_no_node_of_the_cluster_sealed_is_refused(lab: Authority, tmp_path:
     stranger = authority(tmp_path / "stranger")
     sealed = node.close("mounts/x", MOUNT)
     assert "no seal" in refused(me, "mounts/x", MOUNT)
-    assert "broken" in refused(me, "mounts/x", sealed.replace(b"training", b"evil----"))
-    assert "broken" in refused(me, "mounts/y", sealed)  # moved
+    assert "signature is wrong" in refused(me, "mounts/x", sealed.replace(b"training", b"evil----"))
+    assert "signature is wrong" in refused(me, "mounts/y", sealed)  # moved
     assert "sealed by node a" in refused(me, "nodes/b", node.close("nodes/b", MOUNT))
     assert "not taken" in refused(me, "mounts/x", seals(stranger).close("mounts/x", MOUNT))
     for why, uri in (
@@ -111,7 +111,7 @@ def test_a_seal_ends_with_its_certificate(lab: Authority, monkeypatch: pytest.Mo
     monkeypatch.setattr(time, "time", lambda: real() + 0.8 * 86400)
     assert longer.is_aging(sealed) and not me.is_aging(sealed)
     monkeypatch.setattr(time, "time", lambda: real() + 1.1 * 86400)
-    assert "has ended" in refused(me, "mounts/x", sealed)
+    assert "has expired" in refused(me, "mounts/x", sealed)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_records_are_sealed_again_before_their_seal_ends(
     etcd: EtcdServer, lab: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount outlives the certificate of the node that attached it."""
-    monkeypatch.setattr("headrace.cluster.etcd.SEAL_AGAIN_S", 0.0)
+    monkeypatch.setattr("headrace.cluster.etcd.RESEAL_S", 0.0)
     monkeypatch.setattr("headrace.cluster.etcd.CHECK_S", 0.05)
     short = Seals(MutualTls(issued(lab, "short", days=0.001)))  # not_before is 5 minutes ago: past its half
 

@@ -229,7 +229,7 @@ def test_what_lasts_is_neither_taken_away_nor_changed(
     run(work())
     lines = [record.getMessage() for record in caplog.records]
     assert any("refused interface=records address=copies:a" in line and "no seal" in line for line in lines)
-    assert any("address=copies:a" in line and "is put back" in line for line in lines)
+    assert any("address=copies:a" in line and "is restored" in line for line in lines)
 
 
 async def same(records: EtcdRecords, key: str, raw: bytes) -> bool:
@@ -393,7 +393,7 @@ def test_a_table_that_is_none_begins_anew(tmp_path: Path, caplog: pytest.LogCapt
         assert path.stat().st_mode & 0o777 == 0o600
     kept.write({}, ["mounts/\udcff"])
     assert kept.read() == {}
-    assert sum("begin anew" in record.getMessage() for record in caplog.records) == 2
+    assert sum("are discarded" in record.getMessage() for record in caplog.records) == 2
 
 
 # ---------------------------------------------------------------- what follows from it

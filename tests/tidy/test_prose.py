@@ -52,10 +52,8 @@ FRAGMENTS = {
 }
 PENDING = {
     "bench",
-    "cluster",
     "dataplane",
     "diagnose",
-    "identity",
     "node",
     "sdk",
 }

@@ -1,7 +1,8 @@
-"""A cluster by its name: etcd://HOST:PORT[,HOST:PORT…][/NAME], or https:// where etcd speaks TLS. Open this first.
+"""Parse the URL of a cluster: etcd://HOST:PORT[,HOST:PORT…][/NAME], or https:// where etcd uses TLS. Open this
+first.
 
-`records.py` is what nodes know together, `etcd.py` and `embedded.py` are the two kinds of it, `membership.py` is who is
-there.
+`records.py` defines the records that nodes share, `etcd.py` and `embedded.py` implement them, and `membership.py`
+tracks which nodes are in the cluster.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ DEFAULT_PORT = 2379
 
 
 def parse_cluster(url: str) -> tuple[list[str], str]:
-    """Endpoints as "host:port", and the cluster's name. UsageError."""
+    """Return the endpoints as "host:port", and the cluster's name. Raise UsageError."""
     scheme, _, rest = url.partition("://")
     hosts, _, name = rest.partition("/")
     endpoints = []
-    for one in hosts.split(","):
-        host, colon, port = one.rpartition(":")
+    for endpoint in hosts.split(","):
+        host, colon, port = endpoint.rpartition(":")
         if not colon or "]" in port:  # an IPv6 address without a port
-            host, port = one, str(DEFAULT_PORT)
+            host, port = endpoint, str(DEFAULT_PORT)
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise UsageError(f"setting cluster = {url!r}", why=f"{one!r} is not HOST:PORT")
+            raise UsageError(f"setting cluster = {url!r}", why=f"{endpoint!r} is not HOST:PORT")
         endpoints.append(f"{host}:{port}")
     if "/" in name or scheme not in CLUSTER_SCHEMES:
-        raise UsageError(f"setting cluster = {url!r}", why="not etcd://HOST:PORT[,HOST:PORT…][/NAME]")
+        raise UsageError(f"setting cluster = {url!r}", why="it is not etcd://HOST:PORT[,HOST:PORT…][/NAME]")
     return endpoints, name or DEFAULT_NAME
 
 
 def access_of(config: Config) -> EtcdAccess:
-    """What this node shows etcd: by TLS what it shows other nodes, unless the configuration has more for etcd.
-    UsageError: others reach it, and anybody could."""
+    """Return this node's credentials for etcd. With TLS they are the node's own certificate, unless the
+    configuration has others for etcd. Raise UsageError for an etcd without TLS that other hosts can reach."""
     if not config.cluster.startswith("https://"):
         _check_plain(config)
         return EtcdAccess(user=config.cluster_user, password=config.cluster_password)
@@ -53,6 +54,6 @@ def _check_plain(config: Config) -> None:
     if not (config.cluster_insecure or all(is_loopback(host, "cluster") for host in hosts)):
         raise UsageError(
             f"setting cluster = {config.cluster!r}",
-            why="others reach that etcd, and without TLS anybody there could read and change the cluster's records",
-            hint="write https://HOST:PORT[/NAME]; or cluster_insecure = true, where nobody else is",
+            why="other hosts reach that etcd, and without TLS anybody could read and change the cluster's records",
+            hint="use https://HOST:PORT[/NAME], or set cluster_insecure = true on a private network",
         )

@@ -1,14 +1,15 @@
-"""Records in memory: of one process, for one node without etcd and for tests. Nothing is ever away."""
+"""Keep records in memory, in one process: for a node without etcd and for tests. They are always available."""
 
 from __future__ import annotations
 
 import builtins
 
-from headrace.cluster.records import Followers, Heard
+from headrace.cluster.records import Followers, OnRecord
 
 
 class EmbeddedRecords:
-    """Leased records go with `close`. Several may share one: each node its own lease."""
+    """Implements LeasedRecords; `close` deletes the leased records. Several objects may share one store, each with
+    its own lease."""
 
     def __init__(self, shared: Followers | None = None) -> None:
         self.shared = shared or Followers()
@@ -24,7 +25,7 @@ class EmbeddedRecords:
 
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
         (self._leased.add if leased else self._leased.discard)(key)
-        self.shared.tell(key, value)
+        self.shared.publish(key, value)
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
         if key in self.shared.mirror:
@@ -37,16 +38,16 @@ class EmbeddedRecords:
             return False
         if leased:
             self._leased.add(key)
-        self.shared.tell(key, new)
+        self.shared.publish(key, new)
         return True
 
     async def delete(self, key: str, *, unless: str = "") -> None:
         if unless in self.shared.mirror:
             return
         self._leased.discard(key)
-        self.shared.tell(key, None)
+        self.shared.publish(key, None)
 
-    async def follow(self, prefix: str, callback: Heard) -> None:
+    async def follow(self, prefix: str, callback: OnRecord) -> None:
         self.shared.add(prefix, callback)
 
     def disown(self, key: str) -> None:

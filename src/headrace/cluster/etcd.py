@@ -1,9 +1,9 @@
-"""Records in etcd, version 3. Knows nothing of Headrace.
+"""Store records in etcd, version 3. This module knows nothing of Headrace.
 
-One task (`_follow`) keeps a mirror of all records below the prefix: it takes all of them, then watches from that
-revision on; whenever the watch breaks, or etcd does not answer a small question within some seconds, it begins anew
-with the next endpoint, and tells the differences. A thread (`lease.py`) renews the lease; when it was lost, a new one
-is taken and every leased record is written again.
+One task (`_follow`) keeps a mirror of all records below the prefix: it reads all of them, then watches from that
+revision on. When the watch breaks, or etcd does not answer a small request within some seconds, it starts again with
+the next endpoint and publishes the differences. A thread (`lease.py`) renews the lease. When the lease was lost,
+this node acquires a new one and writes every leased record again.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.lease import LeaseKeeper
-from headrace.cluster.records import Followers, Heard, RecordSeals
+from headrace.cluster.records import Followers, OnRecord, RecordSeals
 
 log = logging.getLogger(__name__)
 
 CALL_S = 3.0
 CHECK_S = 1.0
-"""How often etcd is asked whether it still answers; a watch on a host that is gone is silent for ever."""
+"""How often a small request checks that etcd answers: a watch on a dead host stays silent forever."""
 PAUSE_S = 0.3
 DENIED_PAUSE_S = 5.0
-"""Where etcd refuses this node; each password that it compares costs it much."""
+"""The pause after etcd refused this node, because each comparison of a password costs etcd much."""
 CANCEL_S = 0.5
 PROBLEM_CHARACTERS_MAX = 400
-"""Of what grpc says of a connection that fails."""
-SEAL_AGAIN_S = 60.0
+"""The limit for grpc's text about a failed connection."""
+RESEAL_S = 60.0
 
 Answer = TypeVar("Answer")
 
 
 class _RenewedError(Exception):
-    """Certificates or password changed: the connection is made anew, and nothing else is amiss."""
+    """Certificates or password changed: a new connection is needed, and nothing else is wrong."""
 
 
 class EtcdRecords:
-    """endpoints: "host:port" of the members. lease_s: of leased records. On one asyncio loop."""
+    """Implements LeasedRecords in etcd, on one event loop. endpoints: "host:port" of the members. lease_s: the time
+    of the lease."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class EtcdRecords:
         self._prefix = prefix
         self._ttl_s = max(1, round(lease_s))
         self._client: Any = None
-        self._turn = 0
+        self._endpoint_index = 0
         self._followers = Followers()
         self._beliefs = Beliefs(seals, kept, self._followers.mirror)
         self._is_new = True
@@ -70,18 +71,18 @@ class EtcdRecords:
         self._lease: int | None = None
         self._losses: asyncio.Queue[int] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper = LeaseKeeper(self._connector, endpoints, ttl_s=self._ttl_s, on_lost=self._tell_loss)
+        self._keeper = LeaseKeeper(self._connector, endpoints, ttl_s=self._ttl_s, on_lost=self._report_loss)
         self._lease_lock = asyncio.Lock()
         self._tasks: builtins.list[asyncio.Task[None]] = []
         self._first = asyncio.Event()
         self._denied: ClusterDeniedError | None = None
-        self._trouble = "it does not answer"
+        self._last_error = "it does not answer"
         self.revision = 0
         self.away_since_s: float | None = None
         self.leases_lost = 0
 
     async def start(self) -> None:
-        """All records are known on return; nothing happens where it was started. ClusterUnavailableError,
+        """Connect and load all records. A second call does nothing. Raise ClusterUnavailableError or
         ClusterDeniedError."""
         if self._tasks:
             return
@@ -90,21 +91,21 @@ class EtcdRecords:
         if self._is_new:
             self._is_new = False
             self._beliefs.remember()
-        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._heed_losses())]
+        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._handle_losses())]
         try:
             async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
                 await self._first.wait()
         except TimeoutError:
             await self.close()
             raise ClusterUnavailableError(
-                f"etcd at {', '.join(self._endpoints)}", why=self._trouble, hint="is it running?"
+                f"etcd at {', '.join(self._endpoints)}", why=self._last_error, hint="is it running?"
             ) from None
         if self._denied is not None:
             await self.close()
             raise self._denied
 
     async def close(self) -> None:
-        """Leased records are gone on return, where etcd answers."""
+        """Disconnect from etcd. On return leased records are deleted, provided that etcd answers."""
         tasks, self._tasks = self._tasks, []
         await _end(tasks)
         await asyncio.to_thread(self._keeper.stop)
@@ -117,17 +118,17 @@ class EtcdRecords:
 
     @property
     def lease_until_s(self) -> float:
-        return self._keeper.until_s
+        return self._keeper.valid_until_s
 
     # ------------------------------------------------------------ records
 
     async def get(self, key: str) -> bytes | None:
-        found = await self._call(lambda client: client.get(self._key(key)))
-        return self._beliefs.meaning(key, None if found is None else bytes(found.value))
+        row = await self._call(lambda client: client.get(self._key(key)))
+        return self._beliefs.meaning(key, None if row is None else bytes(row.value))
 
     async def list(self, prefix: str) -> builtins.dict[str, bytes]:
-        found = await self._call(lambda client: client.get_prefix(self._key(prefix)))
-        raw = {self._name(one.key): bytes(one.value) for one in found}
+        rows = await self._call(lambda client: client.get_prefix(self._key(prefix)))
+        raw = {self._name(row.key): bytes(row.value) for row in rows}
         return self._beliefs.meanings(raw, prefix)
 
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -152,7 +153,7 @@ class EtcdRecords:
         if not self._beliefs.are_sealed:
             return await self._exchange(key, old, new, lease)
         held = self._beliefs.held(key)
-        if held is None or held.value != old:  # another one is there, or was when this node last looked
+        if held is None or held.value != old:  # another value is there, or was when this node last read it
             await self.get(key)
             held = self._beliefs.held(key)
         if held is None or held.value != old:
@@ -160,7 +161,7 @@ class EtcdRecords:
         return await self._exchange(key, held.raw, new, lease)
 
     async def _exchange(self, key: str, raw: bytes | None, value: bytes, lease: int | None) -> bool:
-        """Whether what was there was this; None: nothing."""
+        """Write a record if these bytes are in etcd (None: no record). Return whether they were."""
         closed = self._beliefs.close(key, value)
         exchanged = await self._exchange_raw(key, raw, closed, lease)
         if exchanged:
@@ -172,59 +173,59 @@ class EtcdRecords:
     async def _exchange_raw(self, key: str, raw: bytes | None, new: bytes, lease: int | None = None) -> bool:
         name = self._key(key)
 
-        async def ask(client: Any) -> bool:
-            words = client.transactions
-            same = words.version(name) == 0 if raw is None else words.value(name) == raw
+        async def transact(client: Any) -> bool:
+            operations = client.transactions
+            condition = operations.version(name) == 0 if raw is None else operations.value(name) == raw
             done, _ = await client.transaction(
-                compare=[same], success=[words.put(name, new, lease)], failure=[]
+                compare=[condition], success=[operations.put(name, new, lease)], failure=[]
             )
             return bool(done)
 
-        return await self._call(ask)
+        return await self._call(transact)
 
     async def delete(self, key: str, *, unless: str = "") -> None:
         if not unless:
             self._leased.pop(key, None)
         name, end = self._key(key), self._beliefs.end_of(key)
 
-        async def ask(client: Any) -> None:
-            words = client.transactions
+        async def transact(client: Any) -> None:
+            operations = client.transactions
             await client.transaction(
-                compare=[words.version(self._key(unless)) == 0] if unless else [],
-                success=[words.delete(name) if end is None else words.put(name, end)],
+                compare=[operations.version(self._key(unless)) == 0] if unless else [],
+                success=[operations.delete(name) if end is None else operations.put(name, end)],
                 failure=[],
             )
 
-        await self._call(ask)
+        await self._call(transact)
 
-    async def follow(self, prefix: str, callback: Heard) -> None:
+    async def follow(self, prefix: str, callback: OnRecord) -> None:
         self._followers.add(prefix, callback)
 
     def disown(self, key: str) -> None:
-        """A leased record that another node has now: it is not written again."""
+        """Stop writing a leased record again after a loss: another node has it now."""
         self._leased.pop(key, None)
 
-    # ------------------------------------------------------------ what is believed
+    # ------------------------------------------------------------ accepted records
 
-    async def _look_after_beliefs(self, *, seals: bool) -> None:
-        """Records that others spoiled are put back, and what is believed is kept for the next run. seals: those that
-        end some day are made anew: by who may, and is the first."""
+    async def _maintain_beliefs(self, *, seals: bool) -> None:
+        """Restore records that others spoiled, and keep the accepted ones for the next run. seals: also renew seals
+        that age; the first node that may seal a record does so."""
         await self._keep_beliefs()
         try:
             for key, (spoiled, good) in self._beliefs.to_put_back().items():
-                done = await self._exchange_raw(key, spoiled, good)
-                self._beliefs.tried_to_put_back(key, done=done)
+                is_restored = await self._exchange_raw(key, spoiled, good)
+                self._beliefs.tried_to_put_back(key, done=is_restored)
             for key, value in self._beliefs.aging().items() if seals else ():
                 await self.replace(key, value, value)
         except ClusterUnavailableError:
-            return  # _follow tells of it
+            return  # _follow logs it
 
     async def _keep_beliefs(self) -> None:
-        changed, gone = self._beliefs.changes()
-        if changed or gone:
-            await asyncio.to_thread(self._beliefs.keep, changed, gone)
+        changed, removed = self._beliefs.changes()
+        if changed or removed:
+            await asyncio.to_thread(self._beliefs.keep, changed, removed)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def _key(self, key: str) -> bytes:
         return (self._prefix + key).encode("utf-8", "surrogateescape")
@@ -232,26 +233,26 @@ class EtcdRecords:
     def _name(self, key: bytes) -> str:
         return key.decode("utf-8", "surrogateescape")[len(self._prefix) :]
 
-    async def _call(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """With one more endpoint tried when the first does not answer."""
-        problem, left, renewed = "", min(2, len(self._endpoints)), False
-        while left > 0:
-            left -= 1
+    async def _call(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Run a request; try a second endpoint when the first does not answer."""
+        problem, attempts_left, has_renewed = "", min(2, len(self._endpoints)), False
+        while attempts_left > 0:
+            attempts_left -= 1
             client = await self._connected()
             try:
                 async with asyncio.timeout(CALL_S):
-                    return await ask(client)
+                    return await request(client)
             except TimeoutError:
                 problem = f"no answer within {CALL_S:g} s"
             except asyncio.CancelledError:
                 if _being_cancelled():
                     raise
-                problem = "the connection was closed"  # grpc cancels what is under way
-            except Exception as error:  # noqa: BLE001 - whatever the library and grpc raise is etcd being away
+                problem = "the connection was closed"  # grpc cancels calls in progress
+            except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
                 problem = str(error) or type(error).__name__
                 denied = self._connector.denial_of(error, self._endpoints)
-                if self._connector.is_stale(error) and not renewed:
-                    left, renewed = max(left, 1), True
+                if self._connector.is_stale(error) and not has_renewed:
+                    attempts_left, has_renewed = max(attempts_left, 1), True
                 elif denied is not None:
                     raise denied from None
             if client is self._client:
@@ -262,12 +263,14 @@ class EtcdRecords:
 
     async def _connected(self) -> Any:
         if self._client is None:
-            self._client = self._connector.client(self._endpoints[self._turn % len(self._endpoints)])
+            self._client = self._connector.client(
+                self._endpoints[self._endpoint_index % len(self._endpoints)]
+            )
         return self._client
 
     async def _drop_client(self) -> None:
         client, self._client = self._client, None
-        self._turn += 1
+        self._endpoint_index += 1
         if client is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(1):
@@ -275,46 +278,48 @@ class EtcdRecords:
 
     async def _follow(self) -> None:
         while True:
-            self._keeper.loop_lives()
+            self._keeper.report_loop_alive()
             try:
                 await self._follow_once()
             except (Exception, asyncio.CancelledError) as error:
                 if _being_cancelled():
                     raise
                 if not isinstance(error, _RenewedError):
-                    self._lost(error)
+                    self._report_failure(error)
             await self._drop_client()
             await asyncio.sleep(DENIED_PAUSE_S if self._denied else PAUSE_S)
 
-    def _lost(self, error: BaseException) -> None:
-        """Log it once. Who waits for the start hears at once where etcd refuses this node."""
-        self._trouble = _line(error) or self._trouble
+    def _report_failure(self, error: BaseException) -> None:
+        """Log a failure once. When etcd refuses this node, end the wait of `start` at once."""
+        self._last_error = _line(error) or self._last_error
         self._denied = denied = self._connector.denial_of(error, self._endpoints)
         if denied is not None and not self._first.is_set():
             self._first.set()
         elif self.away_since_s is None:
             self.away_since_s = time.monotonic()
-            log.warning("etcd is away, the last records are used error=%s", denied or _line(error))
+            log.warning(
+                "etcd is unavailable, the last known records are used error=%s", denied or _line(error)
+            )
 
     async def _follow_once(self) -> None:
         client = await self._connected()
         async with asyncio.timeout(CALL_S):
-            found = await client.get_prefix(self._key(""))
+            rows = await client.get_prefix(self._key(""))
         if self.away_since_s is not None:
-            log.warning("etcd is back away_s=%.0f", time.monotonic() - self.away_since_s)
+            log.warning("etcd is available again away_s=%.0f", time.monotonic() - self.away_since_s)
             self.away_since_s = None
-        self.revision = found.header.revision
+        self.revision = rows.header.revision
         self._denied = None
-        raw = {self._name(one.key): bytes(one.value) for one in found}
-        self._followers.tell_all(self._beliefs.meanings(raw, newest=True))
+        raw = {self._name(row.key): bytes(row.value) for row in rows}
+        self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
         await self._write_leased_again()
         self._first.set()
         checking = asyncio.ensure_future(self._check(client))
-        watching = asyncio.ensure_future(self._watch(client, found.header.revision + 1))
+        watching = asyncio.ensure_future(self._watch(client, rows.header.revision + 1))
         try:
-            done, _ = await asyncio.wait((checking, watching), return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            ended, _ = await asyncio.wait((checking, watching), return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             await _end([checking, watching])
 
@@ -327,21 +332,21 @@ class EtcdRecords:
             name = self._name(event.kv.key)
             raw = None if event.kind == deleted else bytes(event.kv.value)
             value = self._beliefs.meaning(name, raw, newest=True)
-            is_there = value is not None and (value != NOTHING or not self._beliefs.are_sealed)
-            self._followers.tell(name, value if is_there else None)
-            if not is_there and name in self._leased:
-                log.error("own record is gone: this node was out of the cluster key=%s", name)
+            exists = value is not None and (value != NOTHING or not self._beliefs.are_sealed)
+            self._followers.publish(name, value if exists else None)
+            if not exists and name in self._leased:
+                log.error("this node's record was deleted: the node was out of the cluster key=%s", name)
                 await self._write_leased_again()
 
     async def _check(self, client: Any) -> None:
         sealed_s = float("-inf")
         while True:
             await asyncio.sleep(CHECK_S)
-            self._keeper.loop_lives()
+            self._keeper.report_loop_alive()
             now_s = time.monotonic()
-            old = now_s - sealed_s >= SEAL_AGAIN_S
-            sealed_s = now_s if old else sealed_s
-            await self._look_after_beliefs(seals=old)
+            is_due = now_s - sealed_s >= RESEAL_S
+            sealed_s = now_s if is_due else sealed_s
+            await self._maintain_beliefs(seals=is_due)
             if self._connector.renewed:
                 raise _RenewedError
             async with asyncio.timeout(CALL_S):
@@ -351,44 +356,45 @@ class EtcdRecords:
         async with self._lease_lock:
             if self._lease is None:
                 self._loop = asyncio.get_running_loop()
-                asked_s = boot_clock.now_s()
+                requested_s = boot_clock.now_s()
                 lease = await self._call(lambda client: client.lease(self._ttl_s))
                 self._lease = int(lease.id)
-                self._keeper.keep(self._lease, asked_s + self._ttl_s)
+                self._keeper.keep(self._lease, requested_s + self._ttl_s)
             return self._lease
 
-    def _tell_loss(self, lease: int) -> None:
-        """In the keeper's thread."""
+    def _report_loss(self, lease: int) -> None:
+        """Pass the loss of a lease to the loop. Called in the keeper's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._losses.put_nowait, lease)
 
-    async def _heed_losses(self) -> None:
+    async def _handle_losses(self) -> None:
         while True:
             if await self._losses.get() != self._lease:
                 continue
-            log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
+            log.error("the lease was lost: this node was out of the cluster prefix=%s", self._prefix)
             self.leases_lost += 1
-            self._let_go_lease()
+            self._release_lease()
             try:
-                await self._claim_again()
+                await self._rewrite_leased()
             except ClusterUnavailableError:
-                continue  # _follow tells of it, and writes them again
-            except Exception:
-                log.exception("leased records are not written again")  # and must go on
+                continue  # _follow logs it, and writes them again
+            except Exception:  # the task must continue
+                log.exception("the leased records were not written again")
 
-    def _let_go_lease(self) -> None:
+    def _release_lease(self) -> None:
         self._lease = None
-        self._keeper.let_go()
+        self._keeper.release()
 
     async def _write_leased_again(self) -> None:
-        """What is not there although it should be: etcd lost its data, or the lease ended while it was away."""
+        """Write leased records that are missing: etcd lost its data, or the lease ended while etcd was unavailable."""
         if any(self._followers.mirror.get(key) is None for key in self._leased):
             self.leases_lost += 1
-            self._let_go_lease()
-            await self._claim_again()
+            self._release_lease()
+            await self._rewrite_leased()
 
-    async def _claim_again(self) -> None:
-        """Never over a record that another node wrote meanwhile: this one is told of it, and must not fight."""
+    async def _rewrite_leased(self) -> None:
+        """Write leased records again, but never over a record that another node wrote meanwhile. The watch reports
+        that one, and the two nodes must not overwrite each other."""
         for key, value in list_of(self._leased):
             if await self.create(key, value, leased=True) or await self.replace(
                 key, value, value, leased=True
@@ -408,8 +414,8 @@ def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
 
 
 async def _end(tasks: builtins.list[asyncio.Task[None]]) -> None:
-    """Ended on return. Cancelled once more where the library lost it: wait_for of Python 3.11 does, when what it waits
-    for happens just then."""
+    """Cancel tasks and wait for them. Cancel again where the library lost the cancellation: wait_for of Python 3.11
+    does so when the awaited event happens at that moment."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,7 +1,7 @@
-"""How etcd is reached: plain, or by TLS with a certificate, and as a user with a password.
+"""Connect to etcd: without TLS, or by TLS with a certificate, and as a user with a password.
 
-Certificates and the password are read from their files for each connection, and `renewed` says that they changed since:
-who holds a connection then makes another one.
+Each connection reads certificates and the password from their files. `renewed` reports that they changed since; the
+owner of a connection then makes a new one.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from headrace.base.secret_file import read_secret
 _REFUSALS = {
     "permission denied": "permission denied",
     "authentication failed": "authentication failed",
-    "user name is empty": "no user is named",
+    "user name is empty": "the user name is empty",
     "authentication is not enabled": "authentication is not enabled",
     "invalid auth token": "invalid auth token",
     "ALERT_BAD_CERTIFICATE": "bad certificate",
     "ALERT_UNKNOWN_CA": "a certificate of another authority",
-    "ALERT_CERTIFICATE_EXPIRED": "the certificate has ended",
-    "CERTIFICATE_REQUIRED": "no certificate is shown",
+    "ALERT_CERTIFICATE_EXPIRED": "the certificate has expired",
+    "CERTIFICATE_REQUIRED": "no certificate was sent",
 }
-"""What etcd, and OpenSSL for it, say of who may not do it, whatever status they give to that; and in our words."""
-_NOT_BELIEVED = "CERTIFICATE_VERIFY_FAILED"
-"""What grpc says of an etcd whose certificate is not taken."""
+"""Texts by which etcd, or OpenSSL for it, refuses a client, whatever the status code; and the texts of our messages."""
+_NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""The text by which grpc reports that etcd's certificate is not trusted."""
 _STALE = ("invalid auth token", "revision of auth store is old")
-"""Another connection may do: the token was of an earlier time."""
+"""The token belongs to an earlier time; a new connection may work."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """tls: whether it is spoken. authority, certificate, key: PEM files; certificate and key "": none is shown. user:
-    "" for none; password: the file that has it."""
+    """Holds the credentials for etcd.
+
+    tls: whether to use TLS. authority, certificate, key: PEM files; certificate and key "": send none. user: "" for
+    none; password: the file that holds it.
+    """
 
     tls: bool = False
     authority: str = ""
@@ -57,10 +60,10 @@ class _Secrets:
 
 
 class EtcdConnector:
-    """UsageError for files that can't be read, MissingExtraError."""
+    """Makes connections to etcd. Raise UsageError for files that can't be read, and MissingExtraError."""
 
     def __init__(self, access: EtcdAccess, *, timeout_s: float) -> None:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as an error, too
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc also raises what it would log
         with needs_extra("setting cluster"):
             import aetcd
         self._aetcd: Any = aetcd
@@ -72,7 +75,7 @@ class EtcdConnector:
 
     @property
     def renewed(self) -> bool:
-        """Whether the files changed since the last client was made."""
+        """Return whether the files changed since the last client was made."""
         self._secrets.get()
         return self._secrets.changes != self._used
 
@@ -81,38 +84,38 @@ class EtcdConnector:
         return self._aetcd.EventKind.DELETE
 
     def client(self, endpoint: str) -> Any:
-        """Not connected yet. endpoint: "host:port"."""
+        """Return a client that has not connected yet. endpoint: "host:port"."""
         secrets = self._secrets.get()
         self._used = self._secrets.changes
         return _client(self._aetcd, endpoint, self._access, secrets, timeout_s=self._timeout_s)
 
     def lease_channel(self, endpoint: str) -> LeaseChannel:
-        """For a thread. Not connected yet."""
+        """Return a connection for a thread, not connected yet."""
         return LeaseChannel(self._aetcd.client.rpc, endpoint, self._access, self._secrets, self._timeout_s)
 
     def denial_of(self, error: BaseException, endpoints: Sequence[str]) -> ClusterDeniedError | None:
-        """What to raise where etcd refuses who asks; None where something else went wrong."""
+        """Return the error to raise when etcd refuses this node, or None when something else failed."""
         text = str(error)
-        what = f"etcd at {', '.join(endpoints)}"
-        if _NOT_BELIEVED in text:
-            why = text.partition(_NOT_BELIEVED)[2].strip(": ").removesuffix(": OK")
+        subject = f"etcd at {', '.join(endpoints)}"
+        if _NOT_TRUSTED in text:
+            why = text.partition(_NOT_TRUSTED)[2].strip(": ").removesuffix(": OK")
             return ClusterDeniedError(
-                what, why=f"its certificate is not taken: {why}", hint="see cluster_authority"
+                subject, why=f"its certificate is not trusted: {why}", hint="see cluster_authority"
             )
         why = next((ours for theirs, ours in _REFUSALS.items() if theirs in text), "")
         if not why:
             return None
-        who = f"user {self._access.user!r}" if self._access.user else "who has this node's certificate"
+        who = f"user {self._access.user!r}" if self._access.user else "the holder of this node's certificate"
         if not (self._access.user or self._access.certificate):
-            who = "this node, which shows neither a certificate nor a user"
+            who = "this node, which sends neither a certificate nor a user"
         return ClusterDeniedError(
-            what,
+            subject,
             why=f"it refuses {who}: {why}",
             hint="see the roles in docs/security/etcd.md",
         )
 
     def is_stale(self, error: BaseException) -> bool:
-        """Whether a new connection may do what this one was refused."""
+        """Return whether a new connection may be allowed what this one was refused."""
         return any(words in str(error) for words in _STALE)
 
     def _read(self) -> _Secrets:
@@ -127,7 +130,7 @@ class EtcdConnector:
 
 
 class LeaseChannel:
-    """A connection on which a lease is renewed. Calls block for timeout_s at most, and raise what grpc does."""
+    """Is a connection that renews a lease. Calls block for at most timeout_s, and raise the errors of grpc."""
 
     def __init__(
         self, rpc: Any, endpoint: str, access: EtcdAccess, secrets: Reloaded[_Secrets], timeout_s: float
@@ -138,27 +141,27 @@ class LeaseChannel:
         self._access = access
         self._secrets = secrets
         self._timeout_s = timeout_s
-        held = secrets.get()
+        current = secrets.get()
         self._changes = secrets.changes
         self._channel: Any = (
-            grpc.secure_channel(endpoint, _credentials(held))
+            grpc.secure_channel(endpoint, _credentials(current))
             if access.tls
             else grpc.insecure_channel(endpoint)
         )
-        self._password = held.password
+        self._password = current.password
         self._metadata: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_stale(self) -> bool:
-        """Whether certificates or password changed since."""
+        """Return whether certificates or password changed since the connection was made."""
         self._secrets.get()
         return self._secrets.changes != self._changes
 
     def renew(self, lease: int) -> float:
-        """For how long etcd keeps it; 0: it does not have it."""
+        """Return for how many seconds etcd keeps the lease; 0 when it does not have it."""
         if self._access.user and not self._metadata:
-            asked = self._rpc.AuthenticateRequest(name=self._access.user, password=self._password)
-            answer = self._rpc.AuthStub(self._channel).Authenticate(asked, timeout=self._timeout_s)
+            request = self._rpc.AuthenticateRequest(name=self._access.user, password=self._password)
+            answer = self._rpc.AuthStub(self._channel).Authenticate(request, timeout=self._timeout_s)
             self._metadata = (("token", answer.token),)
         call = self._rpc.LeaseStub(self._channel).LeaseKeepAlive(
             iter([self._rpc.LeaseKeepAliveRequest(ID=lease)]),
@@ -189,7 +192,7 @@ def _secret(path: str, setting: str) -> bytes | None:
 
 
 def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *, timeout_s: float) -> Any:
-    """aetcd's own client, which can open a plain channel only: the one call that opens it is another one."""
+    """Return aetcd's client with another method to open the channel, because aetcd can open only plain channels."""
     host, _, port = endpoint.rpartition(":")
     rpc = aetcd.client.rpc
 
@@ -206,8 +209,8 @@ def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *,
         async def _open(self) -> None:
             self.channel = _channel(rpc, endpoint, access, secrets)
             if access.user:
-                asked = rpc.AuthenticateRequest(name=access.user, password=secrets.password)
-                answer = await rpc.AuthStub(self.channel).Authenticate(asked, timeout=timeout_s)
+                request = rpc.AuthenticateRequest(name=access.user, password=secrets.password)
+                answer = await rpc.AuthStub(self.channel).Authenticate(request, timeout=timeout_s)
                 self.metadata = (("token", answer.token),)
             self.kvstub = rpc.KVStub(self.channel)
             self.leasestub = rpc.LeaseStub(self.channel)

@@ -1,7 +1,7 @@
-"""What this node believed of the cluster's records, in a table beside its cache: for the next run.
+"""Store the records that this node accepted in a table beside its cache, for the next run.
 
-By it a node that starts knows an older record from the newest, and has what somebody took away meanwhile. A table that
-is lost, or is not understood, costs that and nothing else. Who reads it opens every seal again.
+With it a node that starts can tell an older record from the newest, and can restore records that were deleted
+meanwhile. A table that is lost or damaged costs only that. Readers verify every seal again.
 """
 
 from __future__ import annotations
@@ -25,42 +25,44 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """raw: the sealed record; b"": it is not there, or goes with the node that wrote it."""
+    """Holds a kept record. raw: the sealed record; b"": it is gone, or goes with the node that wrote it."""
 
     mark: Mark
     raw: bytes = b""
 
 
 class KeptRecords:
-    """path: of the table, in a folder of this user's only. Each call opens it, and blocks."""
+    """Reads and writes the table. path: the table, in a directory of this user only. Each call opens it, and blocks."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def read(self) -> dict[str, Kept]:
-        """Empty where nothing is kept, or can be read."""
+        """Return the records; empty when none are kept or the table can't be read."""
         try:
             with self._opened() as table:
                 rows = table.execute("SELECT key, at_ns, signature, ends_s, raw FROM records").fetchall()
             return {_text(key): Kept(Mark(int(at_ns), bytes(signature), float(ends_s)), bytes(raw))
                     for key, at_ns, signature, ends_s, raw in rows}  # fmt: skip
         except (sqlite3.Error, OSError, TypeError, ValueError) as error:
-            log.warning("kept records can't be read, and begin anew path=%s error=%s", self._path, error)
-            self._put_aside()
+            log.warning(
+                "the kept records can't be read and are discarded path=%s error=%s", self._path, error
+            )
+            self._discard()
             return {}
 
-    def write(self, changed: Mapping[str, Kept], gone: Iterable[str] = ()) -> None:
-        """In one transaction. One that fails is logged: it costs only what it is for."""
+    def write(self, changed: Mapping[str, Kept], removed: Iterable[str] = ()) -> None:
+        """Write in one transaction. A failure is logged, because only the next run needs the table."""
         rows = [
-            (_bytes(key), one.mark.at_ns, one.mark.signature, one.mark.ends_s, one.raw)
-            for key, one in changed.items()
+            (_bytes(key), record.mark.at_ns, record.mark.signature, record.mark.ends_s, record.raw)
+            for key, record in changed.items()
         ]
         try:
             with self._opened() as table, table:
                 table.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", rows)
-                table.executemany("DELETE FROM records WHERE key = ?", [(_bytes(key),) for key in gone])
+                table.executemany("DELETE FROM records WHERE key = ?", [(_bytes(key),) for key in removed])
         except (sqlite3.Error, OSError) as error:
-            log.warning("records can't be kept path=%s error=%s", self._path, error)
+            log.warning("the kept records can't be written path=%s error=%s", self._path, error)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -69,7 +71,7 @@ class KeptRecords:
             table.execute(_TABLE)
             yield table
 
-    def _put_aside(self) -> None:
+    def _discard(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 

@@ -1,6 +1,6 @@
-"""Who was in the cluster when this node last heard of it, in a file beside its cache: for a start while etcd is away.
+"""Store the last known members of the cluster in a file beside the cache, for a start while etcd is unavailable.
 
-It is a memory, not a claim: whoever starts by it is in nobody else's view before it has joined.
+A node that starts with the stored members is in no other node's view before it has joined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """cluster: its URL as configured; node: the id of the one who wrote it."""
+    """Is the content of the file. cluster: its URL as configured; node: the id of the node that wrote it."""
 
     cluster: str
     node: str
@@ -27,7 +27,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class LastView:
-    """path: of the file. One of another cluster, or of a node with another id, is no memory of ours."""
+    """Reads and writes the file at path. The file of another cluster, or of a node with another id, is ignored."""
 
     def __init__(self, path: str, *, cluster: str, node: str) -> None:
         self._path = path
@@ -35,27 +35,28 @@ class LastView:
         self._node = node
 
     def read(self) -> dict[str, NodeInfo]:
-        """By id; empty where there is none to go by."""
+        """Return the members by id; empty when there is no usable file."""
         try:
             with open(self._path, "rb") as file:
                 kept = decode_json(file.read(), _Kept)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            log.warning("last members can't be read path=%s error=%s", self._path, error)
+            log.warning("the last known members can't be read path=%s error=%s", self._path, error)
             return {}
         if (kept.cluster, kept.node) != (self._cluster, self._node):
             return {}
         return {info.id: info for info in kept.nodes}
 
     def write(self, nodes: Iterable[NodeInfo]) -> None:
-        """Replaced as a whole. Blocks; one that can't be written costs only what it is for."""
-        new = f"{self._path}.new"
+        """Replace the file atomically. Blocks. A failure is logged, because only a start without etcd needs the
+        file."""
+        new_path = f"{self._path}.new"
         try:
-            with open(new, "wb", opener=private) as file:
+            with open(new_path, "wb", opener=private) as file:
                 file.write(msgspec.json.encode(_Kept(self._cluster, self._node, list(nodes))))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(new, self._path)
+            os.replace(new_path, self._path)
         except OSError as error:
-            log.warning("last members can't be written path=%s error=%s", self._path, error)
+            log.warning("the last known members can't be written path=%s error=%s", self._path, error)

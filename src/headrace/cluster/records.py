@@ -1,7 +1,8 @@
-"""What the nodes of a cluster know together: small records by name, which any of them reads, writes and follows.
+"""Define the records that the nodes of a cluster share: small, by key; every node reads, writes and follows them.
 
-Keys are words with slashes between; values are bytes, JSON by custom. A leased record goes with the node that wrote it.
-Every call but `follow` raises ClusterUnavailableError, after some seconds at most, while the cluster's store is away.
+Keys are words with slashes between; values are bytes, mostly JSON. A leased record is deleted when the node that
+wrote it leaves. Every call but `follow` raises ClusterUnavailableError, within some seconds, while the store is
+unavailable.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Protocol
 
 from headrace.identity.seals import Mark
 
-Heard = Callable[[str, bytes | None], None]
-"""Told a key and what it is now; None: it is gone. On the loop; must not raise."""
+OnRecord = Callable[[str, bytes | None], None]
+"""Receives a key and its new value; None: it was deleted. Called on the loop; must not raise."""
 
 
 class Records(Protocol):
+    """Stores the shared records of a cluster."""
+
     async def get(self, key: str) -> bytes | None: ...
 
     async def list(self, prefix: str) -> dict[str, bytes]: ...
@@ -23,36 +26,37 @@ class Records(Protocol):
     async def put(self, key: str, value: bytes, leased: bool = False) -> None: ...  # noqa: FBT001, FBT002
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
-        """False, and nothing is written, where the record exists."""
+        """Create a record. Return False, and write nothing, when it exists."""
         ...
 
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
-        """False, and nothing is written, where it is not `old` any more. leased: it is this node's from now on."""
+        """Replace a record. Return False, and write nothing, when its value is not `old`. leased: it becomes this
+        node's."""
         ...
 
     async def delete(self, key: str, *, unless: str = "") -> None:
-        """No error where there is none. unless: nothing is deleted where this record exists, in one step."""
+        """Delete a record, if it exists. unless: delete nothing when this other record exists, in one transaction."""
         ...
 
-    async def follow(self, prefix: str, callback: Heard) -> None:
-        """Tells each record that is there, then each change, in order; after a time without the store the
-        differences. Goes on until the records are closed."""
+    async def follow(self, prefix: str, callback: OnRecord) -> None:
+        """Call back with each existing record, then with each change, in order. After the store was unavailable,
+        call back with the differences. Continues until the records are closed."""
         ...
 
 
 class RecordSeals(Protocol):
-    """What makes records that nobody else can make. See identity/seals.py."""
+    """Seals records so that nobody else can make them. See identity/seals.py."""
 
     def may_close(self, key: str) -> bool: ...
 
     def close(self, key: str, record: bytes) -> bytes: ...
 
     def open(self, key: str, raw: bytes, *, newest: bool = True) -> bytes:
-        """StrangerError. newest: none that is older will do from now on."""
+        """Return the record without its seal. newest: accept no older one from now on. Raise StrangerError."""
         ...
 
     def body(self, key: str, raw: bytes) -> bytes:
-        """Whoever sealed it. StrangerError."""
+        """Return the record without its seal, whoever sealed it. Raise StrangerError."""
         ...
 
     def gone(self, key: str) -> None: ...
@@ -67,8 +71,11 @@ class RecordSeals(Protocol):
 
 
 class LeasedRecords(Records, Protocol):
-    """lease_until_s: until when, at least, the others let this node's leased records stand, of CLOCK_BOOTTIME.
-    leases_lost: how often they did not."""
+    """Stores records of which some have this node's lease.
+
+    lease_until_s: until when, at least, other nodes see this node's leased records, by CLOCK_BOOTTIME. leases_lost:
+    how often the lease was lost.
+    """
 
     @property
     def lease_until_s(self) -> float: ...
@@ -77,38 +84,38 @@ class LeasedRecords(Records, Protocol):
     def leases_lost(self) -> int: ...
 
     def disown(self, key: str) -> None:
-        """A leased record is not written again when the lease was lost."""
+        """Stop writing this leased record again when the lease was lost."""
         ...
 
 
 class Followers:
-    """Who follows what, and what they were told last."""
+    """Holds the callbacks of followers, and the values that they received last."""
 
     def __init__(self) -> None:
-        self._followers: list[tuple[str, Heard]] = []
+        self._callbacks: list[tuple[str, OnRecord]] = []
         self.mirror: dict[str, bytes] = {}
 
-    def add(self, prefix: str, callback: Heard) -> None:
-        self._followers.append((prefix, callback))
+    def add(self, prefix: str, callback: OnRecord) -> None:
+        self._callbacks.append((prefix, callback))
         for key, value in sorted(self.mirror.items()):
             if key.startswith(prefix):
                 callback(key, value)
 
-    def tell(self, key: str, value: bytes | None) -> None:
-        """Nothing where it is known."""
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Report a value to its followers, unless it is unchanged."""
         if self.mirror.get(key) == value:
             return
         if value is None:
             del self.mirror[key]
         else:
             self.mirror[key] = value
-        for prefix, callback in list(self._followers):
+        for prefix, callback in list(self._callbacks):
             if key.startswith(prefix):
                 callback(key, value)
 
-    def tell_all(self, now: dict[str, bytes]) -> None:
-        """The whole of it, as it is now."""
-        for key in [key for key in self.mirror if key not in now]:
-            self.tell(key, None)
-        for key, value in sorted(now.items()):
-            self.tell(key, value)
+    def publish_all(self, records: dict[str, bytes]) -> None:
+        """Report the differences to the complete set of records."""
+        for key in [key for key in self.mirror if key not in records]:
+            self.publish(key, None)
+        for key, value in sorted(records.items()):
+            self.publish(key, value)

@@ -1,1 +1,1 @@
-"""Who somebody is: the names in certificates, connections that check them, records that are signed by them."""
+"""Names in certificates, connections that verify them, and records signed with their keys."""

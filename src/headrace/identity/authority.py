@@ -1,10 +1,10 @@
-"""An authority in a directory, and the certificates that it issues: what `headrace tls` does.
+"""Manage an authority in a directory and the certificates that it issues: the work of `headrace tls`.
 
-    DIRECTORY/authority.pem, authority.key   who signs; the key stays on this host
-    DIRECTORY/NAME/certificate.pem, key.pem, authority.pem   what the host of NAME needs
+    DIRECTORY/authority.pem, authority.key   the authority; its key stays on this host
+    DIRECTORY/NAME/certificate.pem, key.pem, authority.pem   the files for the host NAME
 
-Keys are of P-256. Lives are short: what a lost key is good for ends by itself. Files are replaced as a whole, with mode
-0600 in directories of mode 0700. Nothing here replaces an authority.
+Keys are of type P-256. Certificates are short-lived, so a lost key soon becomes useless. Files are replaced
+atomically, with mode 0600 in directories of mode 0700. An authority is never replaced.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CERTIFICATE_DAYS = 7
 DAYS_MAX = 3650
 COMMON_NAME_MAX = 64
 EARLY = datetime.timedelta(minutes=5)
-"""A certificate is good from a little before it is made: clocks differ."""
+"""A certificate is valid from a little before it is made, because clocks differ."""
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What is told of one certificate. identity: None for an authority, and for one of another form."""
+    """Describes a certificate. identity: None for an authority, and for a certificate with another form of name."""
 
     path: str
     identity: Identity | None
@@ -63,7 +63,8 @@ class Issued:
 
 
 class Authority:
-    """Of one cluster. folder: where it lies; UsageError, PathNotFoundError where there is none that can be read."""
+    """Issues the certificates of one cluster. folder: its directory. Raise UsageError or PathNotFoundError when it
+    has no readable authority."""
 
     def __init__(self, folder: str, *, form: str = DEFAULT_FORM) -> None:
         self._folder = folder
@@ -86,19 +87,19 @@ class Authority:
     def make(
         cls, folder: str, cluster: str, *, days: float = AUTHORITY_DAYS, form: str = DEFAULT_FORM
     ) -> Authority:
-        """A new one. PathExistsError where there is one already, however broken it is."""
+        """Create an authority. Raise PathExistsError when the directory has one, even a broken one."""
         with needs_extra("headrace tls"):
             from cryptography import x509
         check_part(cluster, "cluster")
         if len(cluster) > COMMON_NAME_MAX:
-            raise UsageError(f"cluster {cluster!r}", why=f"a name of more than {COMMON_NAME_MAX} characters")
+            raise UsageError(f"cluster {cluster!r}", why=f"it has more than {COMMON_NAME_MAX} characters")
         _check_days(days)
         NameForm(form)
         _make_folder(folder)
         key, name = _new_key(), _name(cluster)
         public = key.public_key()
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
-        built = (
+        builder = (
             _builder(name, public, days)
             .issuer_name(name)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -113,7 +114,7 @@ class Authority:
             if os.path.lexists(path):
                 raise PathExistsError(f"authority {path}", why="it is never replaced")
         _write_new(paths[0], _key_bytes(key))
-        _write_new(paths[1], _pem(_signed(built, key)))
+        _write_new(paths[1], _pem(_signed(builder, key)))
         return cls(folder, form=form)
 
     def issue(
@@ -125,16 +126,19 @@ class Authority:
         hosts: Sequence[str] = (),
         replace: bool = False,
     ) -> str:
-        """The directory with the certificate, its key and the authority. hosts: names and addresses of a server, for
-        clients that compare them. replace: else PathExistsError where it was issued before."""
+        """Issue a certificate; return the directory with the certificate, its key and the authority.
+
+        hosts: names and addresses of a server, for clients that compare them. replace: without it, raise
+        PathExistsError when the certificate was issued before.
+        """
         if role not in ROLES:
-            raise UsageError(f"role {role!r}", why="unknown", hint=f"one of {', '.join(ROLES)}")
+            raise UsageError(f"role {role!r}", why="it is unknown", hint=f"use one of {', '.join(ROLES)}")
         _check_days(days)
         uri = self._form.uri_of(Identity(self._cluster, role, name))
         folder = os.path.join(self._folder, name)
         if os.path.lexists(folder) and not replace:
             raise PathExistsError(
-                f"certificate {folder}", why="it was issued", hint=f"headrace tls renew {name}"
+                f"certificate {folder}", why="it was issued before", hint=f"headrace tls renew {name}"
             )
         key = _new_key()
         certificate = self._certified(key.public_key(), name, uri, role=role, days=days, hosts=hosts)
@@ -145,37 +149,38 @@ class Authority:
         return folder
 
     def renew(self, name: str, *, days: float | None = None) -> str:
-        """As it was issued, with a new key, for as long again. days: another length. PathNotFoundError."""
+        """Issue a certificate again with a new key, for the same duration. days: another duration. Raise
+        PathNotFoundError."""
         from cryptography import x509
 
         check_part(name, "name")
-        before = _read_certificate(os.path.join(self._folder, name, CERTIFICATE))
-        identity = self._identity_of(before)
+        old = _read_certificate(os.path.join(self._folder, name, CERTIFICATE))
+        identity = self._identity_of(old)
         if identity is None or identity.name != name:
-            raise UsageError(f"certificate of {name}", why="it names somebody else, or nobody")
-        alternatives = _alternatives(before)
+            raise UsageError(f"certificate of {name}", why="it names another identity, or none")
+        alternatives = _alternatives(old)
         hosts = [
             *alternatives.get_values_for_type(x509.DNSName),
             *map(str, alternatives.get_values_for_type(x509.IPAddress)),
         ]
-        life = before.not_valid_after_utc - before.not_valid_before_utc - EARLY
+        duration = old.not_valid_after_utc - old.not_valid_before_utc - EARLY
         return self.issue(
             name,
             role=identity.role,
-            days=life / datetime.timedelta(days=1) if days is None else days,
+            days=duration / datetime.timedelta(days=1) if days is None else days,
             hosts=hosts,
             replace=True,
         )
 
     def names(self) -> list[str]:
-        """All that were issued in this directory."""
+        """Return the names of all certificates in this directory."""
         return [
             name
             for name in sorted(os.listdir(self._folder))
             if os.path.exists(os.path.join(self._folder, name, CERTIFICATE))
         ]
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def _certified(
         self,
@@ -194,7 +199,7 @@ class Authority:
         if role in (NODE, SERVICE):
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         signer = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-        built = (
+        builder = (
             _builder(_name(name), public, days)
             .issuer_name(self._certificate.subject)
             .add_extension(
@@ -209,14 +214,14 @@ class Authority:
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False
             )
         )
-        return _signed(built, self._key)
+        return _signed(builder, self._key)
 
     def _identity_of(self, certificate: x509.Certificate) -> Identity | None:
         return identity_of(certificate, self._form)
 
 
 def identity_of(certificate: x509.Certificate, form: NameForm) -> Identity | None:
-    """None where its URIs are of another form, or name two."""
+    """Return the identity in a certificate, or None when its URIs have another form or name two."""
     from cryptography import x509
 
     with contextlib.suppress(StrangerError):
@@ -225,7 +230,7 @@ def identity_of(certificate: x509.Certificate, form: NameForm) -> Identity | Non
 
 
 def look_at(path: str, *, form: str = DEFAULT_FORM) -> Issued:
-    """What a PEM file says. PathNotFoundError, UsageError."""
+    """Return the description of a PEM file. Raise PathNotFoundError or UsageError."""
     from cryptography import x509
 
     certificate = _read_certificate(path)
@@ -247,7 +252,8 @@ def look_at(path: str, *, form: str = DEFAULT_FORM) -> Issued:
 
 
 def certificates_below(folder: str) -> Iterator[str]:
-    """Of an authority's directory, or of what was issued to one host. PathNotFoundError where there is none."""
+    """Yield the certificates of an authority's directory, or of one host's. Raise PathNotFoundError when there is
+    none."""
     paths = [os.path.join(folder, name) for name in (AUTHORITY, CERTIFICATE)]
     if os.path.isdir(folder):
         paths += [os.path.join(folder, name, CERTIFICATE) for name in sorted(os.listdir(folder))]
@@ -316,7 +322,7 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise UsageError(f"host {host!r}", why="not a name or an address") from error
+        raise UsageError(f"host {host!r}", why="it is neither a name nor an address") from error
 
 
 def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
@@ -359,7 +365,7 @@ def _read_certificate(path: str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
-        raise UsageError(f"certificate {path}", why="not understood: no PEM file of one") from error
+        raise UsageError(f"certificate {path}", why="it is not a PEM file of a certificate") from error
 
 
 def _read_key(path: str) -> ec.EllipticCurvePrivateKey:
@@ -370,11 +376,9 @@ def _read_key(path: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(text.encode(), password=None)
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"key {path}", why="not understood: no PEM file of one without a password"
-        ) from error
+        raise UsageError(f"key {path}", why="it is not a PEM file of a key without a password") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"key {path}", why="not one that `headrace tls init` makes")
+        raise UsageError(f"key {path}", why="it is not of the type that `headrace tls init` makes")
     return key
 
 
@@ -392,30 +396,30 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _check_days(days: float) -> None:
     if not 0 < days <= DAYS_MAX:
-        raise UsageError(f"--days {days:g}", why=f"must be more than 0, and {DAYS_MAX} at most")
+        raise UsageError(f"--days {days:g}", why=f"it must be more than 0 and at most {DAYS_MAX}")
 
 
 def _make_folder(folder: str) -> None:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if os.stat(folder).st_mode & 0o022:
-            raise UsageError(f"directory {folder}", why="others may write there", hint="chmod 700")
+            raise UsageError(f"directory {folder}", why="other users may write there", hint="chmod 700")
     except OSError as error:
         raise StoreError(f"directory {folder}", why=error.strerror or str(error)) from error
 
 
 def _write(path: str, data: bytes) -> None:
-    """Replaced as a whole, readable by its owner only."""
-    new = f"{path}.{secrets.token_hex(4)}.new"
+    """Replace a file atomically; only its owner may read it."""
+    new_path = f"{path}.{secrets.token_hex(4)}.new"
     try:
-        _write_new(new, data)
-        os.replace(new, path)
+        _write_new(new_path, data)
+        os.replace(new_path, path)
         sync_folder(os.path.dirname(path) or ".")
     except OSError as error:
         raise StoreError(path, why=error.strerror or str(error)) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
+            os.unlink(new_path)
 
 
 def _write_new(path: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""TLS where both sides show a certificate with a name in it: between nodes, and at their REST APIs.
+"""Provide TLS with certificates on both sides, each with a name in it: between nodes, and at their REST APIs.
 
-Who has a certificate of the authority is believed to be whom it names, and nobody else: each connection ends in a
-`PeerIdentity`, with the identity and the time until which it holds. Host names are not compared: nodes are known by
-their ids and move between addresses. Files that change are taken for new connections.
+The certificate decides who the other side is: each connection yields a `PeerIdentity`, with the identity and its
+end. Host names are not compared, because nodes are known by their ids and move between addresses. Files that change
+are used for new connections.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HANDSHAKE_STEPS_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: this side's certificate with its chain, its key without a password, and who must have signed the
-    other side's certificate."""
+    """Names PEM files: this side's certificate with its chain, its key without a password, and the authority that
+    must have signed the other side's certificate."""
 
     certificate: str
     key: str
@@ -36,7 +36,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The other side of a connection. until_s: when its certificate ends, by the wall clock."""
+    """Identifies the other side of a connection. until_s: when its certificate expires, in wall-clock time."""
 
     identity: Identity
     until_s: float
@@ -48,7 +48,7 @@ class PeerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _Contexts:
-    """own: who this side is, by its own certificate."""
+    """Holds the contexts of both sides. own: this side's identity, from its certificate."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -56,8 +56,11 @@ class _Contexts:
 
 
 class MutualTls:
-    """cluster: its name; "": that of the own certificate. UsageError for files that are missing, wrong, expired, or
-    have no name."""
+    """Makes TLS connections that verify both sides. Raise UsageError for files that are missing, wrong, expired or
+    without a name.
+
+    cluster: its name; "": the name in the own certificate.
+    """
 
     def __init__(self, files: TlsFiles, *, form: str = DEFAULT_FORM, cluster: str = "") -> None:
         self._files = files
@@ -82,7 +85,7 @@ class MutualTls:
 
     @property
     def renewals(self) -> int:
-        """How often the files were taken anew."""
+        """Return how often the files were read again."""
         self._contexts.get()
         return self._contexts.changes
 
@@ -90,11 +93,12 @@ class MutualTls:
         return self._contexts.get().server
 
     def wrap_socket(self, sock: socket.socket, server_hostname: str | None = None) -> ssl.SSLSocket:
-        """As a client, of a node. StrangerError, OSError: sock is closed."""
+        """Connect as a client to a node. On StrangerError or OSError sock is closed."""
         return self.dial(sock)[0]
 
     def dial(self, sock: socket.socket, node: str = "") -> tuple[ssl.SSLSocket, PeerIdentity]:
-        """node: the id that its certificate must name; "": any. StrangerError, OSError: sock is closed."""
+        """Connect to a node. node: the id that its certificate must name; "": any. On StrangerError or OSError sock
+        is closed."""
         tls = self._contexts.get().client.wrap_socket(sock)
         try:
             return tls, self.member(tls, NODE, name=node)
@@ -103,18 +107,21 @@ class MutualTls:
             raise
 
     def member(self, tls: ssl.SSLSocket | ssl.SSLObject, *roles: str, name: str = "") -> PeerIdentity:
-        """Who is on the other side, after the handshake. StrangerError where it is none of these."""
+        """Return the identity of the other side, after the handshake. Raise StrangerError when it has none of these
+        roles, or another name."""
         member = self._read(tls.getpeercert() or {})
         identity = member.identity
         if identity.cluster != self.own.cluster:
-            raise StrangerError(f"its certificate is that of {identity}, this is cluster {self.own.cluster}")
+            raise StrangerError(
+                f"its certificate names {identity}, but this node is in cluster {self.own.cluster}"
+            )
         if identity.role not in roles:
-            raise StrangerError(f"its certificate is that of {identity}, which is no {' or '.join(roles)}")
+            raise StrangerError(f"its certificate names {identity}, which is no {' or '.join(roles)}")
         if name and identity.name != name:
-            raise StrangerError(f"its certificate is that of {identity}, not of {name}")
+            raise StrangerError(f"its certificate names {identity}, not {name}")
         return member
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def _read(self, certificate: ssl._PeerCertRetDictType) -> PeerIdentity:
         identity = self._form.of_uris(uris_of(certificate))
@@ -125,48 +132,50 @@ class MutualTls:
     def _build(self) -> _Contexts:
         server = _context(ssl.PROTOCOL_TLS_SERVER, self._files)
         client = _context(ssl.PROTOCOL_TLS_CLIENT, self._files)
-        own = self._look_at_own(server)
+        own = self._check_own(server)
         if self._own is not None and own != self._own:
-            raise UsageError(f"certificate {self._files.certificate}", why=f"it is that of {own} now")
+            raise UsageError(f"certificate {self._files.certificate}", why=f"it names {own} now")
         return _Contexts(server, client, own)
 
-    def _look_at_own(self, server: ssl.SSLContext) -> Identity:
-        """Shake hands with itself in memory: OpenSSL checks the own certificate as another node's would."""
-        what = f"certificate {self._files.certificate}"
+    def _check_own(self, server: ssl.SSLContext) -> Identity:
+        """Return the identity of the own certificate, after a handshake with itself in memory: OpenSSL verifies the
+        certificate as another node would."""
+        subject = f"certificate {self._files.certificate}"
         try:
-            own = self._read(_shown_to(server, self._files)).identity
+            own = self._read(_seen_by_server(server, self._files)).identity
         except ssl.SSLError as error:
             raise UsageError(
-                what, why=f"other nodes would refuse it: {reason_of(error)}", hint="headrace tls renew"
+                subject, why=f"other nodes would refuse it: {reason_of(error)}", hint="headrace tls renew"
             ) from error
         except StrangerError as error:
             raise UsageError(
-                what,
+                subject,
                 why=str(error).replace("its certificate", "it"),
-                hint="headrace tls issue makes one with a name; or set tls_identity",
+                hint="make one with a name by headrace tls issue, or set tls_identity",
             ) from error
         if self._cluster and own.cluster != self._cluster:
-            raise UsageError(what, why=f"it is that of {own}, this is cluster {self._cluster}")
+            raise UsageError(subject, why=f"it names {own}, but this node is in cluster {self._cluster}")
         return own
 
 
-def _shown_to(server: ssl.SSLContext, files: TlsFiles) -> ssl._PeerCertRetDictType:
-    """The own certificate as a server with that context gets it. SSLError where it is not taken."""
+def _seen_by_server(server: ssl.SSLContext, files: TlsFiles) -> ssl._PeerCertRetDictType:
+    """Return the own certificate as a server with that context receives it. Raise SSLError when the server refuses
+    it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # that half is not what is looked at
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the server's half is tested
     load_key(context, files.certificate, files.key, "setting tls_key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server)
-    asked = server.wrap_bio(to_server, to_client, server_side=True)
+    acceptor = server.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(HANDSHAKE_STEPS_MAX):
-        for side in (client, asked):
+        for side in (client, acceptor):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            if side is asked:
+            if side is acceptor:
                 return side.getpeercert() or {}
-    raise ssl.SSLError("the handshake does not end")
+    raise ssl.SSLError("the handshake does not finish")
 
 
 def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
@@ -175,7 +184,7 @@ def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # sessions are not resumed: connections are kept
+        context.num_tickets = 0  # sessions are not resumed, because connections are kept open
     try:
         load_key(context, files.certificate, files.key, "setting tls_key")
     except (OSError, ssl.SSLError) as error:

@@ -1,15 +1,15 @@
-"""The kinds of records that a cluster has, by their keys: who may seal one, and what it means that one is gone.
+"""Define the kinds of records in a cluster, by their keys: who may seal a record, and what its absence means.
 
-    nodes/ID                who is there; leased
-    mounts/PATH, pins/PATH  what is attached, and pinned; also by operators
-    jobs/ID                 what all nodes do together; also by operators
-    jobs/ID/parts/NODE      what a node did of it; leased
-    written/NODE            where a node wrote what no origin has yet
-    copies/NODE             who has copies of that
-    rights/FOLDER           who makes new names there; leased, and not sealed
+    nodes/ID                who is a member; leased
+    mounts/PATH, pins/PATH  the mounts and the pins; also sealed by operators
+    jobs/ID                 the jobs of all nodes; also sealed by operators
+    jobs/ID/parts/NODE      the progress of a node in a job; leased
+    written/NODE            where a node has dirty names
+    copies/NODE             which nodes have replicas of them
+    rights/FOLDER           which node has the directory lease; leased, and not sealed
 
-A right is not sealed: who can write to etcd could as well take the record away. Its holder looks whether it is there.
-A key of another kind is neither written nor believed.
+A directory lease is not sealed, because anybody who can write to etcd could as well delete the record; its owner
+checks that the record exists. A key of any other kind is neither written nor accepted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """owner: the id of the only node that seals it; "": any node does. by_operators: they do, too. is_leased: it goes
-    with the node that wrote it. is_lasting: nobody takes it away but by a sealed end, or by a record that says so.
-    is_ordered: of two, the one that was sealed later counts, for as long as the earlier one's seal holds. is_object:
-    a JSON object, and not another value."""
+    """Describes a kind.
+
+    owner: the id of the only node that seals it; "": any node does. by_operators: operators do, too. is_leased: it
+    is deleted when the node that wrote it leaves. is_lasting: only a sealed end, or a record with that meaning,
+    removes it. is_ordered: of two versions, the one sealed later counts, as long as the seal of the earlier one is
+    valid. is_object: it is a JSON object.
+    """
 
     owner: str = ""
     by_operators: bool = False
@@ -46,18 +49,18 @@ _KINDS = {
 _PART = RecordKind(is_leased=True, is_ordered=False)
 _OWNED = ("nodes", "written", "copies")
 _NAMED = (*_OWNED, "jobs", "rights")
-"""And the root has a mount and a pin as any path has."""
+"""Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 
 
 def kind_of(key: str) -> RecordKind | None:
-    """None for a key that no part of Headrace writes."""
-    word, slash, rest = key.partition("/")
-    kind = _KINDS.get(word)
-    if kind is None or not slash or (word in _NAMED and not rest):
+    """Return the kind of a key, or None for a key that Headrace does not write."""
+    prefix, slash, rest = key.partition("/")
+    kind = _KINDS.get(prefix)
+    if kind is None or not slash or (prefix in _NAMED and not rest):
         return None
-    if word == "jobs":
+    if prefix == "jobs":
         _, part, node = rest.partition("/parts/")
         if part:
             return replace(_PART, owner=node) if node else None
         return kind
-    return replace(kind, owner=rest) if word in _OWNED else kind
+    return replace(kind, owner=rest) if prefix in _OWNED else kind

@@ -1,13 +1,14 @@
-"""Records that nodes of one cluster sign: whoever keeps them (etcd) can lose them, and can't make or change one.
+"""Sign and verify the records that nodes of one cluster share: their store (etcd) can lose them, but can't make or
+change one.
 
-A sealed record is the JSON object that it was, with one more field at its end, which older readers pass by:
+A sealed record is the JSON object with one more field at its end, which readers without seals ignore:
 
     {…,"seal":{"at_ns":…,"certificate":"…","signature":"…"}}
 
-The signature, by the key of the node's or operator's certificate, is over the cluster's name, the record's key, the
-time and the bytes before the seal: a record moved to another key or cluster is none. Of each key the newest that was
-opened counts, in this run and, by `marks`, in the next: an older one that is put back is refused, and so is one that
-was taken away.
+The signature, by the key of the node's or operator's certificate, covers the cluster's name, the record's key, the
+time and the bytes before the seal. So a record that was moved to another key or cluster is invalid. Of each key the
+newest record that was opened counts, in this run and, by `marks`, in the next. An older one that somebody restores
+is refused, and so is a deleted one.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 RECORD_BYTES_MAX = 2 << 20
-"""More than etcd takes."""
+"""More than etcd accepts."""
 CHAIN_MAX = 4
-KNOWN_MAX = 4096
+SIGNERS_MAX = 4096
 ENDED = b""
-"""What a record is that was ended, by somebody who may."""
+"""The content of a record that was ended by a node that may end it."""
 _MARK = b',"seal":'
 _END = b'{"ended":true}'
 _WRAP = b'{"record":'
@@ -47,8 +48,8 @@ _PURPOSE = "headrace record 1"
 
 
 class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """at_ns: when, by the clock of the one who sealed it. certificate: DER of his, and of those between it and the
-    authority."""
+    """Is the seal of a record. at_ns: the signer's time. certificate: DER of the signer's certificate, and of those
+    between it and the authority."""
 
     at_ns: int
     certificate: list[bytes]
@@ -56,8 +57,8 @@ class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The newest that was opened of a record. signature: b"": it was taken away since. ends_s: until when any seal of
-    it that was opened is good."""
+    """Describes the newest version of a record that was opened. signature: b"" when the record was deleted since.
+    ends_s: when the last seal that was opened expires."""
 
     at_ns: int
     signature: bytes
@@ -66,7 +67,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """Whose key it is, and until when it is good."""
+    """Holds a signer's identity and key, and their validity."""
 
     identity: Identity
     begins_s: float
@@ -75,8 +76,10 @@ class _Signer:
 
 
 class Seals:
-    """tls: the node's own certificate and key, which seal, and the authority, by which other seals are checked. On one
-    thread. UsageError, MissingExtraError."""
+    """Seals and opens records, on one thread. Raise UsageError or MissingExtraError.
+
+    tls: provides the node's own certificate and key, which seal, and the authority that verifies other seals.
+    """
 
     def __init__(self, tls: MutualTls) -> None:
         with needs_extra("setting tls_certificate"):
@@ -86,22 +89,22 @@ class Seals:
         files = tls.files
         self._own = Reloaded((files.certificate, files.key), self._read_own, name="sealing key")
         self._authorities = Reloaded((files.authority,), self._read_authorities, name="authority of seals")
-        self._store_of: object = None
+        self._signers_store: object = None
         self._signers: dict[bytes, _Signer] = {}
         self._newest: dict[str, Mark] = {}
         self._latest_ns: dict[str, int] = {}
 
     def may_close(self, key: str) -> bool:
-        """Whether this one may seal it."""
+        """Return whether this node may seal the record."""
         kind = kind_of(key)
         return kind is not None and kind.is_sealed and _may_seal(kind, self._tls.own)
 
     def close(self, key: str, record: bytes) -> bytes:
-        """The record with its seal. record: JSON; an object that is not empty, or what its kind has. ENDED: it is none
-        any more."""
+        """Return the record with its seal. record: a JSON object that is not empty, or what the record's kind has;
+        ENDED ends the record."""
         kind = kind_of(key)
         if kind is None:
-            raise ValueError(f"records of {key} are of no kind")
+            raise ValueError(f"no kind of record has the key {key}")
         if not kind.is_sealed:
             return record
         body = _END if record == ENDED else record if kind.is_object else _WRAP + record + b"}"
@@ -111,8 +114,8 @@ class Seals:
         return body[:-1] + _MARK + msgspec.json.encode(seal) + b"}"
 
     def open(self, key: str, raw: bytes, *, newest: bool = True) -> bytes:
-        """The record without its seal; ENDED. newest: none that is older will do from now on. StrangerError where it
-        was not sealed by one who may, or is older."""
+        """Return the record without its seal; ENDED for one that was ended. newest: accept no older version from now
+        on. Raise StrangerError when the signer may not seal the record, or when the record is older."""
         kind = kind_of(key)
         if kind is None:
             raise StrangerError("no record has such a key")
@@ -124,32 +127,33 @@ class Seals:
         if signer.identity.cluster != self._tls.own.cluster or not _may_seal(
             kind, signer.identity, ends=record == ENDED
         ):
-            raise StrangerError(f"it is sealed by {signer.identity}")
+            raise StrangerError(f"it was sealed by {signer.identity}, which may not seal it")
         if not _is_signed(signer.key, seal.signature, self._message(key, seal.at_ns, body)):
-            raise StrangerError("its seal is broken")
+            raise StrangerError("its signature is wrong")
         if kind.is_ordered:
             self._put_in_order(key, seal, signer.ends_s, newest=newest)
         return record
 
     def body(self, key: str, raw: bytes) -> bytes:
-        """The record without its seal, whoever sealed it. StrangerError."""
+        """Return the record without its seal, whoever sealed it. Raise StrangerError."""
         kind = kind_of(key)
         if kind is None:
             raise StrangerError("no record has such a key")
         return _unwrapped(_split(raw)[0], kind)
 
     def gone(self, key: str) -> None:
-        """A record was taken away: the same one is not believed again. Only of what was opened as the newest."""
+        """Record that a record was deleted: the same version is not accepted again. Only for a record opened as the
+        newest."""
         mark = self._newest.get(key)
         if mark is not None:
             self._newest[key] = Mark(mark.at_ns, b"", mark.ends_s)
 
     def marks(self) -> dict[str, Mark]:
-        """Of each record the newest that was opened, for the next run."""
+        """Return the newest opened version of each record, for the next run."""
         return dict(self._newest)
 
     def remember(self, marks: Mapping[str, Mark]) -> None:
-        """As `marks` returned it in an earlier run; before anything is opened."""
+        """Load the marks of an earlier run, before any record is opened."""
         for key, mark in marks.items():
             kind = kind_of(key)
             if kind is not None and kind.is_ordered and mark.ends_s > time.time():
@@ -157,30 +161,31 @@ class Seals:
                 self._latest_ns[key] = mark.at_ns
 
     def forget_old(self) -> None:
-        """What no seal is good for any more need not be told from newer ones."""
+        """Forget marks whose seals have all expired: those versions can't be opened any more."""
         now_s = time.time()
         for key in [key for key, mark in self._newest.items() if mark.ends_s <= now_s]:
             del self._newest[key]
 
     def is_aging(self, raw: bytes) -> bool:
-        """Whether half of the life of the certificate that sealed it is over, and the own one lives longer. Of a record
-        that was opened."""
+        """Return whether half of the life of the signer's certificate is over, and the own certificate lives longer.
+        The record must have been opened."""
         seal = _split(raw)[1]
         signer = self._signer_of(seal)
-        mine = self._signer_of(_Seal(0, self._own.get()[1], b""))
-        return time.time() > (signer.begins_s + signer.ends_s) / 2 and mine.ends_s > signer.ends_s
+        own = self._signer_of(_Seal(0, self._own.get()[1], b""))
+        return time.time() > (signer.begins_s + signer.ends_s) / 2 and own.ends_s > signer.ends_s
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def _put_in_order(self, key: str, seal: _Seal, ends_s: float, *, newest: bool) -> None:
-        known = self._newest.get(key)
-        if known is not None and (
-            seal.at_ns < known.at_ns or (seal.at_ns == known.at_ns and seal.signature != known.signature)
+        newest_mark = self._newest.get(key)
+        if newest_mark is not None and (
+            seal.at_ns < newest_mark.at_ns
+            or (seal.at_ns == newest_mark.at_ns and seal.signature != newest_mark.signature)
         ):
-            raise StrangerError("it is older than one that was there before")
+            raise StrangerError("it is older than a version that was accepted before")
         self._latest_ns[key] = max(seal.at_ns, self._latest_ns.get(key, 0))
         if newest:
-            ends_s = max(ends_s, 0.0 if known is None else known.ends_s)
+            ends_s = max(ends_s, 0.0 if newest_mark is None else newest_mark.ends_s)
             self._newest[key] = Mark(seal.at_ns, seal.signature, ends_s)
 
     def _message(self, key: str, at_ns: int, record: bytes) -> bytes:
@@ -188,24 +193,24 @@ class Seals:
 
     def _signer_of(self, seal: _Seal) -> _Signer:
         store = self._authorities.get()
-        if store is not self._store_of:
-            self._signers, self._store_of = {}, store
-        mark = hashlib.sha256(b"".join(seal.certificate)).digest()
-        signer = self._signers.get(mark)
+        if store is not self._signers_store:
+            self._signers, self._signers_store = {}, store
+        digest = hashlib.sha256(b"".join(seal.certificate)).digest()
+        signer = self._signers.get(digest)
         if signer is None:
-            if len(self._signers) >= KNOWN_MAX:
+            if len(self._signers) >= SIGNERS_MAX:
                 self._signers.clear()
-            signer = self._signers[mark] = self._checked(store, seal.certificate)
+            signer = self._signers[digest] = self._verified(store, seal.certificate)
         if not signer.begins_s <= time.time() < signer.ends_s:
-            raise StrangerError(f"the certificate of {signer.identity}, which sealed it, has ended")
+            raise StrangerError(f"the certificate of {signer.identity}, which sealed it, has expired")
         return signer
 
-    def _checked(self, store: Any, chain: list[bytes]) -> _Signer:
+    def _verified(self, store: Any, chain: list[bytes]) -> _Signer:
         from cryptography import x509
         from cryptography.x509 import verification
 
         try:
-            leaf, *between = (x509.load_der_x509_certificate(one) for one in chain)
+            leaf, *intermediates = (x509.load_der_x509_certificate(der) for der in chain)
             verifier = (
                 verification.PolicyBuilder()
                 .store(store)
@@ -213,15 +218,15 @@ class Seals:
                 .max_chain_depth(CHAIN_MAX)
                 .build_client_verifier()
             )
-            verifier.verify(leaf, between)
-        except Exception as error:  # whatever a certificate that somebody made up makes of it
-            raise StrangerError(f"the certificate that sealed it is not taken: {_line(error)}") from error
+            verifier.verify(leaf, intermediates)
+        except Exception as error:  # an invented certificate can cause any error
+            raise StrangerError(f"the certificate that sealed it is not trusted: {_line(error)}") from error
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         identity = self._tls.form.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
         if not identity.cluster:
             identity = Identity(self._tls.own.cluster, identity.role, identity.name)
-        ends = leaf.not_valid_after_utc.timestamp()
-        return _Signer(identity, leaf.not_valid_before_utc.timestamp(), ends, leaf.public_key())
+        ends_s = leaf.not_valid_after_utc.timestamp()
+        return _Signer(identity, leaf.not_valid_before_utc.timestamp(), ends_s, leaf.public_key())
 
     def _read_own(self) -> tuple[Any, list[bytes]]:
         from cryptography.hazmat.primitives.serialization import Encoding
@@ -232,12 +237,12 @@ class Seals:
             private = self._load_key(text.encode(), password=None)
             chain = _certificates(files.certificate)
             if private.public_key() != chain[0].public_key():
-                raise ValueError("they don't belong together")
+                raise ValueError("the key does not belong to the certificate")
         except (ValueError, TypeError) as error:
             raise UsageError(
                 f"settings tls_certificate {files.certificate}, tls_key {files.key}", why=_line(error)
             ) from error
-        return private, [one.public_bytes(Encoding.DER) for one in chain[:CHAIN_MAX]]
+        return private, [certificate.public_bytes(Encoding.DER) for certificate in chain[:CHAIN_MAX]]
 
     def _read_authorities(self) -> Any:
         from cryptography.x509.verification import Store
@@ -249,13 +254,14 @@ class Seals:
             raise UsageError(f"setting tls_authority {path}", why=_line(error)) from error
 
 
-def _may_seal(kind: RecordKind, who: Identity, *, ends: bool = False) -> bool:
-    """ends: whatever was written by a node that is gone, and is persisted, another node ends."""
-    if who.role == OPERATOR:
+def _may_seal(kind: RecordKind, signer: Identity, *, ends: bool = False) -> bool:
+    """Return whether an identity may seal records of a kind. ends: any node may end the record of a node that is
+    gone, once it has persisted that node's files."""
+    if signer.role == OPERATOR:
         return kind.by_operators
     if ends and not kind.is_lasting:
         return False
-    return who.role == NODE and (ends or kind.owner in ("", who.name))
+    return signer.role == NODE and (ends or kind.owner in ("", signer.name))
 
 
 def _unwrapped(body: bytes, kind: RecordKind) -> bytes:
@@ -264,21 +270,21 @@ def _unwrapped(body: bytes, kind: RecordKind) -> bytes:
     if kind.is_object:
         return body
     if not body.startswith(_WRAP):
-        raise StrangerError("its seal is not understood")
+        raise StrangerError("its seal can't be decoded")
     return body[len(_WRAP) : -1]
 
 
 def _split(raw: bytes) -> tuple[bytes, _Seal]:
-    """StrangerError for a record without a seal, or with a wrong one."""
+    """Return a record and its seal. Raise StrangerError for a record without a seal, or with an invalid one."""
     record, mark, seal = raw.rpartition(_MARK)
     if not mark or len(raw) > RECORD_BYTES_MAX:
         raise StrangerError("it has no seal")
     try:
         decoded = decode_json(seal[:-1], _Seal)
     except msgspec.DecodeError as error:
-        raise StrangerError(f"its seal is not understood: {error}") from error
+        raise StrangerError(f"its seal can't be decoded: {error}") from error
     if not seal.endswith(b"}") or not 0 < len(decoded.certificate) <= CHAIN_MAX:
-        raise StrangerError("its seal is not understood")
+        raise StrangerError("its seal can't be decoded")
     return record + b"}", decoded
 
 
@@ -292,7 +298,7 @@ def _sign(private: Any, message: bytes) -> bytes:
         return private.sign(message, _pss(padding, hashes), hashes.SHA256())
     if isinstance(private, ed25519.Ed25519PrivateKey):
         return private.sign(message)
-    raise UsageError("setting tls_key", why="a key of that kind can't sign records", hint="P-256 or RSA")
+    raise UsageError("setting tls_key", why="a key of that type can't sign records", hint="use P-256 or RSA")
 
 
 def _is_signed(public: Any, signature: bytes, message: bytes) -> bool:

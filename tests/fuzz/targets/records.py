@@ -34,7 +34,7 @@ _MUTATE = mutate_tree(json.loads, lambda tree: json.dumps(tree).encode())
 
 def _node(data: bytes) -> None:
     """Whatever a record says of a node, there is a view with it, and every file has an owner."""
-    info = membership._unpacked(data)
+    info = membership._decode(data)
     if info is None:
         return
     nodes = {"me": _ME, info.id: info}

@@ -129,7 +129,7 @@ def test_a_spiffe_id(tmp_path: Path) -> None:
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a").chmod(0o777)
-    with pytest.raises(UsageError, match="others may write"):
+    with pytest.raises(UsageError, match="other users may write"):
         Authority.make(str(tmp_path / "a"), "lab")
 
 
