@@ -53,7 +53,6 @@ FRAGMENTS = {
 PENDING = {
     "bench",
     "dataplane",
-    "diagnose",
     "node",
     "sdk",
 }

@@ -1,7 +1,7 @@
-"""The causes that there are: what each is called, what to try, and what that is expected to gain.
+"""Define the causes: their names, what to try, and the gain to expect.
 
-A gain is a speed-up by Amdahl's law: the part of the time that a remedy takes away, with the assumption beside it. It
-is a bound to judge by, and no promise.
+A gain is a speed-up by Amdahl's law, for the part of the time that a remedy takes away. The assumption is stated with
+it. It is an upper bound for comparing causes, not a promise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from headrace.diagnose.recording import Recording
 
 
 class Cause(StrEnum):
+    """Identify a cause, as the report and --json name it."""
+
     ORIGIN = "storage.origin"
     PEER = "storage.peer"
     DISK = "storage.disk"
@@ -37,12 +39,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """left: (share of the time, recording) → what is left of that share."""
+    """Describe a cause and its remedy. remaining: (share of the time, recording) → what remains of that share."""
 
     title: str
     attempt: str
     assumes: str
-    left: Callable[[float, Recording], float]
+    remaining: Callable[[float, Recording], float]
 
 
 def _none(share: float, recording: Recording) -> float:
@@ -62,7 +64,7 @@ def _quarter(share: float, recording: Recording) -> float:
 
 
 def _beside_the_step(share: float, recording: Recording) -> float:
-    """It goes on while the rest does; what is longer than that stays."""
+    """Return what remains when the work runs in parallel with the rest: the part that takes longer."""
     return max(0.0, share - (1 - share))
 
 
@@ -71,117 +73,120 @@ def _one_core_of_all(share: float, recording: Recording) -> float:
 
 
 def _with_workers(share: float, recording: Recording) -> float:
-    """The work moves beside the step, to workers on the cores that the trainer leaves."""
+    """Return what remains when workers on the trainer's spare cores do the work in parallel."""
     return max(0.0, share / max(1, recording.cores - 1) - (1 - share))
 
 
 def _more_workers(share: float, recording: Recording) -> float:
-    """As now a worker is busy all the time, the whole time shrinks as they become more, down to that of the steps."""
-    now = max((len(one.workers) for one in recording.moments), default=1) or 1
-    return max(0.0, now / max(now + 1, recording.cores) - (1 - share))
+    """Return what remains with more workers.
+
+    All workers are busy now, so the time shrinks in proportion to their number, down to the time of the steps.
+    """
+    workers = max((len(moment.workers) for moment in recording.moments), default=1) or 1
+    return max(0.0, workers / max(workers + 1, recording.cores) - (1 - share))
 
 
 REMEDIES: dict[Cause, Remedy] = {
     Cause.ORIGIN: Remedy(
-        "waits for the origin",
-        "load the data before the job (`headrace load PATH`), or give the cache room for all of it",
-        "reads of cached files cost nothing beside the step",
+        "the job waits for the origin",
+        "load the data before the job (`headrace load PATH`), or make the cache large enough for all of it",
+        "reads of cached files overlap with the step at no cost",
         _none,
     ),
     Cause.PEER: Remedy(
-        "waits for other nodes of the cluster",
-        "look at the link between the nodes; keep copies here (`headrace load PATH --replicas N`)",
-        "reads of files cached on this host cost nothing beside the step",
+        "the job waits for other nodes of the cluster",
+        "check the network link between the nodes; keep more copies (`headrace load PATH --replicas N`)",
+        "reads of files cached on this host overlap with the step at no cost",
         _none,
     ),
     Cause.DISK: Remedy(
-        "waits for the local disk",
-        "put the data on a faster disk, or on more disks; read larger pieces in a row",
-        "the disk keeps up",
+        "the job waits for the local disk",
+        "put the data on a faster disk or on more disks; read larger pieces sequentially",
+        "the disk is fast enough",
         _none,
     ),
     Cause.SHARE: Remedy(
-        "waits for a shared or user-space file system",
-        "cache it on this host: `headrace up FOLDER MOUNTPOINT`, and read from the mountpoint",
-        "reads of cached files cost nothing beside the step",
+        "the job waits for a shared or user-space file system",
+        "cache it on this host: run `headrace up FOLDER MOUNTPOINT`, and read from the mountpoint",
+        "reads of cached files overlap with the step at no cost",
         _none,
     ),
     Cause.DIRECT: Remedy(
-        "waits for answers over the network",
-        "read through a cache on this host: `headrace up URL MOUNTPOINT`, or `headrace://` paths",
-        "reads of cached files cost nothing beside the step",
+        "the job waits for responses over the network",
+        "read through a cache on this host: run `headrace up URL MOUNTPOINT`, or use `headrace://` paths",
+        "reads of cached files overlap with the step at no cost",
         _none,
     ),
     Cause.METADATA: Remedy(
-        "waits for names, not for bytes: many opens and looks at small files",
-        "pack samples into large files (tar shards), or cache the folder with `headrace up`",
-        "opens cost nothing beside the step",
+        "the job waits for metadata, not for data: many opens and stats of small files",
+        "pack samples into large files (tar shards), or cache the directory with `headrace up`",
+        "opens overlap with the step at no cost",
         _none,
     ),
     Cause.PROCESSOR: Remedy(
-        "decoding and transforms take all the processors there are",
-        "do that work once, before training; take a faster decoder, smaller samples, or the GPU for it",
-        "the work a sample halves",
+        "decoding and transforms use all processor cores",
+        "do that work once, before training; use a faster decoder, smaller samples, or the GPU",
+        "the work per sample is halved",
         _half,
     ),
     Cause.TOO_FEW: Remedy(
-        "too few loader workers",
+        "the loader has too few workers",
         "raise num_workers to the number of cores",
-        "samples a second grow with the workers, up to the cores",
+        "samples per second grow with the workers, up to the number of cores",
         _more_workers,
     ),
     Cause.IN_MAIN: Remedy(
-        "samples are prepared in the trainer's own process, between the steps",
-        "give the DataLoader workers (num_workers, at first the number of cores less one)",
-        "workers on the other cores do it beside the step",
+        "the trainer's own process prepares the samples, between the steps",
+        "give the DataLoader workers: start with num_workers = cores - 1",
+        "workers on the other cores do it in parallel with the step",
         _with_workers,
     ),
     Cause.STARVED: Remedy(
-        "workers stand idle while the trainer waits for one of them",
-        "raise prefetch_factor; deal slow samples evenly over batches, or set in_order=False",
+        "workers are idle while the trainer waits for one of them",
+        "raise prefetch_factor; distribute slow samples evenly over batches, or set in_order=False",
         "the idle workers share the work",
         _none,
     ),
     Cause.HAND_OVER: Remedy(
-        "batches are packed and unpacked between workers and trainer",
-        "return tensors or numpy arrays, no lists of Python values; collate in the worker",
-        "tensors pass by shared memory",
+        "workers pack batches, and the trainer unpacks them",
+        "return tensors or numpy arrays instead of lists of Python values; collate in the worker",
+        "tensors pass through shared memory",
         _tenth,
     ),
     Cause.RESTARTS: Remedy(
-        "workers are started and ended again and again",
+        "the loader starts and ends its workers repeatedly",
         "set persistent_workers=True",
-        "workers start once",
+        "workers start only once",
         _none,
     ),
     Cause.BLOCKED: Remedy(
         "the data set's own code sleeps or waits for a lock",
-        "see the lines below; more workers hide a wait that costs no processor",
-        "as many waits again go on side by side",
+        "see the lines of code listed above; more workers hide a wait that uses no processor",
+        "twice as many waits run in parallel",
         _half,
     ),
     Cause.COPIES: Remedy(
-        "copies of batches between host and device, or between types",
+        "the trainer copies batches between host and device, or between types",
         "set pin_memory=True and copy with non_blocking=True; convert types in the workers",
-        "copies go on beside the step",
+        "copies overlap with the step",
         _beside_the_step,
     ),
     Cause.CHECKPOINT: Remedy(
         "training stops while a checkpoint is saved",
         "save in the background: `headrace.checkpoint.Saver`, or torch.distributed.checkpoint's async_save",
-        "a tenth is left, for the copy to host memory",
+        "a tenth of the time remains, for the copy to host memory",
         _tenth,
     ),
     Cause.SMALL_BATCHES: Remedy(
-        "steps are too small: what a step costs besides arithmetic rules",
-        "raise the batch size; torch.compile, or a fused or foreach optimizer",
-        "batches four times as large cost as much a step",
+        "steps are too small: most of their time is overhead, not arithmetic",
+        "raise the batch size; use torch.compile, or a fused or foreach optimizer",
+        "a step takes no longer with batches four times as large",
         _quarter,
     ),
     Cause.UNPARALLEL: Remedy(
-        "the trainer computes on one core, and nothing beside it",
+        "the trainer computes on one core while all others are idle",
         "let it use more cores (torch.set_num_threads, vectorized operations), or move the work to workers",
-        "it spreads over all cores evenly",
+        "the work spreads evenly over all cores",
         _one_core_of_all,
     ),
     Cause.LOCK: Remedy(
@@ -191,15 +196,15 @@ REMEDIES: dict[Cause, Remedy] = {
         _none,
     ),
     Cause.UNKNOWN: Remedy(
-        "the trainer waits for data, and its workers could not be seen",
-        "run it as the job's own user, or as root",
-        "all of the wait goes",
+        "the trainer waits for data, but its workers could not be observed",
+        "run `headrace diagnose` as the job's user, or as root",
+        "the wait disappears",
         _none,
     ),
 }
 
 
 def gain_of(cause: Cause, share: float, recording: Recording) -> float:
-    """The speed-up to expect, 1.0 being none."""
-    left = min(share, max(0.0, REMEDIES[cause].left(share, recording)))
-    return 1 / max(0.01, 1 - share + left)
+    """Return the speed-up to expect; 1.0 is none."""
+    remaining_share = min(share, max(0.0, REMEDIES[cause].remaining(share, recording)))
+    return 1 / max(0.01, 1 - share + remaining_share)

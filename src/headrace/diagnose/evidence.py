@@ -1,4 +1,4 @@
-"""What was seen of a cause, in sentences a user can check."""
+"""Describe the observations behind a cause in sentences that a user can verify."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headrace.diagnose.recording import FileSystemUsage, Recording, Storage
 
 LINES_MAX = 3
 BUSY_FROM = 0.5
-"""Of a disk; below, it is not the disk itself that is at its end."""
+"""Share of the time; a disk that is busy for less is not the limit itself."""
 _CALLS = {
     "run": "on a processor",
     "read": "in reads",
-    "open": "in opens and looks at files",
+    "open": "in opens and stats of files",
     "write": "in writes and syncs",
-    "fault": "for pages of mapped files",
-    "socket": "for a socket",
-    "wait": "for an event",
-    "lock": "for a lock",
+    "fault": "in page faults of mapped files",
+    "socket": "waiting for a socket",
+    "wait": "waiting for an event",
+    "lock": "waiting for a lock",
     "sleep": "asleep",
 }
 
@@ -29,7 +29,7 @@ Details = Mapping[tuple[str, str], float]
 
 
 def evidence_of(cause: Cause, details: Details, seconds: float, recording: Recording) -> tuple[str, ...]:
-    """details: seconds by kind and text. The strongest first."""
+    """Return sentences, the strongest first. details: seconds by (kind, text)."""
     return (
         *_places(cause, details, seconds, recording),
         *_workers(cause, details, seconds, recording),
@@ -50,35 +50,35 @@ def _places(cause: Cause, details: Details, seconds: float, recording: Recording
 
 
 def _speeds(cause: Cause, place: FileSystemUsage, wall_s: float, recording: Recording) -> Iterator[str]:
-    link = f"; the link can do {_rate(recording.link_bytes_s)}" if recording.link_bytes_s else ""
+    link = f"; the link speed is {_rate(recording.link_bytes_s)}" if recording.link_bytes_s else ""
     if cause is Cause.ORIGIN:
         each = 1000 * place.origin_latency_s / max(1, place.origin_requests)
         yield (
-            f"the origin gave {_rate(place.origin_bytes / wall_s)} in {place.origin_requests} reads, "
+            f"the origin delivered {_rate(place.origin_bytes / wall_s)} in {place.origin_requests} reads, "
             f"{each:.0f} ms each{link}"
         )
     elif cause is Cause.PEER:
-        yield f"other nodes gave {_rate(place.peer_bytes / wall_s)} in {place.peer_reads} reads{link}"
+        yield f"other nodes delivered {_rate(place.peer_bytes / wall_s)} in {place.peer_reads} reads{link}"
     elif place.busy is not None:
-        why = "" if place.busy >= BUSY_FROM else ": a quota above it, or one small read at a time"
-        yield f"the disk gave {_rate(place.bytes_read / wall_s)} and was busy {place.busy:.0%} of the time{why}"
+        why = "" if place.busy >= BUSY_FROM else ", so a quota or single small reads limit it"
+        yield f"the disk delivered {_rate(place.bytes_read / wall_s)} and was busy {place.busy:.0%} of the time{why}"
     elif place.storage is Storage.SHARE:
-        yield f"the job read {_rate(recording.bytes_read / wall_s)} in all{link}"
+        yield f"the job read {_rate(recording.bytes_read / wall_s)} in total{link}"
 
 
 def _workers(cause: Cause, details: Details, seconds: float, recording: Recording) -> Iterator[str]:
-    count = max((len(one.workers) for one in recording.moments), default=0)
+    count = max((len(moment.workers) for moment in recording.moments), default=0)
     for text, part in _largest(details, "idle", seconds)[:1]:
-        yield f"{text} workers idle in {part:.0%} of it"
+        yield f"{text} workers are idle in {part:.0%} of it"
     if cause in (Cause.TOO_FEW, Cause.PROCESSOR):
-        yield f"{count} workers, all at work while the trainer waited; {recording.cores} cores"
+        yield f"{count} workers, all busy while the trainer waited; {recording.cores} cores"
     if cause is Cause.RESTARTS:
-        pids = {worker.pid for one in recording.moments for worker in one.workers}
-        yield f"{len(pids)} worker processes were seen, {count} at one time"
+        pids = {worker.pid for moment in recording.moments for worker in moment.workers}
+        yield f"{len(pids)} worker processes ran, at most {count} at a time"
     if cause in (Cause.UNPARALLEL, Cause.SMALL_BATCHES):
-        yield f"one thread ran, of {recording.cores} cores"
+        yield f"one thread ran on {recording.cores} cores"
     if cause is Cause.SMALL_BATCHES and recording.steps:
-        wall_s = sum(one.span_s for one in recording.moments)
+        wall_s = sum(moment.span_s for moment in recording.moments)
         each = 1000 * wall_s / recording.steps
         samples = f", {recording.samples / recording.steps:.0f} samples each" if recording.samples else ""
         yield f"{recording.steps} steps of {each:.1f} ms{samples}"
@@ -113,28 +113,29 @@ def _kinds(details: Details, seconds: float) -> Iterator[str]:
 
 
 def _files(details: Details, seconds: float) -> Iterator[str]:
-    """Single files when there are few, else their folders."""
-    files = {text: spent for (kind, text), spent in details.items() if kind == "file" and text}
+    """Yield the files if there are few, else their directories."""
+    files = {text: seconds_at for (kind, text), seconds_at in details.items() if kind == "file" and text}
     if not files:
         return
-    folders: defaultdict[str, float] = defaultdict(float)
-    for text, spent in files.items():
-        folders[text if len(files) <= LINES_MAX else os.path.dirname(text) or text] += spent
-    for text, spent in sorted(folders.items(), key=lambda one: -one[1])[:LINES_MAX]:
-        yield f"{spent / max(seconds, 1e-9):.0%} at {text}"
+    directories: defaultdict[str, float] = defaultdict(float)
+    for text, seconds_at in files.items():
+        directories[text if len(files) <= LINES_MAX else os.path.dirname(text) or text] += seconds_at
+    for text, seconds_at in sorted(directories.items(), key=lambda item: -item[1])[:LINES_MAX]:
+        yield f"{seconds_at / max(seconds, 1e-9):.0%} at {text}"
 
 
 def _lines(details: Details, seconds: float) -> Iterator[str]:
-    for kind, word in (("line", "in"), ("holder", "the lock is held by")):
+    for kind, preposition in (("line", "in"), ("holder", "with the lock held by")):
         for text, part in _largest(details, kind, seconds):
             if text:
-                yield f"{part:.0%} {word} {text}"
+                yield f"{part:.0%} {preposition} {text}"
 
 
 def _largest(details: Details, kind: str, seconds: float) -> list[tuple[str, float]]:
-    found = [(text, spent / max(seconds, 1e-9)) for (one, text), spent in details.items() if one == kind]
-    found.sort(key=lambda one: -one[1])
-    return [(text, part) for text, part in found[:LINES_MAX] if part >= 0.05]
+    total_s = max(seconds, 1e-9)
+    shares = [(text, spent_s / total_s) for (its_kind, text), spent_s in details.items() if its_kind == kind]
+    shares.sort(key=lambda item: -item[1])
+    return [(text, part) for text, part in shares[:LINES_MAX] if part >= 0.05]
 
 
 def _rate(bytes_s: float) -> str:

@@ -1,7 +1,7 @@
-"""What a Python stack says a thread does: one table of rules, no system call.
+"""Classify threads by their Python stacks, by one table of rules and without system calls.
 
-A rule knows libraries by the end of a file's path and the last word of a function's name, so that it holds for every
-installation. Names of classes are known from Python 3.11 on, and are not needed.
+A rule identifies a library by the end of a file's path and the last word of a function's name, so that it holds for
+every installation. Stacks contain names of classes since Python 3.11, but no rule needs them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ Stack = tuple[Frame, ...]
 
 
 class TrainerPhase(IntEnum):
-    """What a trainer's main thread does. Of the phases that its frames name, the smallest counts: a transform that is a
-    torch module runs below FETCH, and a save below FORWARD."""
+    """List the phases of a trainer's main thread. Of the phases of its frames, the smallest counts.
+
+    So a transform that is a torch module is FETCH, and a save is not FORWARD.
+    """
 
     CHECKPOINT = 1
     LOADER_START = 2
     FETCH = 3  # the data set itself, in the trainer's process
-    UNPACK = 4  # takes a batch that came apart
+    UNPACK = 4  # rebuilds a batch from its parts
     WAIT_DATA = 5
     IMPORT = 6
     BACKWARD = 7
@@ -34,14 +36,14 @@ class TrainerPhase(IntEnum):
 
 
 class WorkerActivity(StrEnum):
-    """What a thread that prepares samples is at."""
+    """List the activities of a thread that prepares samples."""
 
     DECODE = "decoding"
     TRANSFORM = "transforms"
     COLLATE = "collating"
     NETWORK = "network"
     PACK = "packing"
-    IDLE = "idle"  # a worker without an order
+    IDLE = "idle"  # a worker without a task
     OWN = "the data set's own code"
 
 
@@ -134,32 +136,36 @@ def last_word(name: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def phase_of(stack: Stack) -> TrainerPhase | None:
-    """Of a trainer's main thread; None when nothing is known of it."""
+    """Return the phase of a trainer's main thread; None without a stack."""
     if not stack:
         return None
-    found = min(
+    result = min(
         (phase for frame in stack for phase in _phases(frame.file, frame.name)), default=TrainerPhase.OWN
     )
-    if found is TrainerPhase.IMPORT or found > TrainerPhase.FORWARD:
+    if result is TrainerPhase.IMPORT or result > TrainerPhase.FORWARD:
         line = stack[-1].text
         if _SAVE_LINE.search(line):
             return TrainerPhase.CHECKPOINT
-        if found is TrainerPhase.OWN and _COPY_LINE.search(line):
+        if result is TrainerPhase.OWN and _COPY_LINE.search(line):
             return TrainerPhase.COPY
-    return found
+    return result
 
 
 @lru_cache(maxsize=65_536)
 def work_of(stack: Stack) -> WorkerActivity:
-    """Of a thread that prepares samples: the innermost frame that a rule knows decides."""
+    """Return the activity of a thread that prepares samples, by the innermost frame that a rule recognizes."""
     if not stack:
         return WorkerActivity.OWN
     if _DECODE_LINE.search(stack[-1].text):
         return WorkerActivity.DECODE
-    for at in range(len(stack) - 1, -1, -1):
-        frame = stack[at]
+    for index in range(len(stack) - 1, -1, -1):
+        frame = stack[index]
         if _WORKER_LOOP.fullmatch(frame.file):
-            return WorkerActivity.IDLE if at + 1 < len(stack) and _idle(stack[at + 1]) else WorkerActivity.OWN
+            return (
+                WorkerActivity.IDLE
+                if index + 1 < len(stack) and _idle(stack[index + 1])
+                else WorkerActivity.OWN
+            )
         for work, file, name in _compiled_works():
             if name.fullmatch(last_word(frame.name)) and file.fullmatch(frame.file):
                 if work is WorkerActivity.PACK and _gets(stack):
@@ -169,37 +175,39 @@ def work_of(stack: Stack) -> WorkerActivity:
 
 
 def is_worker(stack: Stack) -> bool:
-    """Whether this is the main thread of a process of torch's loader."""
+    """Return whether this is the main thread of a process of torch's loader."""
     return any(
         _WORKER_LOOP.fullmatch(frame.file) and last_word(frame.name) == "_worker_loop" for frame in stack
     )
 
 
 def waits(stack: Stack) -> bool:
-    """Whether the innermost line is a wait that the program asked for, so that sleeping there is no wait for the
-    interpreter's lock."""
+    """Return whether the innermost line is a wait in the program's own code.
+
+    Sleeping there is not a wait for the interpreter's lock.
+    """
     if not stack:
         return True
     return bool(_WAITS.fullmatch(stack[-1].file) or _WAIT_LINE.search(stack[-1].text))
 
 
-def asks_headrace(stack: Stack) -> bool:
-    """Whether it is below a call of Headrace's library, so that what it waits for is this host's node."""
+def calls_headrace(stack: Stack) -> bool:
+    """Return whether it is inside a call of Headrace's library, and so waits for this host's node."""
     return any(_OURS.fullmatch(frame.file) for frame in stack)
 
 
 def polls(stack: Stack) -> bool:
-    """Whether the innermost line waits for a message: a thread that runs there was woken just now."""
+    """Return whether the innermost line waits for a message; a running thread there was woken just now."""
     return bool(stack) and last_word(stack[-1].name) in _POLLS and bool(_WAITS.fullmatch(stack[-1].file))
 
 
 def in_torch(stack: Stack) -> bool:
-    """Whether the innermost line belongs to torch's own Python: what a step costs besides arithmetic."""
+    """Return whether the innermost line is torch's own Python: the overhead of a step."""
     return bool(stack) and bool(_TORCH.fullmatch(stack[-1].file))
 
 
 def innermost_own(stack: Stack) -> Frame | None:
-    """The innermost frame that is no library's: what to show a user."""
+    """Return the innermost frame outside of libraries, which is shown to the user."""
     for frame in reversed(stack):
         if "site-packages" not in frame.file and not re.search(r"/lib/python\d|^<", frame.file):
             return frame
@@ -229,7 +237,7 @@ def _phases(file: str, name: str) -> tuple[TrainerPhase, ...]:
     return tuple(_matching(file, last_word(name)))
 
 
-def _matching(file: str, word: str) -> Iterator[TrainerPhase]:
+def _matching(file: str, function_name: str) -> Iterator[TrainerPhase]:
     for phase, files, names in _compiled_phases():
-        if names.fullmatch(word) and files.fullmatch(file):
+        if names.fullmatch(function_name) and files.fullmatch(file):
             yield phase

@@ -1,4 +1,5 @@
-"""How busy GPUs are, by NVML where its package and a driver are there. Blocks for under a millisecond a look."""
+"""Measure how busy GPUs are, by NVML where its package and a driver exist. A query blocks for less than a
+millisecond."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Any
 from headrace.base.missing_extras import missing_extra_of
 
 LOOK_EVERY_S = 0.1
-"""NVML's own figure is the mean of its last sampling period, which is no shorter."""
+"""NVML reports the mean of its last sampling period, which is at least as long."""
 
 
 class GpuWatch:
+    """Query NVML, if it is available. missing: why it is not."""
+
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self.missing = ""
@@ -23,26 +26,30 @@ class GpuWatch:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
             self._devices = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
-            self.names = tuple(_text(pynvml.nvmlDeviceGetName(one)) for one in self._devices)
+            self.names = tuple(_text(pynvml.nvmlDeviceGetName(device)) for device in self._devices)
             self._nvml = pynvml
         except ModuleNotFoundError as error:
             missing = missing_extra_of(error, "")
             self.missing = f"{missing.why} ({missing.hint})" if missing is not None else str(error)
-        except Exception:  # noqa: BLE001  # NVML's errors are classes of its own making; none says no GPU
-            self.missing = "none was seen by NVML"
+        except Exception:  # noqa: BLE001  # NVML's errors are generated classes; any of them means that there is no GPU
+            self.missing = "NVML found none"
         self._at_s = float("-inf")
         self._busy: float | None = None
 
     def busy(self, now_s: float, processes: Collection[int]) -> float | None:
-        """0 to 1, the mean of the GPUs that the processes use, of all where that isn't told (in a container); None
-        without a GPU."""
+        """Return the mean utilization, 0 to 1, of the GPUs that the processes use; None without a GPU.
+
+        Where NVML does not report the processes (in a container), all GPUs count.
+        """
         if self._nvml is None or not self._devices:
             return None
         if now_s - self._at_s >= LOOK_EVERY_S:
             self._at_s = now_s
-            used = [one for one in self._devices if self._users(one) & set(processes)] or self._devices
+            used = [
+                device for device in self._devices if self._users(device) & set(processes)
+            ] or self._devices
             try:
-                rates = [self._nvml.nvmlDeviceGetUtilizationRates(one).gpu for one in used]
+                rates = [self._nvml.nvmlDeviceGetUtilizationRates(device).gpu for device in used]
                 self._busy = sum(rates) / len(rates) / 100
             except self._nvml.NVMLError:
                 self._busy = None
@@ -55,7 +62,7 @@ class GpuWatch:
 
     def _users(self, device: Any) -> set[int]:
         try:
-            return {one.pid for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(device)}
+            return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(device)}
         except self._nvml.NVMLError:
             return set()
 

@@ -1,8 +1,8 @@
-"""What the kernel says of processes and their threads, from /proc: states, system calls and what they are about.
+"""Read the state of processes and their threads from /proc: states, system calls and the files of those calls.
 
-Reading another process's `syscall`, `fd` and `mem` needs the right to trace it (the same user, and ptrace_scope 0 or
-CAP_SYS_PTRACE); without it a thread that sleeps is KernelCall.UNKNOWN. Sources: proc(5), and the tables of system
-calls in the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+Reading another process's `syscall`, `fd` and `mem` needs the permission to trace it (the same user, and ptrace_scope 0
+or CAP_SYS_PTRACE). Without it a sleeping thread is KernelCall.UNKNOWN. Sources: proc(5), and the tables of system calls
+in the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from headrace.diagnose.recording import KernelCall
 
 THREADS_MAX = 64
-"""Of a process that are looked at, the oldest first; a trainer on a large machine has hundreds that only compute."""
+"""Threads of a process that are read, the oldest first; trainers on large machines have hundreds that only compute."""
 CALLS_MAX = 24
-"""Of them whose system call is asked for."""
+"""Threads of these whose system call is read."""
 _WORKER_NAME = b"pt_data_worker"
 
 _X86: dict[KernelCall, tuple[int, ...]] = {
@@ -44,7 +44,7 @@ _ON_DESCRIPTOR = frozenset(
     if _TABLE is _X86
     else (46, 47, 57, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287)
 )
-"""Calls whose first argument is the descriptor of what they are about."""
+"""Calls whose first argument is the descriptor of their file."""
 _PATH_FIRST = frozenset((2, 4, 6, 21, 82, 83, 87, 89) if _TABLE is _X86 else ())
 _PATH_SECOND = frozenset(
     (257, 262, 267, 269, 332, 437, 439) if _TABLE is _X86 else (48, 56, 78, 79, 291, 437, 439)
@@ -61,7 +61,7 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """threads: the main one first."""
+    """Hold the threads of a process, the main thread first."""
 
     pid: int
     threads: tuple[ThreadState, ...]
@@ -69,32 +69,32 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process of the job."""
+    """Describe a process of the job."""
 
     pid: int
     parent: int
     command: str
-    loads: bool
-    """The kernel knows its main thread by the name that torch gives to workers."""
-    python: bool
+    is_loader_worker: bool
+    """Its main thread has the name that torch gives to workers."""
+    is_python: bool
 
 
 def tree(root: int) -> list[JobProcess]:
-    """The process and all below it, parents before their children. Those that end meanwhile may be left out."""
-    found: list[JobProcess] = []
+    """Return the process and all its descendants, parents first. Processes that end meanwhile may be missing."""
+    processes: list[JobProcess] = []
     pending = [(root, 0)]
     while pending:
         pid, parent = pending.pop(0)
-        one = _look(pid, parent)
-        if one is None:
+        process = _look(pid, parent)
+        if process is None:
             continue
-        found.append(one)
+        processes.append(process)
         pending += [(child, pid) for child in _children(pid)]
-    return found
+    return processes
 
 
 def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
-    """None when the process has gone."""
+    """Return the threads of a process; None if it has ended."""
     fields = _stat(f"/proc/{pid}/stat")
     if fields is None or fields[0] in "ZX":
         return None
@@ -105,7 +105,7 @@ def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
 
 
 def may_trace(pid: int) -> bool:
-    """Whether this process is told the other's system calls."""
+    """Return whether this process may read the other's system calls."""
     try:
         with open(f"/proc/{pid}/syscall", "rb") as file:
             file.read()
@@ -115,7 +115,7 @@ def may_trace(pid: int) -> bool:
 
 
 def bytes_read(pid: int) -> int:
-    """By its read calls, sockets and pipes with them; 0 when it isn't told."""
+    """Return the bytes of its read calls, including sockets and pipes; 0 if they are not readable."""
     try:
         with open(f"/proc/{pid}/io") as file:
             return int(file.readline().split()[1])
@@ -132,27 +132,27 @@ def _other_threads(pid: int) -> list[ThreadState]:
     for number, tid in enumerate(tids[:THREADS_MAX]):
         fields = _stat(f"/proc/{pid}/task/{tid}/stat")
         if fields is not None:
-            threads.append(_thread(pid, tid, fields[0], asked=number < CALLS_MAX))
+            threads.append(_thread(pid, tid, fields[0], with_call=number < CALLS_MAX))
     return threads
 
 
-def _thread(pid: int, tid: int, state: str, *, asked: bool = True) -> ThreadState:
+def _thread(pid: int, tid: int, state: str, *, with_call: bool = True) -> ThreadState:
     if state == "R":
         return ThreadState(tid, KernelCall.RUN)
-    if not asked:
+    if not with_call:
         return ThreadState(tid, KernelCall.UNKNOWN)
     try:
         with open(f"/proc/{pid}/task/{tid}/syscall", "rb") as file:
-            words = file.read().split()
+            fields = file.read().split()
     except OSError:
         return ThreadState(tid, KernelCall.UNKNOWN)
-    if not words or words[0] == b"running":
+    if not fields or fields[0] == b"running":
         return ThreadState(tid, KernelCall.RUN)
-    number = int(words[0])
-    if number == -1:  # asleep, and not in a call: it waits for a page
+    number = int(fields[0])
+    if number == -1:  # asleep, but not in a call: it waits for a page
         return ThreadState(tid, KernelCall.FAULT)
     call = _CALL.get(number, KernelCall.OTHER)
-    path = _path(pid, number, words)
+    path = _path(pid, number, fields)
     if path.startswith(("pipe:", "anon_inode:")):
         return ThreadState(tid, KernelCall.WAIT)
     if path.startswith("socket:"):
@@ -160,19 +160,19 @@ def _thread(pid: int, tid: int, state: str, *, asked: bool = True) -> ThreadStat
     return ThreadState(tid, call, path)
 
 
-def _path(pid: int, number: int, words: list[bytes]) -> str:
-    """What a call is about: what a descriptor is open on, or a path that was handed in."""
+def _path(pid: int, number: int, fields: list[bytes]) -> str:
+    """Return the file of a call: the descriptor's, or a path argument."""
     try:
         if number in _ON_DESCRIPTOR:
-            return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+            return os.readlink(f"/proc/{pid}/fd/{int(fields[1], 16)}")
         if number in _PATH_FIRST:
-            return _text_at(pid, int(words[1], 16))
+            return _text_at(pid, int(fields[1], 16))
         if number in _PATH_SECOND:
-            name = _text_at(pid, int(words[2], 16))
-            at = int(words[1], 16) & 0xFFFFFFFF
+            name = _text_at(pid, int(fields[2], 16))
+            descriptor = int(fields[1], 16) & 0xFFFFFFFF
             if name.startswith("/"):
                 return name
-            folder = "cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
+            folder = "cwd" if descriptor == 0xFFFFFF9C else f"fd/{descriptor}"  # AT_FDCWD is -100
             return os.path.join(os.readlink(f"/proc/{pid}/{folder}"), name).rstrip("/")
     except (OSError, ValueError, IndexError):
         pass
@@ -180,13 +180,13 @@ def _path(pid: int, number: int, words: list[bytes]) -> str:
 
 
 def _text_at(pid: int, address: int) -> str:
-    """Of a path that goes on over a page's end, too; where the next page isn't there, the kernel gives what is."""
+    """Return the string at an address; if it continues on an unmapped page, the kernel returns the part before."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         return os.fsdecode(os.pread(memory.fileno(), _PATH_BYTES_MAX, address).split(b"\0", 1)[0])
 
 
 def _stat(path: str) -> list[str] | None:
-    """Fields from the state on, which is number 3 in proc(5)."""
+    """Return the fields from the state on, which is field 3 in proc(5)."""
     try:
         with open(path, "rb") as file:
             text = file.read()
@@ -196,14 +196,14 @@ def _stat(path: str) -> list[str] | None:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for tid in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{tid}/children") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:
         pass
-    return found
+    return pids
 
 
 def _look(pid: int, parent: int) -> JobProcess | None:

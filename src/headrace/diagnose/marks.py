@@ -1,8 +1,8 @@
-"""The one line a training script may add: `headrace.diagnose.watch(model, optimizer, loader)`.
+"""Implement the one line that a training script may add: `headrace.diagnose.watch(model, optimizer, loader)`.
 
-It counts steps and says when the trainer is in one, on a page of memory that the sampler finds among the process's
-descriptors; so it works with `headrace diagnose` started before, after, or never. A step begins with the model's
-forward pass and ends with the optimizer's step. Its cost is two small writes to memory a step.
+It counts steps and marks whether the trainer is in one, on a page of memory that the sampler finds among the process's
+descriptors. So it works with `headrace diagnose` started before, after, or never. A step begins with the model's
+forward pass and ends with the optimizer's step. It costs two small writes to memory per step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNTS_AT = 16
 
 @dataclass(frozen=True, slots=True)
 class StepMarks:
-    """What the page says."""
+    """Hold the contents of the page."""
 
     process: int
     in_step: bool
@@ -39,7 +39,7 @@ class StepMarks:
 
 
 class StepHook:
-    """What `watch` returns; close() takes the hooks away again."""
+    """Write the page of this process; `watch` returns it, and close() removes its hooks."""
 
     def __init__(self) -> None:
         descriptor = os.memfd_create(PAGE_NAME)
@@ -52,7 +52,7 @@ class StepHook:
         _HEAD.pack_into(self._page, 0, _MAGIC, os.getpid(), 0, 0, 0)
 
     def step_begins(self, samples: int = 0) -> None:
-        """For training loops without a torch module."""
+        """Mark the start of a step, for training loops without a torch module."""
         self._samples += samples
         _IN_STEP.pack_into(self._page, _IN_STEP_AT, 1)
 
@@ -61,8 +61,8 @@ class StepHook:
         _COUNTS.pack_into(self._page, _COUNTS_AT, self._steps, self._samples)
         _IN_STEP.pack_into(self._page, _IN_STEP_AT, 0)
 
-    def tell_loader(self, loader: Any) -> None:
-        """A torch DataLoader's settings."""
+    def record_loader(self, loader: Any) -> None:
+        """Record a torch DataLoader's settings."""
         _LOADER.pack_into(
             self._page,
             _HEAD.size,
@@ -77,7 +77,7 @@ class StepHook:
         self._undo.append(handle.remove)
 
     def close(self) -> None:
-        """Takes the hooks away; calling it again does nothing."""
+        """Remove the hooks; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
         if self._descriptor >= 0:
@@ -87,34 +87,37 @@ class StepHook:
 
 
 def watch(model: Any = None, optimizer: Any = None, loader: Any = None) -> StepHook:
-    """model: a torch module, whose first tensor argument has the samples along its first dimension. optimizer: a torch
-    optimizer. loader: a torch DataLoader. Any of them may be left out; without model and optimizer call step_begins and
-    step_ends. Linux only."""
-    watching = StepHook()
+    """Count the steps of this training for `headrace diagnose`. Linux only.
+
+    model: a torch module, whose first tensor argument has the samples in its first dimension. optimizer: a torch
+    optimizer. loader: a torch DataLoader. Each may be left out; without model and optimizer, call step_begins and
+    step_ends.
+    """
+    hook = StepHook()
     if model is not None:
 
         def begins(module: Any, arguments: tuple[Any, ...]) -> None:
             if getattr(module, "training", True):
                 shape = getattr(arguments[0], "shape", None) if arguments else None
-                watching.step_begins(int(shape[0]) if shape else 0)
+                hook.step_begins(int(shape[0]) if shape else 0)
 
-        watching.undo_with(model.register_forward_pre_hook(begins))
+        hook.undo_with(model.register_forward_pre_hook(begins))
     if optimizer is not None:
-        watching.undo_with(optimizer.register_step_post_hook(lambda *_: watching.step_ends()))
+        hook.undo_with(optimizer.register_step_post_hook(lambda *_: hook.step_ends()))
     if loader is not None:
-        watching.tell_loader(loader)
-    return watching
+        hook.record_loader(loader)
+    return hook
 
 
 class MarksReader:
-    """The page of another process."""
+    """Read the page of another process."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self._page = page
 
     @classmethod
     def find(cls, pid: int) -> MarksReader | None:
-        """None when the process has none, or may not be looked at."""
+        """Return a reader of the process's page; None if it has none, or may not be read."""
         folder = f"/proc/{pid}/fd"
         try:
             for name in os.listdir(folder):

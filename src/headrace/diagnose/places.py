@@ -1,4 +1,4 @@
-"""The file systems that a job reads from, and what their disks and nodes did meanwhile."""
+"""Describe the file systems that a job reads from, and what their disks and nodes did during the sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from headrace.diagnose.recording import FileSystemUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
-"""Mountpoint → what the node says of itself, or None. "" is the node that Headrace's library would find."""
+"""Mountpoint → the status of its node, or None. "" is the node that Headrace's library would find."""
 
 _SHARES = frozenset(
     (
@@ -33,7 +33,7 @@ _SHARES = frozenset(
 _MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "proc", "sysfs", "hugetlbfs"))
 _HEADRACE = "fuse.headrace"
 _LIBRARY = "headrace://"
-"""In place of a mountpoint, where the job asks the node without one."""
+"""Stands for the mountpoint where the job uses the node without a mount."""
 _SECTOR_BYTES = 512
 _NETWORK_CARDS = "/sys/class/net"
 
@@ -53,7 +53,7 @@ class _Disk:
 
 
 class PlaceWatch:
-    """Counters at its making, and at seen(). pid: whose mounts count."""
+    """Read counters when created and in usage(). pid: the process whose mounts count."""
 
     def __init__(self, status_of: StatusOf, pid: int) -> None:
         self._status_of = status_of
@@ -62,28 +62,33 @@ class PlaceWatch:
         self._mounts = _mounts_of_job(pid)
         self._node = status_of("")
         self._nodes = {
-            one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
+            mount.mountpoint: status_of(mount.mountpoint) for mount in self._mounts if mount.kind == _HEADRACE
         }
 
-    def seen(
+    def usage(
         self, paths: Iterable[str], wall_s: float, *, by_library: bool = False
     ) -> tuple[FileSystemUsage, ...]:
-        """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended.
-        by_library: the node, too, as the job asked it without a mount."""
+        """Return the file systems of the paths, by the mounts of the process, or of its start if it has ended.
+
+        by_library: include the node, which the job used without a mount.
+        """
         try:
             self._mounts = mounts(self._pid)
         except (OSError, ValueError):
             pass
         disks = _disks()
-        wanted = {mount for path in paths if (mount := _mount_of(path, self._mounts)) is not None}
-        found = [self._place(one, disks, wall_s) for one in sorted(wanted, key=lambda one: one.mountpoint)]
+        used_mounts = {mount for path in paths if (mount := _mount_of(path, self._mounts)) is not None}
+        usages = [
+            self._place(mount, disks, wall_s)
+            for mount in sorted(used_mounts, key=lambda each: each.mountpoint)
+        ]
         if (
             by_library
             and self._node is not None
-            and not any(one.storage is Storage.HEADRACE for one in found)
+            and not any(usage.storage is Storage.HEADRACE for usage in usages)
         ):
-            found.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
-        return tuple(found)
+            usages.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
+        return tuple(usages)
 
     def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
         if mount.kind == _HEADRACE:
@@ -109,7 +114,7 @@ class PlaceWatch:
         before = _counters(self._node if by_library else self._nodes.get(mount.mountpoint))
         status = self._status_of("" if by_library else mount.mountpoint)
         now = _counters(status)
-        source = ", ".join(one["url"] for one in (status or {}).get("mounts", ())) or mount.source
+        source = ", ".join(each["url"] for each in (status or {}).get("mounts", ())) or mount.source
         grown = {name: max(0, value - before.get(name, 0)) for name, value in now.items()}
         return FileSystemUsage(
             mountpoint=mount.mountpoint,
@@ -125,7 +130,7 @@ class PlaceWatch:
 
 
 def _mounts_of_job(pid: int) -> list[_Mount]:
-    """Return those of this process where the job has ended already, or does not let itself be looked at."""
+    """Return the mounts of this process where the job has ended, or may not be inspected."""
     try:
         return mounts(pid)
     except (OSError, ValueError):
@@ -133,19 +138,20 @@ def _mounts_of_job(pid: int) -> list[_Mount]:
 
 
 def mounts(pid: int) -> list[_Mount]:
-    """Of a process's view; proc(5), mountinfo. Later ones hide earlier ones at the same place."""
-    found: dict[str, _Mount] = {}
+    """Return the mounts that a process sees (proc(5), mountinfo). A later mount hides an earlier one at the same
+    path."""
+    by_mountpoint: dict[str, _Mount] = {}
     with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as file:
         for line in file:
-            left, right = line.rstrip("\n").split(" - ", 1)
-            words, (kind, source, *_) = left.split(" "), right.split(" ")
-            at = _plain(words[4])
-            found[at] = _Mount(at, words[2], kind, _plain(source))
-    return list(found.values())
+            mount_part, source_part = line.rstrip("\n").split(" - ", 1)
+            fields, (kind, source, *_) = mount_part.split(" "), source_part.split(" ")
+            mountpoint = _unescaped(fields[4])
+            by_mountpoint[mountpoint] = _Mount(mountpoint, fields[2], kind, _unescaped(source))
+    return list(by_mountpoint.values())
 
 
 def link_bytes_s() -> int:
-    """Of the fastest network card that tells its speed; virtual ones don't count, which tell a speed of nobody's."""
+    """Return the speed of the fastest network card that reports it; virtual cards report meaningless speeds."""
     fastest = 0
     for name in os.listdir(_NETWORK_CARDS) if os.path.isdir(_NETWORK_CARDS) else ():
         if not os.path.exists(f"{_NETWORK_CARDS}/{name}/device"):
@@ -158,35 +164,37 @@ def link_bytes_s() -> int:
     return fastest
 
 
-def _plain(word: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda escape: chr(int(escape[1], 8)), text)
 
 
-def _mount_of(path: str, known: list[_Mount]) -> _Mount | None:
+def _mount_of(path: str, all_mounts: list[_Mount]) -> _Mount | None:
     above = [
-        one for one in known if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/")
+        mount
+        for mount in all_mounts
+        if path == mount.mountpoint or path.startswith(mount.mountpoint.rstrip("/") + "/")
     ]
-    return max(above, key=lambda one: len(one.mountpoint), default=None)
+    return max(above, key=lambda mount: len(mount.mountpoint), default=None)
 
 
 def _disks() -> dict[str, _Disk]:
-    """By device number; the kernel's Documentation/admin-guide/iostats.rst."""
-    found = {}
+    """Return the disks' counters by device number; the kernel's Documentation/admin-guide/iostats.rst."""
+    disks = {}
     with open("/proc/diskstats") as file:
         for line in file:
-            words = line.split()
-            found[f"{words[0]}:{words[1]}"] = _Disk(int(words[5]) * _SECTOR_BYTES, int(words[12]))
-    return found
+            fields = line.split()
+            disks[f"{fields[0]}:{fields[1]}"] = _Disk(int(fields[5]) * _SECTOR_BYTES, int(fields[12]))
+    return disks
 
 
 def _counters(status: dict[str, Any] | None) -> dict[str, float]:
     if not status:
         return {}
-    asked = status["origin"]["mounts"].values()
+    origins = status["origin"]["mounts"].values()
     return {
-        "origin_bytes": sum(one["bytes_read"] for one in asked),
-        "origin_reads": sum(one["read_requests"] for one in asked),
-        "origin_latency_s": sum(one["read_latency_s_sum"] for one in asked),
+        "origin_bytes": sum(origin["bytes_read"] for origin in origins),
+        "origin_reads": sum(origin["read_requests"] for origin in origins),
+        "origin_latency_s": sum(origin["read_latency_s_sum"] for origin in origins),
         "peer_bytes": status["peers"].get("bytes_read", 0),
         "peer_reads": status["peers"].get("reads", 0),
     }

@@ -1,7 +1,7 @@
-"""What is known of a training job's run: moments, and what surrounded it. Values only; the sampler makes them, tests
-write them by hand, `attribute` reads them.
+"""Define the recording of a training job: moments, and their surroundings. It contains values only.
 
-A moment is one trainer at one instant, with its loader's workers, and stands for the time until the next one.
+The sampler creates them, tests write them, `attribute` reads them. A moment is one trainer at one instant, with its
+loader's workers; it represents the time until the next moment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class KernelCall(StrEnum):
-    """What a thread has asked the kernel for. Of a thread that runs, RUN."""
+    """List what a thread waits for in the kernel; RUN for a thread that runs."""
 
     RUN = "run"
     READ = "read"  # bytes of a file
@@ -23,14 +23,16 @@ class KernelCall(StrEnum):
     WAIT = "wait"  # poll and the like, and reads of pipes
     LOCK = "lock"  # futex: a lock, a condition, the interpreter's lock
     SLEEP = "sleep"
-    OTHER = "other"  # with ioctl, by which drivers of accelerators wait
-    UNKNOWN = "unknown"  # asleep, and the kernel does not say in what
+    OTHER = "other"  # includes ioctl, in which drivers of accelerators wait
+    UNKNOWN = "unknown"  # asleep, in an unknown call
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a Python stack. name: with its class, where Python says it. text: the source line, of the innermost
-    frame only and where the file can be read."""
+    """Describe one line of a Python stack. name: with its class, where Python reports it.
+
+    text: the source line, only of the innermost frame and where the file is readable.
+    """
 
     name: str
     file: str
@@ -40,7 +42,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """stack: outermost frame first; empty when it is not known. path: the file that `call` is about, where known."""
+    """Describe a thread at a moment. stack: outermost frame first; empty if unknown. path: the file of `call`, if
+    known."""
 
     call: KernelCall
     stack: tuple[Frame, ...] = ()
@@ -49,7 +52,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process of the loader. others: its threads besides the main one that ran or had Python in them."""
+    """Describe a process of the loader at a moment. others: other threads that ran or had a Python stack."""
 
     pid: int
     main: Thread
@@ -58,8 +61,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class TimelineSample:
-    """at_s: since the sampling began. span_s: how long the moment stands for. running: threads of the trainer's process
-    that ran or were ready to. marked: the hook's word on whether the trainer is in a step; None without the hook."""
+    """Describe one moment of a trainer.
+
+    at_s: since the sampling began. span_s: the time that the moment represents. running: threads of the trainer's
+    process that ran or were ready to run. marked: whether the trainer is in a step, by the hook; None without the hook.
+    """
 
     at_s: float
     span_s: float
@@ -73,7 +79,7 @@ class TimelineSample:
 
 
 class Storage(StrEnum):
-    """What kind of thing a path lies on."""
+    """List the kinds of storage that a path can be on."""
 
     HEADRACE = "headrace"
     DISK = "disk"
@@ -83,9 +89,11 @@ class Storage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileSystemUsage:
-    """A mounted file system and what it did while the job was sampled. source: the device, the server, or the origin's
-    URL. busy: share of the time that a disk had work, None where that is not known. origin_* and peer_*: what
-    Headrace's node asked for meanwhile."""
+    """Describe a mounted file system and its activity during the sampling.
+
+    source: the device, the server, or the origin's URL. busy: share of the time that a disk was busy, None if unknown.
+    origin_* and peer_*: what Headrace's node requested.
+    """
 
     mountpoint: str
     storage: Storage
@@ -102,7 +110,7 @@ class FileSystemUsage:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What the hook was told of the loader."""
+    """Hold the loader's settings that the hook recorded."""
 
     workers: int = 0
     prefetch: int = 0
@@ -113,9 +121,12 @@ class LoaderFacts:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """cores: that the job may use. ended: the job came to its end while it was watched. link_bytes_s: of the fastest
-    network card that says it, 0 when none does. bytes_read: that trainer and workers read by calls, sockets and pipes
-    with it. steps, samples: counted by the hook. missing: what could not be seen, in words for the user."""
+    """Hold all that was sampled of a job.
+
+    cores: those that the job may use. ended: the job ended during the sampling. link_bytes_s: speed of the fastest
+    network card that reports it, or 0. bytes_read: by read calls of trainer and workers, including sockets and pipes.
+    steps, samples: counted by the hook. missing: what could not be observed, in words for the user.
+    """
 
     moments: tuple[TimelineSample, ...]
     cores: int
@@ -129,13 +140,13 @@ class Recording:
     gpus: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
-    """Process → what it is, for the timeline."""
+    """Process → its description, for the timeline."""
 
     @property
     def trainers(self) -> int:
-        return len({one.trainer for one in self.moments})
+        return len({moment.trainer for moment in self.moments})
 
     @property
     def watched_s(self) -> float:
-        """As a clock on the wall says it: of several trainers, the mean."""
-        return sum(one.span_s for one in self.moments) / max(1, self.trainers)
+        """Return the wall-clock time; the mean over the trainers."""
+        return sum(moment.span_s for moment in self.moments) / max(1, self.trainers)

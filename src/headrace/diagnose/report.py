@@ -1,4 +1,4 @@
-"""A diagnosis in words for people, and as a value for programs."""
+"""Render a diagnosis as text for people and as a value for programs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from headrace.diagnose.attribute import HEALTHY_BELOW, Diagnosis, Finding
 from headrace.diagnose.causes import REMEDIES
 
 WIDTH = 100
-GAIN_TOLD_BELOW = 10.0
-"""Beyond it the next cause decides, which nothing is known of yet."""
+GAIN_SHOWN_BELOW = 10.0
+"""Beyond it the next cause limits the gain, which the recording cannot show yet."""
 
 
 def lines_of(diagnosis: Diagnosis) -> list[str]:
-    """The report, ranked."""
-    found = [_summary(diagnosis)]
+    """Return the lines of the report, causes ranked by share."""
+    lines = [_summary(diagnosis)]
     if diagnosis.before_s >= 0.5:
-        found.append(f"({diagnosis.before_s:.1f} s before the first step are left out)")
+        lines.append(f"({diagnosis.before_s:.1f} s before the first step are left out)")
     for number, cause in enumerate(diagnosis.causes, 1):
-        found += ["", *_cause(number, cause)]
+        lines += ["", *_cause(number, cause)]
     if diagnosis.recording.missing:
-        found += ["", "not seen:"]
+        lines += ["", "not observed:"]
         for text in diagnosis.recording.missing:
-            found += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", initial_indent="  ")
-    return found
+            lines += textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", initial_indent="  ")
+    return lines
 
 
 def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """What --json prints. Shares are of the wall time, gains are factors of speed."""
+    """Return the value for --json. Shares are of the wall time; gains are factors of speed."""
     recording = diagnosis.recording
     return {
         "healthy": diagnosis.healthy,
@@ -38,22 +38,22 @@ def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
         "steps_share": round(diagnosis.steps_share, 4),
         "causes": [
             {
-                "cause": one.cause.value,
-                "title": REMEDIES[one.cause].title,
-                "share": round(one.share, 4),
-                "seconds": round(one.seconds, 3),
-                "try": REMEDIES[one.cause].attempt,
-                "gain": round(one.gain, 3),
-                "assumes": REMEDIES[one.cause].assumes,
-                "evidence": list(one.evidence),
+                "cause": finding.cause.value,
+                "title": REMEDIES[finding.cause].title,
+                "share": round(finding.share, 4),
+                "seconds": round(finding.seconds, 3),
+                "try": REMEDIES[finding.cause].attempt,
+                "gain": round(finding.gain, 3),
+                "assumes": REMEDIES[finding.cause].assumes,
+                "evidence": list(finding.evidence),
             }
-            for one in diagnosis.causes
+            for finding in diagnosis.causes
         ],
         "cores": recording.cores,
         "gpus": list(recording.gpus),
         "steps": recording.steps,
         "samples": recording.samples,
-        "places": [asdict(one) for one in recording.places],
+        "places": [asdict(place) for place in recording.places],
         "moments": len(recording.moments),
         "missing": list(recording.missing),
     }
@@ -61,30 +61,32 @@ def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _summary(diagnosis: Diagnosis) -> str:
     if not diagnosis.recording.moments:
-        return "nothing was seen: the job ended too soon, or is no Python"
+        return "nothing was observed: the job ended too soon, or is not a Python program"
     trainers = diagnosis.recording.trainers
     whose = f" of {trainers} trainers" if trainers > 1 else ""
-    steps = f"{diagnosis.steps_share:.0%} of {diagnosis.wall_s:.1f} s{whose} in steps that nothing is said against"
+    steps = f"{diagnosis.steps_share:.0%} of {diagnosis.wall_s:.1f} s{whose} in steps without a problem"
     if diagnosis.healthy:
-        return f"healthy: {steps} (less than {HEALTHY_BELOW:.0%} is lost)"
+        return f"healthy: {steps} (all causes together take less than {HEALTHY_BELOW:.0%})"
     first = diagnosis.causes[0] if diagnosis.causes else None
     if first is None:
         return f"no cause stands out: {steps}"
     return f"{REMEDIES[first.cause].title} ({first.share:.0%} of the time); {steps}"
 
 
-def _cause(number: int, found: Finding) -> list[str]:
-    remedy = REMEDIES[found.cause]
+def _cause(number: int, finding: Finding) -> list[str]:
+    remedy = REMEDIES[finding.cause]
     indent = " " * 4
     lines = textwrap.wrap(
-        f"{number}. {found.share:.0%} ({found.seconds:.1f} s)  {remedy.title}  [{found.cause}]",
+        f"{number}. {finding.share:.0%} ({finding.seconds:.1f} s)  {remedy.title}  [{finding.cause}]",
         WIDTH,
         subsequent_indent=indent,
     )
-    for one in found.evidence:
-        lines += textwrap.wrap(one, WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
+    for sentence in finding.evidence:
+        lines += textwrap.wrap(sentence, WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
     speed = (
-        f"up to {found.gain:.2f}×" if found.gain < GAIN_TOLD_BELOW else f"more than {GAIN_TOLD_BELOW:.0f}×"
+        f"up to {finding.gain:.2f}×"
+        if finding.gain < GAIN_SHOWN_BELOW
+        else f"more than {GAIN_SHOWN_BELOW:.0f}×"
     )
     gain = f"{speed} as fast, if {remedy.assumes}"
     lines += textwrap.wrap(f"try: {remedy.attempt}", WIDTH, initial_indent=indent, subsequent_indent=indent)

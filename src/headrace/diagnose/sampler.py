@@ -1,7 +1,7 @@
-"""Looks at a running job many times a second, from outside, and makes a recording of it.
+"""Sample a running job many times a second, from outside, and make a recording of it.
 
-One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and
-are laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
+All work is in the caller's thread. Each sample reads the states of the job's processes from /proc. py-spy takes the
+Python stacks, which are matched with the samples at the end. The job is neither stopped nor changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.diagnose import kernel
-from headrace.diagnose.frames import asks_headrace, is_worker
+from headrace.diagnose.frames import calls_headrace, is_worker
 from headrace.diagnose.gpus import GpuWatch
 from headrace.diagnose.kernel import JobProcess, ProcessState, ThreadState
 from headrace.diagnose.marks import MarksReader
@@ -23,14 +23,14 @@ from headrace.diagnose.stacks import Line, StackSampler
 RATE_HZ = 10
 TREE_EVERY_S = 0.2
 NAME_MAX = 200
-"""Letters of a command on the time line."""
+"""Characters of a command on the timeline."""
 SPIED_WORKERS_MAX = 8
-"""Of a trainer's workers, whose stacks are taken: they do the same work, and each costs a py-spy."""
-_TOLD = (KernelCall.RUN, KernelCall.READ, KernelCall.OPEN, KernelCall.WRITE, KernelCall.FAULT)
+"""Workers of which stacks are taken: all do the same work, and each needs a py-spy of its own."""
+_RECORDED_CALLS = (KernelCall.RUN, KernelCall.READ, KernelCall.OPEN, KernelCall.WRITE, KernelCall.FAULT)
 
 
 @dataclass(slots=True)
-class _Look:
+class _Sample:
     at_s: float
     states: dict[int, ProcessState]
     marked: dict[int, bool]
@@ -38,7 +38,7 @@ class _Look:
 
 
 class Sampler:
-    """run() once, then recording() once."""
+    """Sample a job. Call run() once, then recording() once."""
 
     def __init__(self, root: int, status_of: StatusOf, rate_hz: int = RATE_HZ) -> None:
         self._root = root
@@ -51,15 +51,17 @@ class Sampler:
         self._marked_before: dict[int, tuple[int, int]] = {}
         self._untraceable: set[int] = set()
         self._bytes_read: dict[int, list[int]] = {}
-        self._looks: list[_Look] = []
+        self._samples: list[_Sample] = []
         self._alive: list[int] = []
-        self._kept: dict[ProcessState, ProcessState] = {}  # most looks find what an earlier one found
+        self._known_states: dict[ProcessState, ProcessState] = {}  # most samples repeat an earlier state
         self._began_s = time.monotonic()
         self._tree_at_s = float("-inf")
 
     def run(self, ended: Callable[[], bool], limit_s: float | None) -> None:
-        """Until the job's first process has gone, ended() says so, or time is up. KeyboardInterrupt passes through;
-        what was seen so far is kept."""
+        """Sample until the job's first process has ended, ended() returns True, or time is up.
+
+        KeyboardInterrupt passes through; the samples so far are kept.
+        """
         next_s = time.monotonic()
         while not ended():
             now_s = time.monotonic()
@@ -69,12 +71,12 @@ class Sampler:
                 self._tree_at_s = now_s
                 if not self._follow():
                     return
-            self._look(time.monotonic())
+            self._take_sample(time.monotonic())
             next_s = max(next_s + self._period_s, time.monotonic() + self._period_s / 4)
             time.sleep(next_s - time.monotonic() if next_s > time.monotonic() else 0)
 
     def recording(self) -> Recording:
-        """Ends what the sampling started; some seconds of work after a long one."""
+        """End the sampling and return its recording; takes some seconds after a long sampling."""
         wall_s = time.monotonic() - self._began_s
         lines = self._stacks.stop()
         self._gpus.close()
@@ -89,16 +91,18 @@ class Sampler:
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
             ended=kernel.state_of(self._root, all_threads=False) is None,
-            places=self._places.seen(
-                {one.path for one in threads if one.path.startswith("/")},
+            places=self._places.usage(
+                {thread.path for thread in threads if thread.path.startswith("/")},
                 wall_s,
-                by_library=any(asks_headrace(one.stack) for one in threads),
+                by_library=any(calls_headrace(thread.stack) for thread in threads),
             ),
             link_bytes_s=link_bytes_s(),
             bytes_read=sum(last - first for first, last in self._bytes_read.values()),
-            steps=sum(one.steps for one in marks) - sum(steps for steps, _ in before) if marks else None,
-            samples=sum(one.samples for one in marks) - sum(count for _, count in before) if marks else None,
-            loader=next((one.loader for one in marks if one.loader), None),
+            steps=sum(page.steps for page in marks) - sum(steps for steps, _ in before) if marks else None,
+            samples=sum(page.samples for page in marks) - sum(count for _, count in before)
+            if marks
+            else None,
+            loader=next((page.loader for page in marks if page.loader), None),
             gpus=self._gpus.names,
             missing=self._missing(trainers, lines),
             names=self._names(workers),
@@ -107,57 +111,64 @@ class Sampler:
     # ------------------------------------------------------------ while it runs
 
     def _follow(self) -> bool:
-        """Learns of new processes; False when the first one has gone."""
-        found = kernel.tree(self._root)
+        """Start to follow new processes; return False when the first process has ended."""
+        processes = kernel.tree(self._root)
         spied = 0
-        self._alive = [one.pid for one in found if one.python]
-        for one in found:
-            known = self._processes.get(one.pid)
-            self._processes[one.pid] = one
-            if known is None and not kernel.may_trace(one.pid):
-                self._untraceable.add(one.pid)
-            spied += one.loads
-            if one.python and (not one.loads or (known is not None and spied <= SPIED_WORKERS_MAX)):
-                self._stacks.follow(one.pid)  # a worker at its second sight: some live for a moment only
-            if not one.loads and one.pid not in self._marks:
-                reader = MarksReader.find(one.pid)
+        self._alive = [process.pid for process in processes if process.is_python]
+        for process in processes:
+            previous = self._processes.get(process.pid)
+            self._processes[process.pid] = process
+            if previous is None and not kernel.may_trace(process.pid):
+                self._untraceable.add(process.pid)
+            spied += process.is_loader_worker
+            if process.is_python and (
+                not process.is_loader_worker or (previous is not None and spied <= SPIED_WORKERS_MAX)
+            ):
+                self._stacks.follow(process.pid)  # a worker only at its second sample: some live very briefly
+            if not process.is_loader_worker and process.pid not in self._marks:
+                reader = MarksReader.find(process.pid)
                 if reader is not None:
-                    self._marks[one.pid] = reader
-                    self._marked_before[one.pid] = reader.read().steps, reader.read().samples
-            read = kernel.bytes_read(one.pid)
-            self._bytes_read.setdefault(one.pid, [read, read])[1] = read
-        return bool(found)
+                    self._marks[process.pid] = reader
+                    self._marked_before[process.pid] = reader.read().steps, reader.read().samples
+            read = kernel.bytes_read(process.pid)
+            self._bytes_read.setdefault(process.pid, [read, read])[1] = read
+        return bool(processes)
 
-    def _look(self, now_s: float) -> None:
+    def _take_sample(self, now_s: float) -> None:
         states = {}
         for pid in self._alive:
             state = kernel.state_of(pid, all_threads=True)
             if state is not None:
-                told = _told(state)
-                states[pid] = self._kept.setdefault(told, told)
+                recorded = _without_waiting_threads(state)
+                states[pid] = self._known_states.setdefault(recorded, recorded)
         marked = {pid: reader.read().in_step for pid, reader in self._marks.items() if pid in states}
-        self._looks.append(_Look(now_s, states, marked, self._gpus.busy(now_s, states)))
+        self._samples.append(_Sample(now_s, states, marked, self._gpus.busy(now_s, states)))
 
     # ------------------------------------------------------------ afterwards
 
     def _workers(self, lines: dict[tuple[int, int], Line]) -> dict[int, int]:
-        """Processes of loaders → their trainer: by the name that torch gives them, or by a stack of theirs."""
-        found = {}
+        """Return worker → trainer, for processes that have torch's name for workers or its worker loop on a stack."""
+        trainer_by_worker = {}
         for pid, process in self._processes.items():
             line = lines.get((pid, pid))
-            if process.loads or (line is not None and any(is_worker(stack) for stack in line.stacks)):
-                found[pid] = process.parent
-        return found
+            if process.is_loader_worker or (
+                line is not None and any(is_worker(stack) for stack in line.stacks)
+            ):
+                trainer_by_worker[pid] = process.parent
+        return trainer_by_worker
 
     def _trainers(self, workers: dict[int, int]) -> list[int]:
-        """Those that have workers. Where none has, those that have no Python below them: what starts ranks waits."""
+        """Return the processes that have workers.
+
+        If none has, return those without a Python process below them: a launcher of ranks only waits.
+        """
         parents = {parent for parent in workers.values() if parent in self._processes}
         if parents:
             return sorted(parents)
         python = {
             pid
-            for pid, one in self._processes.items()
-            if one.python and "resource_tracker" not in one.command
+            for pid, process in self._processes.items()
+            if process.is_python and "resource_tracker" not in process.command
         }
         inner = {self._processes[pid].parent for pid in python}
         return sorted(python - inner) or sorted(python)
@@ -166,25 +177,27 @@ class Sampler:
         self, trainer: int, workers: dict[int, int], lines: dict[tuple[int, int], Line]
     ) -> list[TimelineSample]:
         own = [pid for pid, parent in workers.items() if parent == trainer]
-        looks = [one for one in self._looks if trainer in one.states]
+        samples = [sample for sample in self._samples if trainer in sample.states]
         moments = []
-        for look, following in zip(looks, [*looks[1:], None], strict=True):
-            span_s = self._period_s if following is None else following.at_s - look.at_s
-            state = look.states[trainer]
-            threads = self._threads(state, look.at_s, lines)
+        for sample, following in zip(samples, [*samples[1:], None], strict=True):
+            span_s = self._period_s if following is None else following.at_s - sample.at_s
+            state = sample.states[trainer]
+            threads = self._threads(state, sample.at_s, lines)
             moments.append(
                 TimelineSample(
-                    at_s=look.at_s - self._began_s,
+                    at_s=sample.at_s - self._began_s,
                     span_s=span_s,
                     main=threads[0],
                     workers=tuple(
-                        self._worker(look.states[pid], look.at_s, lines) for pid in own if pid in look.states
+                        self._worker(sample.states[pid], sample.at_s, lines)
+                        for pid in own
+                        if pid in sample.states
                     ),
                     others=tuple(threads[1:]),
-                    running=sum(one.call is KernelCall.RUN for one in state.threads),
-                    marked=look.marked.get(trainer),
+                    running=sum(thread.call is KernelCall.RUN for thread in state.threads),
+                    marked=sample.marked.get(trainer),
                     trainer=trainer,
-                    gpu_busy=look.gpu_busy,
+                    gpu_busy=sample.gpu_busy,
                 )
             )
         return moments
@@ -194,51 +207,52 @@ class Sampler:
         return Worker(state.pid, main, tuple(others))
 
     def _threads(self, state: ProcessState, at_s: float, lines: dict[tuple[int, int], Line]) -> list[Thread]:
-        found = []
-        for one in state.threads:
-            line = lines.get((state.pid, one.tid))
+        threads = []
+        for thread in state.threads:
+            line = lines.get((state.pid, thread.tid))
             stack = line.at(at_s, self._period_s) if line is not None else ()
-            found.append(Thread(one.call, stack, one.path))
-        return found
+            threads.append(Thread(thread.call, stack, thread.path))
+        return threads
 
     def _names(self, workers: dict[int, int]) -> dict[int, str]:
         return {
-            pid: f"loader worker {pid}" if pid in workers else one.command[:NAME_MAX]
-            for pid, one in self._processes.items()
+            pid: f"loader worker {pid}" if pid in workers else process.command[:NAME_MAX]
+            for pid, process in self._processes.items()
         }
 
     def _missing(self, trainers: list[int], lines: dict[tuple[int, int], Line]) -> tuple[str, ...]:
-        said = []
+        missing = []
         if not trainers:
-            said.append("no Python process was seen")
+            missing.append("processes: the job has no Python process")
         elif not self._stacks.available:
-            said.append("Python stacks: py-spy is missing (pip install 'headrace[diagnose]')")
+            missing.append("Python stacks: py-spy is missing (pip install 'headrace[diagnose]')")
         elif not any(pid == tid and pid in trainers for pid, tid in lines):
             why = next(
-                (self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came"
+                (self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble),
+                "py-spy returned none",
             )
-            said.append(f"Python stacks of the trainer: {why}")
+            missing.append(f"Python stacks of the trainer: {why}")
         if self._untraceable & set(self._processes):
-            said.append(
-                "system calls and files of the job: it may not be traced (be its user with "
-                "/proc/sys/kernel/yama/ptrace_scope at 0, or root; in a container: --cap-add SYS_PTRACE)"
+            missing.append(
+                "system calls and files of the job: the kernel forbids tracing it (run as its user with "
+                "/proc/sys/kernel/yama/ptrace_scope at 0, or as root; in a container: --cap-add SYS_PTRACE)"
             )
         if not self._gpus.names:
-            why = self._gpus.missing or "NVML knows none"
-            said.append(f"GPUs: {why}, so time in a step counts as compute, whatever the step does")
-        return tuple(said)
+            why = self._gpus.missing or "NVML found none"
+            missing.append(f"GPUs: {why}, so time in a step counts as compute, whatever the step does")
+        return tuple(missing)
 
 
-def _told(state: ProcessState) -> ProcessState:
-    """Without the threads that wait: a recording of an hour must fit into memory."""
+def _without_waiting_threads(state: ProcessState) -> ProcessState:
+    """Remove the threads that wait: a recording of an hour must fit into memory."""
     main, *others = state.threads
-    kept: list[ThreadState] = [one for one in others if one.call in _TOLD]
-    return ProcessState(state.pid, (main, *kept))
+    recorded: list[ThreadState] = [thread for thread in others if thread.call in _RECORDED_CALLS]
+    return ProcessState(state.pid, (main, *recorded))
 
 
 def _threads_of(moments: tuple[TimelineSample, ...]) -> set[Thread]:
     return {
         thread
-        for one in moments
-        for thread in (one.main, *one.others, *(t for w in one.workers for t in (w.main, *w.others)))
+        for moment in moments
+        for thread in (moment.main, *moment.others, *(t for w in moment.workers for t in (w.main, *w.others)))
     }

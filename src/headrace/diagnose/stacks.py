@@ -1,7 +1,7 @@
-"""Python stacks of running processes, by py-spy, which reads their memory and does not stop them.
+"""Take Python stacks of running processes by py-spy, which reads their memory and does not stop them.
 
-One py-spy a process, since its time lines take threads of two processes for one where a fork left them the same
-address. It writes what it saw when it is told to end, so stacks are known after the sampling.
+Each process has a py-spy of its own: py-spy's timelines merge threads of two processes which a fork left at the same
+address. py-spy writes its output when it ends, so stacks are known only after the sampling.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from headrace.diagnose.recording import Frame
 
 ENDS_WITHIN_S = 10.0
 TRIES = 4
-"""Of a process whose interpreter may not be ready yet, as often as the tree is looked at."""
+"""Attempts per process, one for each scan of the process tree: its interpreter may not be ready yet."""
 _THREAD = "thread ("
 
 
 @dataclass(slots=True)
 class Line:
-    """What one thread's stack was, since when."""
+    """Hold the stacks of one thread, and the times from which they were valid."""
 
     since_s: list[float] = field(default_factory=list)
     stacks: list[tuple[Frame, ...]] = field(default_factory=list)
 
     def at(self, at_s: float, period_s: float) -> tuple[Frame, ...]:
-        """The sample nearest to that time; () before the first one."""
-        place = bisect.bisect_right(self.since_s, at_s + period_s / 2) - 1
-        return self.stacks[place] if place >= 0 else ()
+        """Return the stack nearest to that time; () before the first sample."""
+        index = bisect.bisect_right(self.since_s, at_s + period_s / 2) - 1
+        return self.stacks[index] if index >= 0 else ()
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Spy:
 
 
 class StackSampler:
-    """follow() while the job runs, stop() once. Times are time.monotonic()'s."""
+    """Run the py-spys: follow() while the job runs, stop() once. Times are time.monotonic()'s."""
 
     def __init__(self, rate_hz: int) -> None:
         self._rate_hz = rate_hz
@@ -63,11 +63,11 @@ class StackSampler:
         return self._program is not None
 
     def follow(self, pid: int) -> None:
-        """Begins with a process, or again when py-spy could not yet: an interpreter needs a moment to be one."""
+        """Start with a process, or retry if py-spy failed: a new interpreter is not readable at once."""
         if self._program is None:
             return
-        before = self._spies.get(pid)
-        if before is not None and (before.process.poll() in (None, 0) or self._tries[pid] >= TRIES):
+        previous = self._spies.get(pid)
+        if previous is not None and (previous.process.poll() in (None, 0) or self._tries[pid] >= TRIES):
             return
         self._tries[pid] = self._tries.get(pid, 0) + 1
         output = os.path.join(self._folder, f"{pid}-{self._tries[pid]}.json")
@@ -90,13 +90,13 @@ class StackSampler:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # ^C at the terminal is for us, who then end it
+                start_new_session=True,  # ^C at the terminal must not reach it: stop() ends it
             )
         self._spies[pid] = _Spy(process, output, began_s)
 
     def stop(self) -> dict[tuple[int, int], Line]:
-        """Ends all; (process, thread as the kernel numbers it) → its line."""
-        found: dict[tuple[int, int], Line] = {}
+        """End all py-spys; return (process, kernel thread id) → its line."""
+        line_by_thread: dict[tuple[int, int], Line] = {}
         try:
             for spy in self._spies.values():
                 if spy.process.poll() is None:
@@ -109,10 +109,10 @@ class StackSampler:
                     spy.process.kill()
                     spy.process.wait()
                 lines = self._read(pid, spy)
-                found |= {(pid, tid): line for tid, line in lines.items()}
+                line_by_thread |= {(pid, tid): line for tid, line in lines.items()}
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-        return found
+        return line_by_thread
 
     def _read(self, pid: int, spy: _Spy) -> dict[int, Line]:
         try:
@@ -120,20 +120,23 @@ class StackSampler:
                 events = json.load(file)
         except (OSError, ValueError):
             with open(spy.output + ".log", errors="replace") as file:
-                self.trouble[pid] = _last_words(file.read())
+                self.trouble[pid] = _error_line(file.read())
             return {}
         return lines_of(events, spy.began_s)
 
 
 def find_py_spy() -> str | None:
-    """Beside this Python, or on the PATH."""
+    """Return the path of py-spy, next to this Python or on the PATH; None without one."""
     beside = os.path.join(sysconfig.get_path("scripts"), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
-    """py-spy's events of one process: B puts a frame on its thread's stack, E takes one away; the outermost frame names
-    the thread as the kernel numbers it. Its clock begins with it, some milliseconds after it was started."""
+    """Convert py-spy's events of one process to lines, by kernel thread id.
+
+    B pushes a frame on its thread's stack, E pops one. The name of the outermost frame has the kernel's thread id. The
+    clock starts with py-spy, some milliseconds after the process was started.
+    """
     lines: dict[int, Line] = {}
     building: dict[int, list[dict[str, Any]]] = {}
     changed: dict[int, int] = {}
@@ -153,15 +156,15 @@ def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
 def _note(lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float) -> None:
     if not stack or not stack[0]["name"].startswith(_THREAD):
         return
-    word = stack[0]["name"][len(_THREAD) :].split(")", 1)[0]
-    if not word.isdigit():  # an interpreter that doesn't tell the kernel's number
+    thread_id = stack[0]["name"][len(_THREAD) :].split(")", 1)[0]
+    if not thread_id.isdigit():  # this interpreter does not report the kernel's id
         return
     frames = tuple(_frame(event) for event in stack[1:])
     if frames:
         last = frames[-1]
         text = linecache.getline(last.file, last.line).strip()
         frames = (*frames[:-1], Frame(last.name, last.file, last.line, text))
-    line = lines.setdefault(int(word), Line())
+    line = lines.setdefault(int(thread_id), Line())
     line.since_s.append(at_s)
     line.stacks.append(frames)
 
@@ -170,7 +173,7 @@ def _frame(event: dict[str, Any]) -> Frame:
     return Frame(event["name"], event["args"]["filename"], event["args"].get("line") or 0)
 
 
-def _last_words(text: str) -> str:
+def _error_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if "rror" in line or "ermission" in line] or lines
-    return said[0][:200] if said else "py-spy said nothing"
+    errors = [line for line in lines if "rror" in line or "ermission" in line] or lines
+    return errors[0][:200] if errors else "py-spy failed without a message"

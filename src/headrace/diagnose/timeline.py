@@ -1,7 +1,7 @@
-"""The recording as a time line that Perfetto and chrome://tracing open: Chrome's trace-event format, JSON.
+"""Write the recording as a timeline for Perfetto and chrome://tracing: Chrome's trace-event format, JSON.
 
-One track for each trainer and each worker, in which moments that look alike are one slice; and how many workers were
-idle, as a counter. Source: the "Trace Event Format" document of the Chromium project.
+Each trainer and each worker has a track, in which consecutive equal moments are one slice. A counter shows how many
+workers are idle. Source: the "Trace Event Format" document of the Chromium project.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headrace.diagnose.attribute import trainer_does
+from headrace.diagnose.attribute import phase_at
 from headrace.diagnose.frames import TrainerPhase, WorkerActivity, innermost_own, work_of
 from headrace.diagnose.recording import KernelCall, Recording, Thread, TimelineSample
 
@@ -38,7 +38,7 @@ _CALLS = {
 
 
 def write_timeline(recording: Recording, path: str) -> None:
-    """OSError when the file can't be written."""
+    """Write the timeline to a file. Raises OSError."""
     with open(path, "w") as file:
         json.dump({"traceEvents": list(events_of(recording)), "displayTimeUnit": "ms"}, file)
 
@@ -46,26 +46,30 @@ def write_timeline(recording: Recording, path: str) -> None:
 def events_of(recording: Recording) -> Iterator[dict[str, Any]]:
     for pid, name in recording.names.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": name}}
-    trainers = sorted({one.trainer for one in recording.moments})
+    trainers = sorted({moment.trainer for moment in recording.moments})
     for trainer in trainers:
-        moments = [one for one in recording.moments if one.trainer == trainer]
+        moments = [moment for moment in recording.moments if moment.trainer == trainer]
         yield from _slices(
-            ((one.at_s, one.span_s, _PHASES[trainer_does(one)], _args(one.main)) for one in moments), trainer
+            (
+                (moment.at_s, moment.span_s, _PHASES[phase_at(moment)], _args(moment.main))
+                for moment in moments
+            ),
+            trainer,
         )
-        for pid in sorted({worker.pid for one in moments for worker in one.workers}):
+        for pid in sorted({worker.pid for moment in moments for worker in moment.workers}):
             yield from _slices(_worker(moments, pid), pid)
         yield from _idle_counter(moments, trainer)
 
 
-Seen = tuple[float, float, str, dict[str, str]]
-"""When, how long, what, and where."""
+_Interval = tuple[float, float, str, dict[str, str]]
+"""Start and length in seconds, name, arguments."""
 
 
-def _worker(moments: Iterable[TimelineSample], pid: int) -> Iterator[Seen]:
-    for one in moments:
-        for worker in one.workers:
+def _worker(moments: Iterable[TimelineSample], pid: int) -> Iterator[_Interval]:
+    for moment in moments:
+        for worker in moment.workers:
             if worker.pid == pid:
-                yield one.at_s, one.span_s, _work(worker.main), _args(worker.main)
+                yield moment.at_s, moment.span_s, _work(worker.main), _args(worker.main)
 
 
 def _work(thread: Thread) -> str:
@@ -81,10 +85,10 @@ def _args(thread: Thread) -> dict[str, str]:
     return {name: text for name, text in (("path", thread.path), ("where", where)) if text}
 
 
-def _slices(seen: Iterable[Seen], pid: int) -> Iterator[dict[str, Any]]:
-    """Moments in a row with one name become one slice, with the place of the first."""
+def _slices(intervals: Iterable[_Interval], pid: int) -> Iterator[dict[str, Any]]:
+    """Merge consecutive intervals with the same name to a slice with the arguments of the first."""
     current: dict[str, Any] | None = None
-    for at_s, span_s, name, args in seen:
+    for at_s, span_s, name, args in intervals:
         end_us = round((at_s + span_s) * 1e6)
         if current is not None and current["name"] == name:
             current["dur"] = end_us - current["ts"]
@@ -101,12 +105,12 @@ def _slices(seen: Iterable[Seen], pid: int) -> Iterator[dict[str, Any]]:
 
 
 def _idle_counter(moments: Iterable[TimelineSample], trainer: int) -> Iterator[dict[str, Any]]:
-    before = -1
-    for one in moments:
-        idle = sum(_work(worker.main) == "idle" for worker in one.workers)
-        if one.workers and idle != before:
-            before = idle
+    previous = -1
+    for moment in moments:
+        idle = sum(_work(worker.main) == "idle" for worker in moment.workers)
+        if moment.workers and idle != previous:
+            previous = idle
             yield {
                 "ph": "C", "name": "idle workers", "pid": trainer, "tid": trainer,
-                "ts": round(one.at_s * 1e6), "args": {"idle": idle},
+                "ts": round(moment.at_s * 1e6), "args": {"idle": idle},
             }  # fmt: skip

@@ -34,7 +34,7 @@ def first(found: dict[str, Any]) -> dict[str, Any]:
         ("decoding", "loader.processor", "Packed.__getitem__"),
         ("in_main", "loader.in_main_process", "augment"),
         ("too_few_workers", "loader.too_few_workers", "augment"),
-        ("starved", "loader.starved", "3 of 4 workers idle"),
+        ("starved", "loader.starved", "3 of 4 workers are idle"),
         ("hand_over", "loader.hand_over", "hand_over.py"),
         ("restarts", "loader.restarts", "worker processes"),
         ("copies", "copies", "copies.py"),

@@ -37,7 +37,7 @@ def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(
         "--rate", "50", "--timeline", str(tmp_path / "line.json"), "--", sys.executable, HEALTHY, str(STEPS)
     )
     assert done.returncode == 7, done.stderr
-    assert "in steps that nothing is said against" in done.stdout, done.stdout
+    assert "in steps without a problem" in done.stdout, done.stdout
     assert "s before the first step are left out" in done.stdout
     events = json.loads((tmp_path / "line.json").read_text())["traceEvents"]
     slices = [one for one in events if one["ph"] == "X"]

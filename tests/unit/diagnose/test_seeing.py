@@ -82,7 +82,7 @@ def test_a_thread_in_an_open_is_seen_with_its_path(opening: tuple[int, str]) -> 
 def test_a_process_that_has_gone_is_none_and_a_tree_has_its_children(opening: tuple[int, str]) -> None:
     found = kernel.tree(os.getpid())
     (child,) = [one for one in found if one.pid == opening[0]]
-    assert (child.parent, child.python, child.loads) == (os.getpid(), True, False)
+    assert (child.parent, child.is_python, child.is_loader_worker) == (os.getpid(), True, False)
     assert kernel.state_of(2**22 + 1, all_threads=True) is None
     assert kernel.tree(2**22 + 1) == []
 
@@ -202,7 +202,7 @@ def test_places_are_told_apart(tmp_path: Path) -> None:
     asked: list[str] = []
     seen = PlaceWatch(lambda mountpoint: asked.append(mountpoint), os.getpid())
     (tmp_path / "file").write_text("x")
-    places = {one.mountpoint: one for one in seen.seen([str(tmp_path / "file"), "/proc/self"], wall_s=1.0)}
+    places = {one.mountpoint: one for one in seen.usage([str(tmp_path / "file"), "/proc/self"], wall_s=1.0)}
     assert places["/proc"].storage is Storage.MEMORY
     assert {"/proc", "/"} <= {one.mountpoint for one in mounts(os.getpid())}
     assert len(places) == 2
@@ -245,7 +245,7 @@ def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
         "loader.processor",
         "try: ",
         "up to 1.82×",
-        "not seen",
+        "not observed",
         "- GPUs",
     ):
         assert words in text, text
