@@ -1,6 +1,6 @@
-"""The processes of a run: all simulated accelerators of one or more hosts (as the lab's), started, heard, ended.
+"""Run the processes of all simulated accelerators, on one host or several (as the lab's).
 
-Before and after each epoch everybody waits until `between` has returned, on all hosts of this process.
+Before and after each epoch all accelerators wait until `between` has returned, on all hosts of this process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headrace.bench.process import Process
 
 EPOCH_WITHIN_S = 24 * 3600.0
 Between = Callable[[str, int], None]
-"""("ready" | "done", number of the epoch)."""
+"""Called with ("ready" | "done", number of the epoch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """plan: what its accelerators do. inside: words before a command for it to run there."""
+    """Describe one host. plan: of its accelerators. inside: a command prefix that runs a command on that host."""
 
     plan: RankPlan
     accelerators: int
@@ -33,8 +33,10 @@ class Host:
 
 
 def run(hosts: Sequence[Host], between: Between) -> list[list[EpochTimes]]:
-    """Of each epoch, the times of all accelerators; nothing where the first host is another process's. Blocks to the
-    end; all processes are gone on return. HeadraceError with what an accelerator said."""
+    """Return the times of all accelerators for each epoch; nothing if the first host belongs to another process.
+
+    Blocks until all epochs end; on return all processes have ended. Raises HeadraceError with an accelerator's error.
+    """
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         started: list[Process] = []
         speakers: list[Process] = []
@@ -44,33 +46,33 @@ def run(hosts: Sequence[Host], between: Between) -> list[list[EpochTimes]]:
                 with open(path, "wb") as out:
                     out.write(msgspec.json.encode(host.plan))
                 for local in range(host.accelerators):
-                    words = ["-m", "headrace.bench.rank", path, str(local)]
-                    started.append(Process(words, inside=host.inside, log=f"{path}-{local}.log"))
+                    arguments = ["-m", "headrace.bench.rank", path, str(local)]
+                    started.append(Process(arguments, inside=host.inside, log=f"{path}-{local}.log"))
                 speakers.append(started[-host.accelerators])
             for epoch in range(1, hosts[0].plan.epochs + 1):
                 for event in ("ready", "done"):
-                    _hear(speakers, started, event, epoch)
+                    _await_event(speakers, started, event, epoch)
                     between(event, epoch)
-                    for one in speakers:
-                        one.answer()
-            for one in started:
-                one.end()
+                    for speaker in speakers:
+                        speaker.answer()
+            for process in started:
+                process.end()
         finally:
-            for one in started:
-                one.kill()
+            for process in started:
+                process.kill()
     return _times(hosts[0].plan)
 
 
-def _hear(speakers: Sequence[Process], all_of_them: Sequence[Process], event: str, epoch: int) -> None:
+def _await_event(speakers: Sequence[Process], processes: Sequence[Process], event: str, epoch: int) -> None:
     waiting, until_s = list(speakers), time.monotonic() + EPOCH_WITHIN_S
     while waiting:
         if (line := waiting[0].heard()) is not None:
             if line.get(event) != epoch:
                 raise HeadraceError("an accelerator is at another epoch", why=f"{line}, not {event} {epoch}")
             waiting.pop(0)
-        for one in all_of_them:
-            if one.failed():
-                raise one.error()
+        for process in processes:
+            if process.failed():
+                raise process.error()
         if time.monotonic() > until_s:
             raise DeadlineExceededError(f"epoch {epoch} does not end")
 
@@ -80,4 +82,4 @@ def _times(plan: RankPlan) -> list[list[EpochTimes]]:
         return []
     with open(plan.out, "rb") as source:
         by_rank = msgspec.json.decode(source.read(), type=list[list[EpochTimes]])
-    return [list(one) for one in zip(*by_rank, strict=True)]
+    return [list(epoch) for epoch in zip(*by_rank, strict=True)]

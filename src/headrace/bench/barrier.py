@@ -1,7 +1,7 @@
-"""Where all simulated accelerators wait for each other: a star of TCP connections with the first one in the middle.
+"""Synchronize all simulated accelerators: TCP connections form a star with the first accelerator in the middle.
 
-Not torch.distributed: a barrier of gloo's took a millisecond and more where this takes some 20 µs, and cosmoflow
-computes for 3.5 ms a step (docs/decisions/0016). The one in the middle has two system calls for each of the others.
+It is not torch.distributed: a barrier of gloo took a millisecond and more, this one takes some 20 µs, and cosmoflow
+computes for 3.5 ms per step (docs/decisions/0016). The first accelerator makes two system calls for each of the others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from typing import Any
 
 MEET_WITHIN_S = 300.0
 STEP_WITHIN_S = 1800
-"""How long the others wait for the slowest: a first step over a slow link may take long."""
+"""How long the others wait for the slowest: the first step over a slow link may take long."""
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 
 
 class Barrier:
-    """meet: HOST:PORT, where the first listens. Blocks until all are there. Nothing where there is only one. OSError
-    when one of them is gone, or late."""
+    """Connect all accelerators, so that they can wait for each other. Blocks until all are connected.
+
+    meet: HOST:PORT, where the first accelerator listens; unused if there is only one. Raises OSError when an
+    accelerator has ended or is late.
+    """
 
     def __init__(self, meet: str, rank: int, world: int) -> None:
         self._rank, self._links = rank, list[socket.socket]()
@@ -35,7 +38,7 @@ class Barrier:
             self._links = [_connected(name, int(port), until_s)]
         for link in self._links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # in the kernel: a timeout of Python's costs one more system call each time
+            # the kernel's timeout: Python's own costs one more system call each time
             link.settimeout(None)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(STEP_WITHIN_S, 0))
         if rank:
@@ -45,7 +48,7 @@ class Barrier:
             self._links = [by_rank[number] for number in range(1, world)]
 
     def wait(self) -> None:
-        """Until all have called it."""
+        """Block until all accelerators have called it."""
         if self._rank:
             self._links[0].sendall(b"?")
             _exactly(self._links[0], 1)
@@ -56,15 +59,15 @@ class Barrier:
             link.sendall(b"!")
 
     def gather(self, mine: Any) -> list[Any] | None:
-        """What everybody has, in JSON's types, for the first; None for the others, once it has been taken."""
+        """Return everyone's value, of JSON's types, to the first; None to the others, once it has received theirs."""
         if not self._rank:
-            found = [mine]
+            values = [mine]
             for link in self._links:
                 size = _LENGTH.unpack(_exactly(link, _LENGTH.size))[0]
-                found.append(json.loads(_exactly(link, size)))
+                values.append(json.loads(_exactly(link, size)))
             for link in self._links:
                 link.sendall(b"!")
-            return found
+            return values
         body = json.dumps(mine).encode()
         self._links[0].sendall(_LENGTH.pack(len(body)) + body)
         _exactly(self._links[0], 1)
@@ -76,7 +79,7 @@ class Barrier:
 
 
 def _accepted(name: str, port: int, count: int) -> list[socket.socket]:
-    # of a host's own name it may know only that it is loopback: the others would not reach that
+    # a host may resolve its own name to loopback, which the others would not reach
     with socket.create_server((name if name.startswith("127.") else "", port), backlog=count) as server:
         server.settimeout(MEET_WITHIN_S)
         return [server.accept()[0] for _ in range(count)]
@@ -89,7 +92,7 @@ def _connected(name: str, port: int, until_s: float) -> socket.socket:
         except OSError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(0.02)  # the first is not there yet
+            time.sleep(0.02)  # the first does not listen yet
 
 
 def _exactly(link: socket.socket, size: int) -> bytes:
@@ -97,6 +100,6 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     while len(body) < size:
         part = link.recv(size - len(body))
         if not part:
-            raise ConnectionError("an accelerator has gone")
+            raise ConnectionError("an accelerator has ended")
         body += part
     return body

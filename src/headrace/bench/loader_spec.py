@@ -1,4 +1,4 @@
-"""What the processes of a run are told: who reads what, in which order."""
+"""Define the plans of a run's processes: which process reads which samples, in which order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ TORCH, TENSORFLOW = LOADERS = ("torch", "tensorflow")
 
 
 class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an accelerator reads: its share of a data set. files: of the data set, the first so many are used. loader:
-    of LOADERS."""
+    """Describe what an accelerator reads: its share of a data set.
+
+    files: only that many files of the data set are used. loader: of LOADERS.
+    """
 
     where: Where
     data: DataSet
@@ -32,7 +34,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     loader: str = TORCH
 
     def order(self, epoch: int) -> np.ndarray[Any, Any]:
-        """Numbers of samples (of files, for tfrecords of many samples) of this rank in this epoch."""
+        """Return the numbers of this rank's samples in the epoch; of files, for tfrecords of many samples."""
         count = self.files if self.streams else self.samples
         numbers = np.arange(count)
         if self.shuffle:
@@ -48,8 +50,11 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all accelerators of one host. meet: HOST:PORT of the first accelerator of all; not needed where there is only
-    one. first: number of this host's first accelerator among all. out: a file for what all measured, of host 0."""
+    """Describe the work of all accelerators of one host.
+
+    meet: HOST:PORT of the first of all accelerators; unused if there is only one. first: number of this host's first
+    accelerator among all. out: the file for all measurements, on host 0.
+    """
 
     feed: LoaderSpec
     epochs: int

@@ -1,4 +1,4 @@
-"""The page cache between epochs: emptied where that is permitted, and said where it is not."""
+"""Drop the page cache between epochs where that is permitted, and report it where it is not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ def may_drop() -> bool:
 
 
 def drop(paths: Iterable[str]) -> str:
-    """Of the whole machine, where we are root: of pages, names and inodes. Else of these files, what nobody has dirty.
-    What was done, in words. Blocks while dirty pages are written."""
+    """Drop the page cache and return what was done, in words. Blocks while dirty pages are written.
+
+    As root it drops the pages, names and inodes of the complete machine. Otherwise it drops the clean pages of these
+    files.
+    """
     if may_drop():
         os.sync()
         with open(_CONTROL, "w") as control:
@@ -30,9 +33,9 @@ def drop(paths: Iterable[str]) -> str:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-    return "not dropped (that needs root); the files' own pages were let go, which a FUSE mount may keep below itself"
+    return "not dropped (that needs root); only the files' own pages were, not those below a FUSE mount"
 
 
 def memory_bytes() -> int:
-    """Of this host."""
+    """Return the size of this host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""What reads cost, by a table that users edit: prices.toml."""
+"""Compute the cost of reads, by a table that users can edit: prices.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT = "aws-s3-same-region"
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """US dollars. get, list: of 1,000 requests. out: of a GiB."""
+    """Hold prices in US dollars. get, list: per 1,000 requests. out: per GiB."""
 
     get: float
     list: float
@@ -22,13 +22,13 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
     def of(self, counts: StoreCounts) -> float:
-        """HEAD costs what GET does, all else what LIST does."""
+        """Return the cost of the requests. HEAD is priced as GET, all others as LIST."""
         requests = (counts.gets + counts.heads) * self.get + (counts.lists + counts.others) * self.list
         return requests / 1000 + counts.bytes_out / 2**30 * self.out
 
 
 def read(path: str = "") -> dict[str, Price]:
-    """The table of a file; ours where none is named. UsageError."""
+    """Return the table of a file, or the built-in one. Raises UsageError."""
     try:
         if path:
             with open(path, "rb") as source:
@@ -43,5 +43,5 @@ def read(path: str = "") -> dict[str, Price]:
 def price(name: str, path: str = "") -> Price:
     table = read(path)
     if name not in table:
-        raise UsageError(f"--price {name}", why="not in the table", hint=", ".join(table))
+        raise UsageError(f"--price {name}", why="the price table has no such entry", hint=", ".join(table))
     return table[name]

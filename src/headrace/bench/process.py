@@ -1,4 +1,4 @@
-"""A process of a benchmark: told and heard by lines, ended with all its children."""
+"""Run a process of a benchmark: exchange lines with it, and end it with all its children."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOOK_MS = 50
 
 
 class Process:
-    """One that speaks in lines of JSON, and goes on when it is answered."""
+    """Run a process that writes lines of JSON and continues when it receives a reply."""
 
-    def __init__(self, words: Sequence[str], *, inside: Sequence[str], log: str) -> None:
-        """words: of Python. inside: before the command, for it to run somewhere else."""
+    def __init__(self, arguments: Sequence[str], *, inside: Sequence[str], log: str) -> None:
+        """Start Python with `arguments`. inside: a command prefix that runs it somewhere else."""
         self.log = log
         with open(log, "wb") as out:
             self._process = subprocess.Popen(
-                [*inside, sys.executable, "-P", *words],
+                [*inside, sys.executable, "-P", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
@@ -34,22 +34,22 @@ class Process:
             )
 
     def heard(self) -> dict[str, Any] | None:
-        """A line, where there is one now."""
+        """Return a line if there is one now."""
         assert self._process.stdout is not None
-        poll = select.poll()  # not select, which knows no descriptor above 1023
+        poll = select.poll()  # select can't wait for descriptors above 1023
         poll.register(self._process.stdout, select.POLLIN)
         if not poll.poll(LOOK_MS):
             return None
         line = self._process.stdout.readline()
         if not line:
             raise self.error()
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def answer(self, word: str = "go") -> None:
+    def answer(self, reply: str = "go") -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{word}\n".encode())
+            self._process.stdin.write(f"{reply}\n".encode())
             self._process.stdin.flush()
         except OSError as error:
             raise self.error() from error
@@ -61,7 +61,7 @@ class Process:
         with open(self.log, "rb") as log:
             lines = log.read().decode(errors="replace").strip().splitlines()
         return HeadraceError(
-            "a process of the benchmark ended", why=" | ".join(lines[-2:])[-600:] or "it said nothing"
+            "a process of the benchmark ended", why=" | ".join(lines[-2:])[-600:] or "it printed nothing"
         )
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Process:
                     sys.stderr.write(f"headrace: {line}\n")
 
     def kill(self) -> None:
-        """With its loader's workers, which are of its session."""
+        """Kill it with its loader's workers, which are in its session."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:

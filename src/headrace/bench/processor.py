@@ -1,4 +1,4 @@
-"""Processor time of processes, by /proc."""
+"""Measure the processor time of processes, by /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def processor_s(pids: Iterable[int]) -> float:
-    """Seconds of processor time that living processes have used, with their ended children."""
+    """Return the seconds of processor time that living processes and their ended children have used."""
     ticks = os.sysconf("SC_CLK_TCK")
     total = 0
     for pid in pids:
@@ -23,12 +23,12 @@ def processor_s(pids: Iterable[int]) -> float:
 
 
 def children() -> list[int]:
-    """Of this process."""
-    found = []
+    """Return the ids of this process's children."""
+    pids = []
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/children") as source:
-                found += [int(word) for word in source.read().split()]
+                pids += [int(pid) for pid in source.read().split()]
         except OSError:
             continue
-    return found
+    return pids

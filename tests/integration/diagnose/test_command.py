@@ -159,4 +159,4 @@ def test_a_job_that_ended_before_it_was_looked_at_is_reported() -> None:
 def test_a_job_that_is_no_python_is_told_apart() -> None:
     done = run("--", "sh", "-c", "sleep 0.3; exit 5")
     assert done.returncode == 5
-    assert "no Python process was seen" in done.stdout
+    assert "the job has no Python process" in done.stdout
