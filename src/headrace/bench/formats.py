@@ -1,8 +1,8 @@
-"""Files as the workloads' programs read them: npz, tfrecord, JPEG, and a plain file of tokens; written and read.
+"""Write and read files as the workloads' programs do: npz, tfrecord, JPEG, and a plain file of tokens.
 
-Their bytes are random, so no storage can compress or fold them. A reader takes all that a real one takes, and checks
-what a real one checks: zipfile the CRC-32 of an npz member, a tfrecord reader the checksums of each record. Nothing is
-decoded: that costs the same whatever the storage.
+Their bytes are random, so no storage can compress or deduplicate them. A reader reads all that a real one reads, and
+checks what a real one checks: zipfile the CRC-32 of an npz member, a tfrecord reader the checksums of each record.
+Nothing is decoded: that costs the same with any storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CRC_MASK = 0xA282EAD8
 RECORD_HEAD, RECORD_TAIL = 12, 4
 CHUNK_BYTES = 4 << 20
 COMMENT_BYTES_MAX = 65_533
-"""Of a JPEG segment: its length is 16 bits, and counts itself."""
+"""Largest comment of a JPEG segment: its length has 16 bits and includes itself."""
 _TINY_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19i"
     "Z2hnPk1xeXBkeFxlZ2P/wAALCAAIAAgBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAI"
@@ -30,29 +30,29 @@ _TINY_JPEG = base64.b64decode(
 
 
 class BrokenRecordError(ValueError):
-    """The bytes are not those that were written."""
+    """Report bytes that differ from those that were written."""
 
 
 def write_npz(out: IO[bytes], size_bytes: int, random: np.random.Generator) -> None:
-    """An array `x` of about that size, and labels `y`, as DLIO's generator makes them."""
+    """Write an array `x` of about that size, and labels `y`, as DLIO's generator does."""
     np.savez(out, x=random.integers(0, 256, (max(1, size_bytes), 1), dtype=np.uint8), y=np.zeros(1, np.int64))
 
 
 def read_npz(source: IO[bytes] | str) -> int:
-    """Bytes of the array. BrokenRecordError, or what numpy and zipfile say of a file that is not one."""
+    """Return the bytes of the array. Raises BrokenRecordError, or the errors of numpy and zipfile."""
     with np.load(source) as loaded:
         size: int = loaded["x"].nbytes
         return size
 
 
 def write_tfrecord(out: IO[bytes], sizes: list[int], random: np.random.Generator) -> None:
-    """Records that are tf.train.Examples of `image` and `size`, as DLIO's generator makes them."""
+    """Write records that are tf.train.Examples of `image` and `size`, as DLIO's generator does."""
     for size in sizes:
         out.write(record(example(random.bytes(size))))
 
 
 def record(payload: bytes) -> bytes:
-    """A tfrecord: length, its checksum, the payload, its checksum."""
+    """Return a tfrecord: length, its checksum, the payload, its checksum."""
     length = struct.pack("<Q", len(payload))
     return b"".join((length, struct.pack("<I", masked(length)), payload, struct.pack("<I", masked(payload))))
 
@@ -64,7 +64,7 @@ def masked(body: bytes) -> int:
 
 
 def example(image: bytes) -> bytes:
-    """tf.train.Example {image: bytes, size: int64} in protobuf's encoding:
+    """Encode tf.train.Example {image: bytes, size: int64} by protobuf:
     https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto"""
     entries = (
         _field(1, b"image") + _field(2, _field(1, _field(1, image))),  # Feature.bytes_list.value
@@ -75,24 +75,24 @@ def example(image: bytes) -> bytes:
 
 
 def records(source: IO[bytes]) -> Iterator[bytes]:
-    """Payloads, each checked as TensorFlow's reader checks it. BrokenRecordError."""
-    while head := _whole(source, RECORD_HEAD):
+    """Yield the payloads, each checked as TensorFlow's reader does. Raises BrokenRecordError."""
+    while head := _read_exactly(source, RECORD_HEAD):
         length, checksum = struct.unpack("<QI", head)
         if masked(head[:8]) != checksum:
             raise BrokenRecordError("the checksum of a record's length is wrong")
-        body = _whole(source, length + RECORD_TAIL)
+        body = _read_exactly(source, length + RECORD_TAIL)
         if len(body) < length + RECORD_TAIL or masked(body[:length]) != struct.unpack("<I", body[length:])[0]:
             raise BrokenRecordError("the checksum of a record is wrong")
         yield body[:length]
 
 
 def write_jpeg(out: IO[bytes], size_bytes: int, random: np.random.Generator) -> None:
-    """A JPEG of that size, or somewhat more where it is tiny: a small picture, filled up with comment segments."""
-    parts, left = [_TINY_JPEG[:2]], size_bytes - len(_TINY_JPEG)
-    while left > 4:
-        length = min(left - 2, COMMENT_BYTES_MAX + 2)
+    """Write a JPEG of that size, or larger if it is tiny: a small picture, padded with comment segments."""
+    parts, remaining = [_TINY_JPEG[:2]], size_bytes - len(_TINY_JPEG)
+    while remaining > 4:
+        length = min(remaining - 2, COMMENT_BYTES_MAX + 2)
         parts += [b"\xff\xfe", struct.pack(">H", length), random.bytes(length - 2)]
-        left -= length + 2
+        remaining -= length + 2
     parts.append(_TINY_JPEG[2:])
     out.write(b"".join(parts))
 
@@ -103,16 +103,16 @@ def write_tokens(out: IO[bytes], size_bytes: int, random: np.random.Generator) -
 
 
 def write(out: IO[bytes], format: str, sizes: list[int], random: np.random.Generator) -> None:
-    """sizes: of the samples; one, but for tfrecords."""
+    """Write a file. sizes: of the samples; only tfrecords have more than one."""
     if format == "tfrecord":
         write_tfrecord(out, sizes, random)
     else:
-        one: Any = {"npz": write_npz, "jpeg": write_jpeg, "tokens": write_tokens}[format]
-        one(out, sizes[0], random)
+        write_file: Any = {"npz": write_npz, "jpeg": write_jpeg, "tokens": write_tokens}[format]
+        write_file(out, sizes[0], random)
 
 
-def _whole(source: IO[bytes], size: int) -> bytes:
-    """Fewer only at the end."""
+def _read_exactly(source: IO[bytes], size: int) -> bytes:
+    """Read that many bytes; fewer only at the end of the file."""
     body = source.read(size)
     while body and len(body) < size:
         more = source.read(size - len(body))
@@ -123,7 +123,7 @@ def _whole(source: IO[bytes], size: int) -> bytes:
 
 
 def _field(number: int, body: bytes) -> bytes:
-    """Length-delimited."""
+    """Encode a length-delimited field."""
     return bytes([number << 3 | 2]) + _varint(len(body)) + body
 
 

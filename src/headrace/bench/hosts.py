@@ -1,6 +1,6 @@
-"""A run over many hosts: how they know of each other, and starting it by ssh.
+"""Run a benchmark over many hosts: how they find each other, and how ssh starts them.
 
-Under SLURM (`srun --ntasks-per-node=1 headrace bench training ...`) each host finds its number and the first one's
+Under SLURM (`srun --ntasks-per-node=1 headrace bench training ...`) each host finds its number and the first host's
 name by itself. The first host makes the data set; the others wait for it at the meeting place.
 """
 
@@ -23,7 +23,8 @@ DATA_WITHIN = timedelta(hours=12)
 
 @dataclass(frozen=True, slots=True)
 class BenchHosts:
-    """count: of all; number: this one's, from 0. meet: HOST:PORT on the first; the port above it is used, too."""
+    """Describe this host's part. count: of all hosts. number: this host's, from 0. meet: HOST:PORT on the first; the
+    next port is used too."""
 
     count: int = 1
     number: int = 0
@@ -36,29 +37,31 @@ class BenchHosts:
 
 
 def address(text: str) -> tuple[str, int]:
-    """UsageError."""
+    """Return the host and port. Raises UsageError."""
     name, _, port = text.rpartition(":")
     if not name or not port.isdigit():
-        raise UsageError(f"--meet {text}", why="not HOST:PORT", hint=f"for example node1:{PORT}")
+        raise UsageError(f"--meet {text}", why="it must be HOST:PORT", hint=f"for example node1:{PORT}")
     return name, int(port)
 
 
 def of_slurm(environment: Mapping[str, str]) -> BenchHosts | None:
-    """None where this is no task of a job step over several hosts. UsageError where a host has several tasks: each
-    would be a whole host."""
+    """Return the hosts of a SLURM job step; None outside of one, or with one host.
+
+    Raises UsageError where a host has several tasks: each would count as a host.
+    """
     count = int(environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
     if "SLURM_PROCID" not in environment or count < 2:
         return None
     if int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or count) != count:
         raise UsageError(
-            "srun", why="several tasks on a host", hint="--ntasks-per-node=1; --accelerators says the rest"
+            "srun", why="a host has several tasks", hint="--ntasks-per-node=1; set the rest by --accelerators"
         )
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     return BenchHosts(count, int(environment["SLURM_NODEID"]), f"{first_of(listed)}:{PORT}")
 
 
 def first_of(nodes: str) -> str:
-    """Of SLURM's list: "gpu[003-006,9],login" → "gpu003"."""
+    """Return the first host of SLURM's list: "gpu[003-006,9],login" → "gpu003". Raises UsageError."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
     if match is None:
         raise UsageError(
@@ -68,15 +71,15 @@ def first_of(nodes: str) -> str:
 
 
 class MeetingPlace:
-    """Where the hosts' first processes wait until the data set is made. Nothing where there is one host."""
+    """Let the hosts' first processes wait until the data set is made. It does nothing for a single host."""
 
     def __init__(self, hosts: BenchHosts) -> None:
         self._store: Any = None
         if hosts.count > 1:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's documented name of it
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it by this name
 
             name, port = address(hosts.meet)
-            # not waiting for the others here: who comes late must not fail the first
+            # the first host does not wait here: a late host must not fail it
             self._store = TCPStore(
                 name, port, hosts.count, hosts.number == 0, DATA_WITHIN, wait_for_workers=False
             )
@@ -91,16 +94,19 @@ class MeetingPlace:
 
 
 def over_ssh(names: Sequence[str], words: Sequence[str], *, program: str) -> int:
-    """The same command on each host, with its number; what the first prints is printed. The first status that is not 0,
-    else 0. All are ended when one fails. program: how headrace is called there."""
+    """Run the same command on each host, with its number; print what the first host prints.
+
+    Returns the first status that is not 0, else 0. If one host fails, all are ended. program: how headrace is called
+    there.
+    """
     if len(names) < 2:
-        raise UsageError("--ssh", why="two hosts or more, with commas between")
+        raise UsageError("--ssh", why="it needs two hosts or more, separated by commas")
     meet = f"{names[0].rpartition('@')[2]}:{PORT}"
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number, name in enumerate(names):
-            place = ["--hosts", str(len(names)), "--host", str(number), "--meet", meet]
-            command = shlex.join([*shlex.split(program), *words, *place])
+            host_options = ["--hosts", str(len(names)), "--host", str(number), "--meet", meet]
+            command = shlex.join([*shlex.split(program), *words, *host_options])
             ssh = [
                 "ssh",
                 "-tt",
@@ -108,41 +114,41 @@ def over_ssh(names: Sequence[str], words: Sequence[str], *, program: str) -> int
                 "BatchMode=yes",
                 name,
                 command,
-            ]  # a terminal: who loses us ends there, too
+            ]  # a terminal: the remote command ends when this process does
             output = None if number == 0 else subprocess.DEVNULL
             started.append(subprocess.Popen(ssh, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
         return _first_failure(started)
     except OSError as error:
         raise HeadraceError("ssh does not run", why=str(error)) from error
     finally:
-        for one in started:
-            if one.poll() is None:
-                one.terminate()
-            one.wait()
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
 
 
 def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> int:
-    left = list(started)
-    while left:
-        for one in list(left):
+    running = list(started)
+    while running:
+        for process in list(running):
             try:
-                status = one.wait(0.2)
+                status = process.wait(0.2)
             except subprocess.TimeoutExpired:
                 continue
             if status != 0:
                 return status
-            left.remove(one)
+            running.remove(process)
     return 0
 
 
 def words_without_ssh(words: Sequence[str] = ()) -> list[str]:
-    """Our own command line without what says which hosts."""
-    found, skip = [], False
+    """Return this process's command line without the options that name the hosts."""
+    kept_words, skips_next = [], False
     for word in words or sys.argv[1:]:
-        if skip:
-            skip = False
+        if skips_next:
+            skips_next = False
         elif word in ("--ssh", "--remote"):
-            skip = True
+            skips_next = True
         elif not word.startswith(("--ssh=", "--remote=")):
-            found.append(word)
-    return found
+            kept_words.append(word)
+    return kept_words

@@ -1,9 +1,9 @@
-"""One simulated accelerator: a process that loads batches and sleeps. `python -m headrace.bench.rank PLAN NUMBER`.
+"""Simulate one accelerator: a process that loads batches and sleeps. `python -m headrace.bench.rank PLAN NUMBER`.
 
-The accelerators of a run wait for each other after each step, as those of a real one do in their all-reduce (and DLIO's
-in its MPI barrier), also over many hosts. The first one of a host speaks with the process that started it, a line of
-JSON each way at the beginning and the end of an epoch, in which that one drops the page cache and reads its counters.
-The first of all writes what they measured.
+The accelerators of a run wait for each other after each step, as real ones do in their all-reduce (and DLIO's in its
+MPI barrier), also over many hosts. The first one of a host exchanges a line of JSON with the process that started it,
+at the beginning and the end of each epoch. That process then drops the page cache and reads its counters. The first
+accelerator of all writes the measurements.
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ def main() -> int:
         plan = msgspec.json.decode(source.read(), type=RankPlan)
     feed = msgspec.structs.replace(plan.feed, rank=plan.first + local)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-    meeting = Barrier(plan.meet, feed.rank, feed.world)
-    made, order = _loader(feed)
+    barrier = Barrier(plan.meet, feed.rank, feed.world)
+    batches, order = _loader(feed)
     mine: list[dict[str, Any]] = []
     for epoch in range(1, plan.epochs + 1):
-        meeting.wait()
+        barrier.wait()
         if local == 0:
-            _tell({"ready": epoch})
-        meeting.wait()
+            _report({"ready": epoch})
+        barrier.wait()
         order.set_epoch(epoch)
-        mine.append(msgspec.to_builtins(run_epoch(made, feed, plan.compute_s, meeting)))
-        meeting.wait()
+        mine.append(msgspec.to_builtins(run_epoch(batches, feed, plan.compute_s, barrier)))
+        barrier.wait()
         if local == 0:
-            _tell({"done": epoch})
-    gathered = meeting.gather(mine)
-    meeting.close()
+            _report({"done": epoch})
+    gathered = barrier.gather(mine)
+    barrier.close()
     if gathered is not None:
         with open(plan.out, "w") as out:
             json.dump(gathered, out)
     return 0
 
 
-def run_epoch(made: Any, feed: LoaderSpec, compute_s: float, meeting: Barrier) -> EpochTimes:
+def run_epoch(batches: Any, feed: LoaderSpec, compute_s: float, barrier: Barrier) -> EpochTimes:
     load, compute, steps = [], [], []
     sizes, failed, why = [], 0, ""
     used_s = processor_s([os.getpid(), *children()])
-    begin = asked = time.perf_counter()
-    for batch in made:
-        loaded = time.perf_counter()
+    start_s = requested_s = time.perf_counter()
+    for batch in batches:
+        loaded_s = time.perf_counter()
         time.sleep(compute_s)
-        done = time.perf_counter()
-        load.append(loaded - asked)
-        compute.append(done - loaded)
-        steps.append(done - asked)
+        computed_s = time.perf_counter()
+        load.append(loaded_s - requested_s)
+        compute.append(computed_s - loaded_s)
+        steps.append(computed_s - requested_s)
         sizes.append(batch.bytes_read)
         failed, why = failed + batch.failed, why or batch.why
         del batch
-        meeting.wait()
-        asked = time.perf_counter()
+        barrier.wait()
+        requested_s = time.perf_counter()
         if len(steps) == feed.steps:
-            break  # what a loader then puts away is not the epoch's, nor DLIO's
+            break  # a loader's cleanup does not count for the epoch, nor for DLIO
     if why:
         sys.stderr.write(f"accelerator {feed.rank}: {failed} reads failed, the first by {why}\n")
     return EpochTimes(
         load_s=load,
         compute_s=compute,
         step_s=steps,
-        wall_s=asked - begin,
+        wall_s=requested_s - start_s,
         bytes_read=sum(sizes),
         first_bytes=sizes[0],
         failed=failed,
@@ -85,21 +85,21 @@ def run_epoch(made: Any, feed: LoaderSpec, compute_s: float, meeting: Barrier) -
 
 
 def _loader(feed: LoaderSpec) -> tuple[Any, Any]:
-    """What gives batches, and what has `set_epoch`."""
+    """Return the iterable of batches, and the object that has `set_epoch`."""
     if feed.loader == TENSORFLOW:
         from headrace.bench.tensorflow_loader import TensorFlowRecords
 
-        made = TensorFlowRecords(feed)
-        return made, made
+        batches = TensorFlowRecords(feed)
+        return batches, batches
     return loader(feed)
 
 
-def _tell(what: dict[str, Any]) -> None:
-    """And wait for the answer."""
-    sys.stdout.write(json.dumps(what) + "\n")
+def _report(event: dict[str, Any]) -> None:
+    """Write an event and wait for the reply."""
+    sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
     if not sys.stdin.readline():
-        os._exit(1)  # who started us has gone
+        os._exit(1)  # the process that started this one has ended
 
 
 if __name__ == "__main__":
