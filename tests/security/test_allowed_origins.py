@@ -16,7 +16,7 @@ from headrace.cluster.records import Followers
 from headrace.config.load import load
 from headrace.config.schema import MountConfig
 from headrace.node.node import Node
-from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
+from headrace.node.shared_mounts import MountRecord, SharedMounts, _encode
 from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin
 from headrace.wire.messages import Done, MountAdd
@@ -140,10 +140,10 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
         mounts = SharedMounts(records, attach=attach, detach=detach, check=check)
         await mounts.start({}, {})
         if before is not None:
-            await records.put("mounts/x", _packed(before))
+            await records.put("mounts/x", _encode(before))
         for url, options in REFUSED[:12]:
-            await records.put("mounts/x", _packed(MountRecord(url, options)))
-        await records.put("mounts/y", _packed(MountRecord("s3://training/images/new")))
+            await records.put("mounts/x", _encode(MountRecord(url, options)))
+        await records.put("mounts/y", _encode(MountRecord("s3://training/images/new")))
         while "/y" not in attached:  # noqa: ASYNC110 - the mounts follow by themselves
             await asyncio.sleep(0)
         await mounts.stop()
@@ -151,7 +151,9 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
     asyncio.run(asyncio.wait_for(attack(), 60))
     assert attached.pop("/y") == "s3://training/images/new"
     assert attached == ({} if before is None else {"/x": before.url})
-    refused = [record.getMessage() for record in caplog.records if "not taken over" in record.getMessage()]
+    refused = [
+        record.getMessage() for record in caplog.records if "could not be attached" in record.getMessage()
+    ]
     assert len(refused) == 12
 
 
@@ -195,6 +197,8 @@ def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
 
     asyncio.run(asyncio.wait_for(ask(), 60))
     refused = [
-        record.getMessage() for record in caplog.records if "mount not attached" in record.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "mount could not be attached" in record.getMessage()
     ]
     assert len(refused) == 1 and "path=/2" in refused[0] and "allowed_origins" in refused[0]

@@ -18,7 +18,7 @@ from headrace.base.tokens import Tokens
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
-from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed, _unpacked
+from headrace.node.shared_mounts import MountRecord, SharedMounts, _decode, _encode
 from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.sdk.mapped_files import LocalModelFolder
 from headrace.sdk.node_client import connect
@@ -45,8 +45,8 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
         records = EmbeddedRecords(Followers())
         mounts = SharedMounts(records, attach=attach, detach=detach, check=lambda *_: None)
         await mounts.start({"/data": REAL}, {})
-        await records.put("mounts/data", _packed(record))
-        await records.put("mounts/other", _packed(MountRecord("s3://other")))
+        await records.put("mounts/data", _encode(record))
+        await records.put("mounts/other", _encode(MountRecord("s3://other")))
         while "/other" not in attached:  # noqa: ASYNC110 - the mounts follow by themselves
             await asyncio.sleep(0)
         await mounts.stop()
@@ -72,8 +72,8 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
 )
 def test_an_option_that_nobody_called_public_goes_into_no_record(option: str) -> None:
     record = MountRecord("s3://b", {option: "hidden", "region": "eu-1", "endpoint": "http://me:pass@host"})
-    assert b"hidden" not in _packed(record)
-    assert _unpacked(_packed(record)) == MountRecord("s3://b", {"region": "eu-1"})
+    assert b"hidden" not in _encode(record)
+    assert _decode(_encode(record)) == MountRecord("s3://b", {"region": "eu-1"})
     assert public_options({option: "hidden"}) == {}
     assert option == "new" or is_secret(option)
 

@@ -15,7 +15,7 @@ from headrace.cluster.records import Followers
 from headrace.dataplane.placement import PREFIX as HOLDERS
 from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.namespace.dirty_scope import DirtyScope
-from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
+from headrace.node.shared_mounts import MountRecord, SharedMounts, _encode
 from headrace.ring.view import ClusterView, NodeInfo
 
 NONSENSE = [
@@ -56,7 +56,7 @@ def test_a_record_that_is_none_stops_nobody(raw: bytes, caplog: pytest.LogCaptur
         for key in ("nodes/x", "mounts/x"):
             await records.put(key, raw)
         await records.put("nodes/b", msgspec.json.encode(other))
-        await records.put("mounts/y", _packed(MountRecord("s3://y")))
+        await records.put("mounts/y", _encode(MountRecord("s3://y")))
         while not (attached and set(views[-1].nodes) == {"me", "b"}):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await mounts.stop()

@@ -72,7 +72,7 @@ def test_what_no_node_of_the_cluster_sealed_is_refused(lab: Authority, tmp_path:
     assert "signature is wrong" in refused(me, "mounts/x", sealed.replace(b"training", b"evil----"))
     assert "signature is wrong" in refused(me, "mounts/y", sealed)  # moved
     assert "sealed by node a" in refused(me, "nodes/b", node.close("nodes/b", MOUNT))
-    assert "not taken" in refused(me, "mounts/x", seals(stranger).close("mounts/x", MOUNT))
+    assert "not trusted" in refused(me, "mounts/x", seals(stranger).close("mounts/x", MOUNT))
     for why, uri in (
         ("sealed by client", "headrace://lab/client/c"),
         ("sealed by service", "headrace://lab/service/c"),
@@ -81,7 +81,7 @@ def test_what_no_node_of_the_cluster_sealed_is_refused(lab: Authority, tmp_path:
     ):
         assert why in refused(me, "mounts/x", strange(lab, "c", uri=uri).close("mounts/x", MOUNT))
     ended = strange(lab, "c", days=-0.001).close("mounts/x", MOUNT)
-    assert "not taken" in refused(me, "mounts/x", ended)
+    assert "not trusted" in refused(me, "mounts/x", ended)
     assert me.open("mounts/x", sealed) == MOUNT
 
 

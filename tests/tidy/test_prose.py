@@ -53,7 +53,6 @@ FRAGMENTS = {
 PENDING = {
     "bench",
     "dataplane",
-    "node",
     "sdk",
 }
 """Packages that are not rewritten yet."""

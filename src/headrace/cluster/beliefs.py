@@ -41,11 +41,8 @@ class Held:
 
 
 class Beliefs:
-    """Tracks which records are accepted.
-
-    mirror: what followers were notified of. seals None: everything is accepted. kept: stores the records for the
-    next run.
-    """
+    """Tracks which records are accepted. mirror: what followers were notified of. seals None: everything is
+    accepted. kept: stores the records for the next run."""
 
     def __init__(self, seals: RecordSeals | None, kept: KeptRecords | None, mirror: dict[str, bytes]) -> None:
         self._seals = seals

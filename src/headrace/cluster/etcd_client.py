@@ -37,11 +37,8 @@ _STALE = ("invalid auth token", "revision of auth store is old")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Holds the credentials for etcd.
-
-    tls: whether to use TLS. authority, certificate, key: PEM files; certificate and key "": send none. user: "" for
-    none; password: the file that holds it.
-    """
+    """Holds the credentials for etcd. tls: whether to use TLS. authority, certificate, key: PEM files; certificate
+    and key "": send none. user: "" for none; password: the file that holds it."""
 
     tls: bool = False
     authority: str = ""

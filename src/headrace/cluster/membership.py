@@ -36,12 +36,10 @@ JOIN_PAUSE_S = 0.3
 
 
 class Membership:
-    """Joins the cluster and maintains the view.
-
-    info: of this node. last: the members of the last run; None: they are not kept. on_view: called with each new
-    view, on the loop; its errors are logged, except for the first view, where `start` raises them. is_alive: returns
-    whether a node with that id, address and instance answers. joined: set once this node was in the cluster.
-    """
+    """Joins the cluster and maintains the view. info: of this node. last: the members of the last run; None: they
+    are not kept. on_view: called with each new view, on the loop; its errors are logged, except for the first view,
+    where `start` raises them. is_alive: returns whether a node with that id, address and instance answers. joined:
+    set once this node was in the cluster."""
 
     def __init__(
         self,

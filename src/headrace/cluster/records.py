@@ -71,11 +71,8 @@ class RecordSeals(Protocol):
 
 
 class LeasedRecords(Records, Protocol):
-    """Stores records of which some have this node's lease.
-
-    lease_until_s: until when, at least, other nodes see this node's leased records, by CLOCK_BOOTTIME. leases_lost:
-    how often the lease was lost.
-    """
+    """Stores records of which some have this node's lease. lease_until_s: until when, at least, other nodes see this
+    node's leased records, by CLOCK_BOOTTIME. leases_lost: how often the lease was lost."""
 
     @property
     def lease_until_s(self) -> float: ...

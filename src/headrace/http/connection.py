@@ -58,11 +58,8 @@ class ConnectionPhase(enum.Enum):
 
 
 class HttpServerConnection:
-    """Holds the state of one connection.
-
-    client: its address. address: the address by which its connections are counted. is_plain: the last request has no
-    body, and another request may follow.
-    """
+    """Holds the state of one connection. client: its address. address: the address by which its connections are
+    counted. is_plain: the last request has no body, and another request may follow."""
 
     secure = False
     """Whether the connection is encrypted."""

@@ -29,12 +29,10 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Request(msgspec.Struct):
-    """Describes a request.
-
-    path: percent-decoded. headers: names in lower case; repeated values are joined with commas. secure: it came over
-    TLS. address: the client's. certificate: the name in the client's certificate, "" without one. who: the
-    credential that the application accepted; "" before that. takes_chunks: the answer may be chunked.
-    """
+    """Describes a request. path: percent-decoded. headers: names in lower case; repeated values are joined with
+    commas. secure: it came over TLS. address: the client's. certificate: the name in the client's certificate, ""
+    without one. who: the credential that the application accepted; "" before that. takes_chunks: the answer may be
+    chunked."""
 
     method: str
     target: bytes
@@ -85,11 +83,8 @@ class SendableContent(Protocol):
 
 class Response(msgspec.Struct):
     """Describes an answer: body, or bytes start..end of content, or pieces, which are sent in chunks as they are
-    made.
-
-    The sender closes content. An error in pieces breaks the connection off. bodiless: only the head is sent, with
-    length_bytes (HEAD). request_id: set when the body names it.
-    """
+    made. The sender closes content. An error in pieces breaks the connection off. bodiless: only the head is sent,
+    with length_bytes (HEAD). request_id: set when the body names it."""
 
     status: int
     headers: list[tuple[str, str]] = []

@@ -29,12 +29,9 @@ ALPN = ["http/1.1"]
 
 
 class ServerTls:
-    """Creates TLS connections.
-
-    context: returns the context for the next connection. admit: reads the client's certificate after the handshake
-    and returns when it expires, in wall-clock time; it raises StrangerError for a client that must not be served.
-    None: clients need no certificate.
-    """
+    """Creates TLS connections. context: returns the context for the next connection. admit: reads the client's
+    certificate after the handshake and returns when it expires, in wall-clock time; it raises StrangerError for a
+    client that must not be served. None: clients need no certificate."""
 
     def __init__(
         self, context: Callable[[], ssl.SSLContext], *, admit: Callable[[ssl.SSLSocket], float] | None = None
@@ -61,10 +58,8 @@ class ServerTls:
 
 
 def server_tls(certificate: str, key: str, setting: str, *, authority: str = "") -> ServerTls | None:
-    """Return the TLS of the settings, or None when no certificate is set. Raise UsageError.
-
-    authority: PEM file of the authority that must have signed client certificates; "": clients need none.
-    """
+    """Return the TLS of the settings, or None when no certificate is set. Raise UsageError. authority: PEM file of
+    the authority that must have signed client certificates; "": clients need none."""
     if not certificate:
         return None
     files = [file for file in (certificate, key, authority) if file]

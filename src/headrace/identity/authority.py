@@ -126,11 +126,9 @@ class Authority:
         hosts: Sequence[str] = (),
         replace: bool = False,
     ) -> str:
-        """Issue a certificate; return the directory with the certificate, its key and the authority.
-
-        hosts: names and addresses of a server, for clients that compare them. replace: without it, raise
-        PathExistsError when the certificate was issued before.
-        """
+        """Issue a certificate; return the directory with the certificate, its key and the authority. hosts: names
+        and addresses of a server, for clients that compare them. replace: without it, raise PathExistsError when the
+        certificate was issued before."""
         if role not in ROLES:
             raise UsageError(f"role {role!r}", why="it is unknown", hint=f"use one of {', '.join(ROLES)}")
         _check_days(days)

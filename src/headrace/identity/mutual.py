@@ -57,10 +57,7 @@ class _Contexts:
 
 class MutualTls:
     """Makes TLS connections that verify both sides. Raise UsageError for files that are missing, wrong, expired or
-    without a name.
-
-    cluster: its name; "": the name in the own certificate.
-    """
+    without a name. cluster: its name; "": the name in the own certificate."""
 
     def __init__(self, files: TlsFiles, *, form: str = DEFAULT_FORM, cluster: str = "") -> None:
         self._files = files

@@ -50,11 +50,8 @@ def check_part(text: str, field: str) -> None:
 
 
 class NameForm:
-    """Formats and parses names in certificates.
-
-    text: a URI with {role} and {name}, and perhaps {cluster}; each is a whole part between slashes, or the end of
-    one. Raise UsageError.
-    """
+    """Formats and parses names in certificates. text: a URI with {role} and {name}, and perhaps {cluster}; each is a
+    whole part between slashes, or the end of one. Raise UsageError."""
 
     def __init__(self, text: str = DEFAULT_FORM) -> None:
         self._text = text

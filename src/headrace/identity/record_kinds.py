@@ -19,13 +19,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """Describes a kind.
-
-    owner: the id of the only node that seals it; "": any node does. by_operators: operators do, too. is_leased: it
-    is deleted when the node that wrote it leaves. is_lasting: only a sealed end, or a record with that meaning,
-    removes it. is_ordered: of two versions, the one sealed later counts, as long as the seal of the earlier one is
-    valid. is_object: it is a JSON object.
-    """
+    """Describes a kind. owner: the id of the only node that seals it; "": any node does. by_operators: operators do,
+    too. is_leased: it is deleted when the node that wrote it leaves. is_lasting: only a sealed end, or a record with
+    that meaning, removes it. is_ordered: of two versions, the one sealed later counts, as long as the seal of the
+    earlier one is valid. is_object: it is a JSON object."""
 
     owner: str = ""
     by_operators: bool = False

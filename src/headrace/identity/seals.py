@@ -76,10 +76,8 @@ class _Signer:
 
 
 class Seals:
-    """Seals and opens records, on one thread. Raise UsageError or MissingExtraError.
-
-    tls: provides the node's own certificate and key, which seal, and the authority that verifies other seals.
-    """
+    """Seals and opens records, on one thread. Raise UsageError or MissingExtraError. tls: provides the node's own
+    certificate and key, which seal, and the authority that verifies other seals."""
 
     def __init__(self, tls: MutualTls) -> None:
         with needs_extra("setting tls_certificate"):

@@ -1,4 +1,4 @@
-"""`python -m headrace.node --config-json FILE [--ready-fd N] [--again]`: a node as a process of its own."""
+"""Run a node as a process: `python -m headrace.node --config-json FILE [--ready-fd N] [--again]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument(
-        "--again", action="store_true", help="it ran before: start also when an origin is away"
+        "--again", action="store_true", help="The node ran before: start even when an origin is unavailable."
     )
     arguments = parser.parse_args()
     config = decode_json(Path(arguments.config_json).read_bytes(), Config)

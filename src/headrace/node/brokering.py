@@ -1,4 +1,4 @@
-"""Builds the door for programs of other users. Its imports cost a node without one nothing."""
+"""Build the broker for programs of other users. A node without a broker doesn't import its modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening the cache of a node, and what is done with an index that is damaged."""
+"""Open the cache of a node, and replace an index that is damaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def index_folder(config: Config) -> str:
-    """The index lives on the first volume."""
+    """Return the directory of the index, on the first volume."""
     return os.path.join(config.cache[0].folder, "index")
 
 
@@ -27,7 +27,7 @@ def open_store(config: Config) -> Store:
         for number, volume in enumerate(config.cache)
     ]
     if os.path.exists(_corrupt_mark(config)):
-        put_aside(config, CorruptIndexError("the last node met a damaged page"))
+        put_aside(config, CorruptIndexError("the last run found a damaged page"))
     try:
         return _store_at(config, volumes)
     except CorruptIndexError as error:
@@ -36,9 +36,10 @@ def open_store(config: Config) -> Store:
 
 
 def put_aside(config: Config, error: CorruptIndexError) -> None:
-    aside = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
-    log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
-    os.rename(index_folder(config), aside)
+    """Move a corrupt index away, so that the next open creates a new one."""
+    new_path = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
+    log.warning("the index is corrupt, it is moved away and created again error=%s path=%s", error, new_path)
+    os.rename(index_folder(config), new_path)
 
 
 def _corrupt_mark(config: Config) -> str:
@@ -46,8 +47,8 @@ def _corrupt_mark(config: Config) -> str:
 
 
 def remembers_mounts(config: Config) -> bool:
-    """Return whether the index has mounts that were attached while a node ran. True where it can't be read: the node
-    finds out. Makes nothing."""
+    """Return whether the index has mounts that were attached while a node ran. Return True when it can't be read,
+    because the node will then detect that. Creates nothing."""
     try:
         index = Index.open(index_folder(config), writable=False)
     except PathNotFoundError:
@@ -61,20 +62,21 @@ def remembers_mounts(config: Config) -> bool:
 
 
 def mark_index_corrupt(config: Config) -> None:
-    """The next start puts the index aside, also when it does not come upon the damage."""
+    """Make the next start move the index away, even when that start does not detect the damage."""
     try:
         with open(_corrupt_mark(config), "wb", opener=private):
             pass
     except OSError as error:
-        log.error("index can't be marked as corrupt error=%s", error)
+        log.error("the index can't be marked as corrupt error=%s", error)
 
 
 def close_after_failure(store: Store) -> None:
-    """The failure is what is told, not that a damaged index can't be closed in order either."""
+    """Close the store after a failed start. Its errors are only logged, because the first failure is the one to
+    report."""
     try:
         store.close()
     except HeadraceError as error:
-        log.warning("store not closed in order error=%s", error)
+        log.warning("the store could not be closed cleanly error=%s", error)
 
 
 def _store_at(config: Config, volumes: list[Volume]) -> Store:

@@ -1,4 +1,4 @@
-"""This node among the others of its cluster: who they are, how they are reached, what they are told of us."""
+"""Connect this node with its cluster: its identity, the other members, its peer server and client."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ log = logging.getLogger(__name__)
 
 PORT = 7412
 PEER_READS_MAX = 256
-"""At once, from all peers. Their own doors and the network are what limits; more than bytes allow is never asked."""
+"""Reads at once from all peers. The peers' servers and the network limit them in practice; the gate limits the
+bytes."""
 PING_LIMIT_S = 2.0
 FORGET_LIMIT_S = 10.0
 LISTING_LIMIT_FACTOR = 10
 
 
 class ClusterLink:
-    """capacity_bytes: of this node's cache. on_view: to be set; told each change of the members, on the loop."""
+    """Holds this node's connections to its cluster. capacity_bytes: of this node's cache. on_view: must be set;
+    called with each new view, on the loop."""
 
     def __init__(self, config: Config, *, capacity_bytes: int) -> None:
         self._config = config
@@ -64,23 +66,23 @@ class ClusterLink:
             api=api_url(config, self._host),
         )
         self.peers = PeerClient(self.info.id, self.name, tls=self._tls)
-        folder = config.cache[0].folder
+        cache_folder = config.cache[0].folder
         self.records = EtcdRecords(
             self.endpoints,
             prefix=f"/headrace/{self.name}/",
             lease_s=config.lease_s,
             access=access_of(config),
             seals=Seals(self._tls) if self._tls is not None else None,
-            kept=KeptRecords(os.path.join(folder, "records.db")),
+            kept=KeptRecords(os.path.join(cache_folder, "records.db")),
         )
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
-        kept = os.path.join(folder, "members.json")
+        members_path = os.path.join(cache_folder, "members.json")
         self.membership = Membership(
             self.records,
             self.info,
-            last=LastView(kept, cluster=config.cluster, node=self.info.id),
-            on_view=self._viewed,
+            last=LastView(members_path, cluster=config.cluster, node=self.info.id),
+            on_view=self._on_new_view,
             is_alive=self._is_alive,
         )
         self._server: PeerServer | None = None
@@ -88,7 +90,7 @@ class ClusterLink:
         self._sources: ClusterSourceFactory | None = None
 
     def view(self) -> ClusterView:
-        """The last one known; before the first, this node alone."""
+        """Return the last known view; before the first one, a view of this node alone."""
         return self.membership.view or self._alone
 
     def sources(self, gate: Gate) -> ClusterSourceFactory:
@@ -113,7 +115,7 @@ class ClusterLink:
         own_copy: Callable[[FileRange], Awaitable[Arrived | None]],
         settle: Callable[[bytes, Version], Awaitable[Version | None]],
     ) -> None:
-        """How the bytes are found of what other nodes wrote and have not persisted."""
+        """Set how pending files of other nodes are read."""
         if self._sources is not None:
             self._sources.writers, self._sources.own_copy = writers, own_copy
             self._sources.settle = settle
@@ -128,15 +130,15 @@ class ClusterLink:
         )
 
     def owns(self, path: bytes, segment: int, replicas: int) -> bool:
-        """Whether this node is among the owners of a segment."""
+        """Return whether this node is among the owners of a segment."""
         owners = self.view().owners(path, segment, replicas=replicas)
         return any(owner.id == self.info.id for owner in owners)
 
-    async def start(self, desk: NodePeerService) -> None:
-        """Served, and in the cluster as Membership.start says, on return. NodeIdTakenError, ClusterUnavailableError,
-        UsageError."""
+    async def start(self, service: NodePeerService) -> None:
+        """Serve peers and join the cluster, as Membership.start does. Raise NodeIdTakenError,
+        ClusterUnavailableError or UsageError."""
         self._server = PeerServer(
-            self._welcome, self.name, desk, loop=asyncio.get_running_loop(), tls=self._tls
+            self._welcome, self.name, service, loop=asyncio.get_running_loop(), tls=self._tls
         )
         self._server.start(self._host, self._port)
         await self.membership.start()
@@ -150,9 +152,10 @@ class ClusterLink:
     async def forget(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
-        """Tells all other nodes, or those of these ids; the ids of those that could not be told, and why."""
+        """Invalidate a listing on all other nodes, or on those with these ids. Return the ids of nodes that failed,
+        and why."""
 
-        async def tell(node: NodeInfo) -> tuple[str, str] | None:
+        async def notify(node: NodeInfo) -> tuple[str, str] | None:
             try:
                 deadline = Deadline.after(FORGET_LIMIT_S)
                 await self.peers.forget(node, path, relist=relist, below=below, deadline=deadline)
@@ -165,7 +168,7 @@ class ClusterLink:
             for node in self.view().nodes.values()
             if node.id != self.info.id and (only is None or node.id in only)
         ]
-        return [failed for failed in await asyncio.gather(*map(tell, others)) if failed is not None]
+        return [failure for failure in await asyncio.gather(*map(notify, others)) if failure is not None]
 
     def status(self) -> dict[str, Any]:
         view = self.view()
@@ -196,8 +199,10 @@ class ClusterLink:
             protocol=PEER_PROTOCOL, node=self.info.id, instance=self.info.instance, epoch=self.view().epoch
         )
 
-    def _viewed(self, view: ClusterView) -> None:
-        log.info("members changed epoch=%d nodes=%s", view.epoch, ",".join(sorted(view.nodes)))
+    def _on_new_view(self, view: ClusterView) -> None:
+        log.info(
+            "the members of the cluster changed epoch=%d nodes=%s", view.epoch, ",".join(sorted(view.nodes))
+        )
         self.on_view(view)
 
     async def _is_alive(self, node: NodeInfo) -> bool:
@@ -209,42 +214,45 @@ class ClusterLink:
 
 
 def node_tls(config: Config, cluster: str) -> MutualTls | None:
-    """What this node shows others, and asks of them; None without certificates. UsageError."""
+    """Return the node's TLS, or None without certificates. Raise UsageError."""
     if not config.tls_certificate:
         return None
     files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
     tls = MutualTls(files, form=config.tls_identity, cluster=cluster)
     if tls.own.role != NODE:
         raise UsageError(
-            f"setting tls_certificate = {files.certificate}", why=f"it is that of {tls.own}, which is no node"
+            f"setting tls_certificate = {files.certificate}", why=f"it names {tls.own}, which is no node"
         )
     return tls
 
 
 def node_id_of(config: Config, tls: MutualTls | None) -> str:
-    """The id that all of a node agree upon: certificate, setting, record, messages. UsageError."""
+    """Return the node's id, on which certificate, setting, record and messages agree. Raise UsageError."""
     if tls is None:
-        own = config.node_id or socket.gethostname()
+        node_id = config.node_id or socket.gethostname()
         try:
-            check_node_id(own)
+            check_node_id(node_id)
         except ValueError as error:
-            raise UsageError(f"node id {own[:80]!r}", why=str(error), hint="set another node_id") from None
-        return own
+            raise UsageError(
+                f"node id {node_id[:80]!r}", why=str(error), hint="set another node_id"
+            ) from None
+        return node_id
     if config.node_id not in ("", tls.own.name):
         raise UsageError(
             f"setting node_id = {config.node_id!r}",
-            why=f"the certificate {tls.files.certificate} is that of {tls.own}",
-            hint="leave node_id out, or have a certificate issued for it",
+            why=f"the certificate {tls.files.certificate} names {tls.own}",
+            hint="remove node_id, or issue a certificate for it",
         )
     return tls.own.name
 
 
 def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
-    """Host and port where peers reach this node. UsageError: not understood, or beyond loopback without TLS."""
+    """Return host and port where peers reach this node. Raise UsageError for an invalid address, and for one beyond
+    loopback without TLS."""
     host, _, port_text = config.listen.rpartition(":")
     if config.listen and (not port_text.isdigit() or int(port_text) > 65535):
         raise UsageError(
-            f"setting listen = {config.listen!r}", why="not HOST:PORT", hint="for example 10.0.0.5:7412"
+            f"setting listen = {config.listen!r}", why="it is not HOST:PORT", hint="for example 10.0.0.5:7412"
         )
     port = int(port_text) if config.listen else PORT
     host = host.strip("[]")
@@ -253,24 +261,24 @@ def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
     if not (config.tls_certificate or config.peers_insecure or is_loopback(host, "listen")):
         raise UsageError(
             f"peers at {host}:{port}",
-            why="others reach this address, and without TLS anybody there could read and change the cache",
-            hint="set tls_certificate, tls_key and tls_authority; or peers_insecure = true, where nobody else is",
+            why="other hosts reach this address, and without TLS anybody could read and change the cache",
+            hint="set tls_certificate, tls_key and tls_authority, or peers_insecure = true on a private network",
         )
     return host, port
 
 
 def api_url(config: Config, host: str) -> str:
-    """Of the REST API, as programs of other hosts reach it; "" where they don't. host: where peers reach this node."""
-    at, _, port = config.rest_address.rpartition(":")
-    if not at or port == "0":
+    """Return the URL of the REST API for other hosts, or "" without one. host: where peers reach this node."""
+    rest_host, _, port = config.rest_address.rpartition(":")
+    if not rest_host or port == "0":
         return ""
-    if at.strip("[]") in ("0.0.0.0", "::"):
-        at = f"[{host}]" if ":" in host else host
-    return f"{'https' if config.tls_certificate else 'http'}://{at}:{port}"
+    if rest_host.strip("[]") in ("0.0.0.0", "::"):
+        rest_host = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.tls_certificate else 'http'}://{rest_host}:{port}"
 
 
 def _address_towards(endpoint: str) -> str:
-    """This host's address on the way to etcd. Nothing is sent: a datagram socket only looks the route up."""
+    """Return this host's address on the route to etcd. Nothing is sent: a datagram socket only looks the route up."""
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,5 +1,4 @@
-"""What a node does together with the others of its cluster: it answers them, takes its part of jobs, hands over what
-moved, attaches the mounts that all have."""
+"""Run a node's services in its cluster: answer peers, take part in jobs, hand over files, attach the shared mounts."""
 
 from __future__ import annotations
 
@@ -45,13 +44,13 @@ from headrace.wire.messages import JobStart, JobState
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
+POLL_S = 0.25
 KEEP_THREADS = 8
 
 
 class ClusterServices:
-    """hood: not started yet; `stop` stops it, too. attach, detach: a mount, on this node only. check: raises
-    for an origin that nobody else may attach."""
+    """Holds the services of one node. hood: the link to the cluster, not started yet; `stop` also stops it. attach,
+    detach: change a mount on this node only. check: raises for an origin that a record may not attach."""
 
     def __init__(
         self,
@@ -120,12 +119,12 @@ class ClusterServices:
         self.jobs = ClusterJobs(hood.info.id, hood.records, jobs, view=hood.view, replicas=config.replicas)
         self._relisting: set[asyncio.Task[None]] = set()
         self._waiting: asyncio.Task[None] | None = None
-        hood.on_view = self._viewed
+        hood.on_view = self._on_new_view
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
-        """Peers are answered and this node is in the cluster on return; while etcd is away, later, where it can go by
-        the view of its last run. own: the mounts of its configuration; remembered: of an earlier run. Errors as of
-        Neighbourhood.start, and UsageError where the cluster has another origin at one of its own."""
+        """Serve peers and join the cluster, or join later when etcd is unavailable and the last known members are
+        used. own: the mounts of the configuration; remembered: those of an earlier run. Raise the errors of
+        ClusterLink.start, and UsageError when the cluster has another origin at one of the node's own mounts."""
         await self._hood.start(self._desk)
         if self._hood.membership.joined.is_set():
             await self._take_part(own, remembered)
@@ -133,19 +132,19 @@ class ClusterServices:
             self._waiting = asyncio.ensure_future(self._take_part_later(own, remembered))
 
     async def come_back(self) -> None:
-        """Before this node persists what it wrote in its last run: what others persisted of it meanwhile is noted."""
+        """Learn what other nodes persisted of this node's files since its last run, before it persists them itself."""
         if self._write is not None:
             await self._write.ask_others()
 
     async def look_whether_given_up(self) -> None:
-        """A node that others took for gone, although it lived, learns what they did in its place."""
-        lost = self._hood.records.leases_lost
-        if lost != self._leases_lost:
-            self._leases_lost = lost
+        """Learn what other nodes did in this node's place, if they took it for dead while it was alive."""
+        leases_lost = self._hood.records.leases_lost
+        if leases_lost != self._leases_lost:
+            self._leases_lost = leases_lost
             await self.come_back()
 
     def _share_writes(self, config: Config, write: WriteBack | None) -> DirtyFiles:
-        """What other nodes write is seen here, and the other way round."""
+        """Connect this node's dirty names and those of the other nodes, in both directions."""
         hood = self._hood
         upper = Upper(config.upper_folder)
         files = DirtyFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
@@ -155,19 +154,19 @@ class ClusterServices:
         if write is None:
             return files
         write.settle_by(self._settle)
-        told = write.told
+        pending_names = write.told
         me, records, peers = hood.info.id, hood.records, hood.peers
-        self._rights = told.rights = DirectoryLeases(
-            me, records, peers, upper, view=hood.view, look=self._look_at, tell=told.tell_all_of
+        self._rights = pending_names.rights = DirectoryLeases(
+            me, records, peers, upper, view=hood.view, look=self._look_at, tell=pending_names.tell_all_of
         )
-        told.registry = DirtyNamesPublisher(
+        pending_names.registry = DirtyNamesPublisher(
             *(me, hood.info.instance, records, peers),
             view=hood.view,
-            look=told.means,
-            is_clean=told.is_clean,
-            unmark=told.unmark,
+            look=pending_names.means,
+            is_clean=pending_names.is_clean,
+            unmark=pending_names.unmark,
         )
-        self._elsewhere.on_own_gone = told.registry.record_again
+        self._elsewhere.on_own_gone = pending_names.registry.record_again
         return files
 
     def _persister(self, build: Callable[[str], WriteBack], folder: str) -> WriteBack:
@@ -176,14 +175,15 @@ class ClusterServices:
         return write
 
     async def _settle(self, path: bytes, version: Version) -> Version | None:
-        """As Elsewhere.settle, and this node may itself have persisted it in its writer's place."""
-        written = PendingVersion.parse(version.token)
-        own = None if written is None else self._take_over.taken(path, written)
-        return own if own is not None else await self._elsewhere.settle(path, version)
+        """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
+        node may itself have persisted it in the writer's place."""
+        pending = PendingVersion.parse(version.token)
+        persisted = None if pending is None else self._take_over.taken(path, pending)
+        return persisted if persisted is not None else await self._elsewhere.settle(path, version)
 
     async def _nothing_left(self, writer: str) -> None:
-        """Of a node that is gone: its record goes, and with that what others show of it. Not of one that is back: it
-        has written its record again."""
+        """Delete the record of a dead node whose files are all persisted, so that others stop showing its dirty
+        names. A node that is back keeps its record, because it wrote the record again."""
         await self._hood.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
 
     async def _give_up(self, folder: bytes) -> None:
@@ -191,7 +191,7 @@ class ClusterServices:
             await self._rights.give_up(folder)
 
     async def claim(self, folder: bytes) -> None:
-        """Of the right to make new names in a folder."""
+        """Acquire the lease for new names in a directory."""
         if self._rights is not None:
             await self._rights.claim(folder)
 
@@ -210,9 +210,9 @@ class ClusterServices:
             try:
                 return await self._take_part(own, remembered)
             except ClusterUnavailableError:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             except UsageError as error:
-                log.error("mounts and jobs of the cluster are not followed error=%s", error)
+                log.error("the node does not follow the mounts and jobs of the cluster error=%s", error)
                 return None
 
     async def stop(self) -> None:
@@ -231,7 +231,7 @@ class ClusterServices:
         self._threads.shutdown(wait=False)
 
     def runs(self, request: JobStart) -> bool:
-        """Whether it is a job for all nodes, or waits for them."""
+        """Return whether this is a job for all nodes, or one that waits for them."""
         return request.kind in (*KINDS, WATCH, "sync", "drain")
 
     def run(self, request: JobStart) -> AsyncIterator[JobState]:
@@ -242,20 +242,20 @@ class ClusterServices:
         return self.jobs.run(request.kind, request.path, request.options)
 
     def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
-        """(parent, name) that mean something else than before."""
+        """Report the (parent, name) pairs whose meaning changed."""
         self.jobs.pins.names_changed(names)
 
     async def announce(self, folders: set[bytes]) -> None:
-        """Listings of these changed at their origin, by what this node put there."""
+        """Invalidate the listings of directories that this node changed at their origin."""
         await self._announcer.announce(folders)
 
     def status(self) -> dict[str, Any]:
         cluster = {**self._hood.status(), **self._take_over.status()}
         return {"cluster": cluster, "rebalance": self._rebalance.statistics()}
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
-    def _viewed(self, view: ClusterView) -> None:
+    def _on_new_view(self, view: ClusterView) -> None:
         self._rebalance.on_view(view)
         self.jobs.on_view()
         self._take_over.on_view()
@@ -266,40 +266,40 @@ class ClusterServices:
     def _owns(self, path: bytes, start: int) -> bool:
         return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)
 
-    def _relist(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - as the desk calls it
+    def _relist(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the service's signature
         task = asyncio.ensure_future(self._namespace.relist_below(path, below=below))
         self._relisting.add(task)
         task.add_done_callback(self._relisting.discard)
 
     async def _sync(self, request: JobStart) -> AsyncIterator[JobState]:
-        """Every node forgets first; then the owners ask the origin, and the others them. A node that can't be told
-        sees the change when its listings expire."""
+        """Sync a directory: every node first drops its listings, then the owners list at the origin and the others
+        at the owners. A node that can't be notified sees the change when its listings expire."""
         path = os.fsencode(request.path)
-        untold = dict(await self._hood.forget(path, relist=False))
+        failures = dict(await self._hood.forget(path, relist=False))
         async for state in self._local_jobs.run(request.kind, request.path, request.options):
             if not state.done:
                 yield state
                 continue
-            untold |= dict(await self._hood.forget(path, relist=True))
-            failed = [(f"node {id}", why) for id, why in untold.items()]
+            failures |= dict(await self._hood.forget(path, relist=True))
+            failed = [(f"node {id}", why) for id, why in failures.items()]
             yield msgspec.structs.replace(
                 state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
             )
 
     async def _drain(self) -> AsyncIterator[JobState]:
-        """Everything this node owned is with the others when it is done, but for what failed."""
+        """Drain this node. At the end other nodes have everything that it owned, except for files that failed."""
         if len(self._hood.view().nodes) < 2:
-            raise UsageError("node drain", why="there is no other node to hand over to")
+            raise UsageError("node drain", why="the cluster has no other node that could take over")
         await self._hood.membership.drain()
         me = self._hood.info.id
         while any(member.id == me for member in self._hood.view().ring.members):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)  # until the cluster has told us so
+            await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
         while self._rebalance.running:
             yield self._rebalance.state(done=False)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         yield self._rebalance.state(done=True)
 
 
 def _keeper(hood: ClusterLink, config: Config, threads: Executor) -> ReplicaHost:
-    place = (hood.info.id, config.copies_folder, hood.peers, threads)
-    return ReplicaHost(*place, view=hood.view, is_durable=config.durable_puts)
+    arguments = (hood.info.id, config.copies_folder, hood.peers, threads)
+    return ReplicaHost(*arguments, view=hood.view, is_durable=config.durable_puts)

@@ -1,5 +1,4 @@
-"""What the node does for the gateways of its host alone: what they have answered, for `headrace status`; and what an
-origin tells of an object beside its bytes."""
+"""Serve the gateways of this host: keep their request counts for `headrace status`, and return an object's metadata."""
 
 from __future__ import annotations
 
@@ -18,46 +17,50 @@ from headrace.store.store import Store
 from headrace.wire.messages import Described, GatewayCounts
 
 SILENT_S_MAX = 15.0
-"""One that says nothing for so long has ended."""
+"""A gateway that has not reported for this long has ended."""
 
 
 class Gateways:
-    def __init__(self) -> None:
-        self._heard: dict[int, tuple[float, GatewayCounts]] = {}
+    """Keeps the last counts of each gateway process."""
 
-    def heard(self, told: GatewayCounts) -> None:
-        self._heard[told.pid] = time.monotonic(), told
+    def __init__(self) -> None:
+        self._reports: dict[int, tuple[float, GatewayCounts]] = {}
+
+    def record(self, counts: GatewayCounts) -> None:
+        self._reports[counts.pid] = time.monotonic(), counts
 
     def status(self) -> list[dict[str, Any]]:
         now_s = time.monotonic()
-        self._heard = {pid: one for pid, one in self._heard.items() if now_s - one[0] < SILENT_S_MAX}
+        self._reports = {
+            pid: report for pid, report in self._reports.items() if now_s - report[0] < SILENT_S_MAX
+        }
         return [
             {
-                "kind": told.kind,
-                "pid": told.pid,
-                "address": told.address,
+                "kind": counts.kind,
+                "pid": counts.pid,
+                "address": counts.address,
                 "operations": {
                     row.operation: {
                         name: value for name, value in msgspec.to_builtins(row).items() if name != "operation"
                     }
-                    for row in told.rows
+                    for row in counts.rows
                 },
             }
-            for _, told in sorted(self._heard.values(), key=lambda one: one[1].pid)
+            for _, counts in sorted(self._reports.values(), key=lambda report: report[1].pid)
         ]
 
 
 async def describe(namespace: Namespace, store: Store, id: FileId, limit_s: float) -> Described:
-    """What came with the bytes that are cached; else one HEAD at the origin, which is noted where all bytes are.
-    StaleIdError, and the origin's errors."""
+    """Return the metadata stored with cached bytes; otherwise ask the origin with one HEAD, and store the answer for
+    a completely cached file. Raise StaleIdError and the origin's errors."""
     mount, key, entry = namespace.locate(id)
     cached = store.index.cached(id)
-    told = None if cached is None else noted(store.volumes, cached)
-    if told is not None:
-        return Described(True, told.metadata, told.headers, told.tags)
+    stored = None if cached is None else noted(store.volumes, cached)
+    if stored is not None:
+        return Described(True, stored.metadata, stored.headers, stored.tags)
     try:
         info = await mount.origin.head(key, deadline=Deadline.after(limit_s, patience_s=PATIENCE_S))
-    except PathNotFoundError:  # gone, or another node has not persisted it yet
+    except PathNotFoundError:  # deleted, or not persisted yet by another node
         return Described(known=False)
     if info.version != entry.version:
         return Described(known=False)

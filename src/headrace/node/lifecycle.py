@@ -1,4 +1,4 @@
-"""Signals and the ready line: how a node process begins and ends."""
+"""Handle signals and report readiness: how a node process starts and ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def say_ready(ready_fd: int | None, socket_path: str) -> None:
-    """One JSON line to whoever started us."""
+    """Write one JSON line for the process that started this one."""
     _say(ready_fd, {"ready": True, "socket": socket_path, "pid": os.getpid()})
 
 

@@ -1,4 +1,5 @@
-"""The only place that builds objects of other rooms: ground floor first, stopped in reverse."""
+"""Build a node from the objects of all packages, lowest package first; stop them in reverse. No other module builds
+them."""
 
 from __future__ import annotations
 
@@ -112,16 +113,16 @@ SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
 CONFIGURED = "configured"
-BY_OPERATOR = "by_operator"
-"""Of a mount that is remembered: attached on this host, by who may attach anything, while the node was alone."""
 """Marks a mount in the index that the configuration names."""
+BY_OPERATOR = "by_operator"
+"""Marks a mount in the index that an operator of this host attached, without limits, while the node had no cluster."""
 NAMES_A_MESSAGE = 1000
 GC_THRESHOLD = 50_000
-"""Most garbage of a node is freed by counting; the collector's own default looks after every 700 objects."""
+"""Reference counting frees most garbage of a node; the collector's default would run after every 700 objects."""
 
 
 class Node:
-    """A node that is running: build it with `Node.start`, end it with `stop`."""
+    """Is a running node. Build it with `Node.start`; end it with `stop`."""
 
     def __init__(self, config: Config, store: Store, hood: ClusterLink | None = None) -> None:
         self.config = config
@@ -196,11 +197,11 @@ class Node:
 
     @classmethod
     async def start(cls, config: Config, *, again: bool = False) -> Node:
-        """Recovered, mounted and listening on return. Raises HeadraceError, with everything let go. again: origins
-        are not looked at first; one that is away must not keep a node that was killed from serving what it has."""
+        """Recover the cache, attach the mounts and listen. On HeadraceError everything is released. again: don't
+        check origins first, so that a killed node can serve its cache while an origin is unavailable."""
         try:
             return await cls._started(config, again=again)
-        except CorruptIndexError as error:  # seen only now that it is used
+        except CorruptIndexError as error:  # found at first use
             put_aside(config, error)
             return await cls._started(config, again=again)
 
@@ -240,7 +241,7 @@ class Node:
         return node
 
     async def _join(self, hood: ClusterLink) -> None:
-        """Peers are answered, and the cluster's mounts are attached, or soon are, on return."""
+        """Serve peers and join the cluster; the cluster's mounts are attached on return, or soon after."""
         from headrace.node.cluster_services import ClusterServices
         from headrace.node.shared_mounts import MountRecord
 
@@ -269,7 +270,7 @@ class Node:
         await self.together.start(own, remembered)
 
     async def _attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
-        """One that was added on another node; its origin need not answer just now."""
+        """Attach a mount that was added on another node; its origin need not answer now."""
         await self._attach(path, url, options, check=False)
         self.store.index.put_mount(path, {"url": url, **options})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
@@ -293,7 +294,7 @@ class Node:
         self.store.close()
 
     async def answer(self, request: Request) -> Answer:
-        """The door's one call."""
+        """Answer a request of the RPC server."""
         try:
             return await self._answer(request)
         except CorruptIndexError as error:
@@ -301,14 +302,16 @@ class Node:
             raise
 
     def _give_up_index(self, error: CorruptIndexError) -> None:
-        """A damaged page was met: this node ends, and the next one begins with a new index."""
-        log.error("index is corrupt, the node ends to make it anew error=%s", error)
+        """Stop the node because a page of the index is damaged. The next run starts with a new index."""
+        log.error(
+            "the index is corrupt, the node stops so that the next run creates it again error=%s", error
+        )
         self.failed = True
         mark_index_corrupt(self.config)
         self.stopping.set()
 
     async def _answer(self, request: Request) -> Answer:
-        """What each request means."""
+        """Dispatch each kind of request."""
         match request:
             case Lookup(parent=parent, name=name):
                 await self.namespace.lookup(FileId(parent), name)
@@ -324,11 +327,11 @@ class Node:
                 self.store.touch([FileId(id) for id in ids])
                 return Done()
             case Resolve(path=path):
-                found = await self.namespace.resolve(path)
-                version = found.version
+                entry = await self.namespace.resolve(path)
+                version = entry.version
                 return Resolved(
-                    id=found.id,
-                    kind=int(found.kind),
+                    id=entry.id,
+                    kind=int(entry.kind),
                     size_bytes=version.size_bytes,
                     mtime_ns=version.mtime_ns,
                     token=version.token,
@@ -341,8 +344,8 @@ class Node:
                 return Done()
             case MountList():
                 rows = [
-                    MountRow(path=m.path, url=m.url, sync_interval_s=m.sync_interval_s)
-                    for m in self.mounts.all()
+                    MountRow(path=mount.path, url=mount.url, sync_interval_s=mount.sync_interval_s)
+                    for mount in self.mounts.all()
                 ]
                 return Mounts(rows=rows)
             case StatusAsk():
@@ -371,20 +374,20 @@ class Node:
             case Describe(id=id):
                 return await describe(self.namespace, self.store, FileId(id), self.config.origin_timeout_s)
             case GatewayCounts():
-                self.gateways.heard(request)
+                self.gateways.record(request)
                 return Done()
             case Shutdown():
                 self.stopping.set()
                 return Done()
-        raise UsageError(f"request {type(request).__name__}", why="not answered here")
+        raise UsageError(f"request {type(request).__name__}", why="a node does not answer such requests")
 
     def _writing(self) -> WriteBack:
         if self.write is None:
-            raise UsageError("nothing can be written here", why="write is off", hint="--write back")
+            raise UsageError("nothing can be written here", why="write is off", hint="use --write back")
         return self.write
 
     def _persist_states(self, request: JobStart) -> AsyncIterator[Answer]:
-        """persist-soon: one state, and it goes on."""
+        """Yield the states of a persist job. persist-soon: yield one state, while the work goes on."""
         try:
             check_long_names(os.fsencode(request.path))
         except ValueError as error:
@@ -397,26 +400,26 @@ class Node:
         return persist_states(self._writing(), request.path)
 
     async def _announce(self, folders: set[bytes]) -> None:
-        """What this node persisted changed the listings of these: the other nodes take them anew."""
+        """Invalidate the listings that this node changed by persisting, on the other nodes."""
         if self.together is not None:
             await self.together.announce(folders)
 
     def _written(self, paths: list[bytes], source: int) -> None:
-        for at in range(0, len(paths), NAMES_A_MESSAGE):
-            self.subscribers.publish(Written(paths=paths[at : at + NAMES_A_MESSAGE], source=source))
+        for start in range(0, len(paths), NAMES_A_MESSAGE):
+            self.subscribers.publish(Written(paths=paths[start : start + NAMES_A_MESSAGE], source=source))
 
     def _cluster_jobs(self) -> ClusterJobs:
         if self.together is None:
             raise UsageError(
-                "jobs", why="this node is alone, and its jobs end with the command that started them"
+                "jobs", why="this node has no cluster, and its jobs end with the command that started them"
             )
         return self.together.jobs
 
     def status(self) -> dict[str, object]:
-        """What `headrace status --json` prints of a node."""
+        """Return what `headrace status --json` prints of a node."""
         origins = {mount.path: mount.origin.statistics() for mount in self.mounts.all()}  # type: ignore[attr-defined]
         total = {
-            key: sum(int(one.get(key, 0)) for one in origins.values())
+            key: sum(int(statistics.get(key, 0)) for statistics in origins.values())
             for key in ("requests", "bytes_read", "errors")
         }
         return {
@@ -433,8 +436,8 @@ class Node:
             "index": self.store.index.statistics(),
             "origin": {**total, "mounts": origins, "checksums": self.reads.digests.statistics()},
             "mounts": [
-                {"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s}
-                for m in self.mounts.all()
+                {"path": mount.path, "url": mount.url, "sync_interval_s": mount.sync_interval_s}
+                for mount in self.mounts.all()
             ],
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
@@ -454,8 +457,8 @@ class Node:
             raise
 
     async def _opened(self, ids: list[int]) -> AsyncIterator[Answer]:
-        async for whole in self.reads.open_many([FileId(id) for id in ids]):
-            yield OpenedMany(ids=[*whole], done=False)
+        async for complete_ids in self.reads.open_many([FileId(id) for id in ids]):
+            yield OpenedMany(ids=[*complete_ids], done=False)
         yield OpenedMany(ids=[], done=True)
 
     async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
@@ -468,8 +471,9 @@ class Node:
         return self.jobs.run(request.kind, request.path, request.options)
 
     async def _attach_configured(self, *, check: bool) -> None:
-        """Mounts of the configuration win over those that the index remembers. The index has their URLs, too, for
-        clients to name origins; those that an earlier configuration had go."""
+        """Attach the mounts of the configuration, then those that the index remembers at other paths. The index also
+        stores the URLs of configured mounts, because clients name origins by it; entries of an earlier configuration
+        are deleted."""
         remembered = self.store.index.mounts()
         for path, record in remembered.items():
             if CONFIGURED in record:
@@ -478,7 +482,7 @@ class Node:
             known = remembered.get(normal_path(path), {}).get("url") == mount.url
             options = resolve_options(
                 mount.options
-            )  # of the configuration only: others name no files of this host
+            )  # only for the configuration: other sources may not name files of this host
             await self._attach(normal_path(path), mount.url, options, check=check, known=known)
             self.store.index.put_mount(normal_path(path), {"url": mount.url, CONFIGURED: "true"})
         for path, record in remembered.items():
@@ -489,7 +493,7 @@ class Node:
                         self._allowed.check(record["url"], options)
                     await self._attach(path, record["url"], options, check=False, known=True)
                 except HeadraceError as error:
-                    log.warning("mount not attached path=%s error=%s", path, error)
+                    log.warning("a remembered mount could not be attached path=%s error=%s", path, error)
 
     async def _attach(
         self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
@@ -498,18 +502,18 @@ class Node:
         if WriteModes.parse(self.config.write).persists_below(os.fsencode(path)) and not origin.writable:
             raise UsageError(
                 f"writing to {url}",
-                why="such an origin can't be written to",
-                hint="--write off, or --write local",
+                why="origins of this type are read-only",
+                hint="use --write off or --write local",
             )
         if check:
             limit_s = min(CHECK_LIMIT_S, self.config.origin_timeout_s)
             try:
-                # somebody watches: one that does not answer is told of at once
+                # a user waits: an origin that does not answer fails at once
                 await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
             except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
                 if not (known and self.write is not None and self.write.has_written):
                     raise
-                log.warning("origin is away, what was written waits for it url=%s error=%s", url, error)
+                log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
         mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s, origin.circuit)
         self.namespace.attach(mount, known=known)
         if verifies_opens(options):
@@ -517,22 +521,23 @@ class Node:
                 doubt(self.store.index, ids)
 
     async def _mount_add(self, request: MountAdd) -> None:
-        """The operator of a host that is alone attaches what he likes. Of a cluster the other nodes would not."""
+        """Attach a mount. The operator of a host without a cluster may attach any origin; in a cluster other nodes
+        would refuse."""
         path, url, options = normal_path(request.path), request.url, request.options
         if request.restricted or self.together is not None:
             self._allowed.check(url, options)
         if self.together is None:
-            note = {} if request.restricted else {BY_OPERATOR: "true"}
-            await self._mount_add_here(path, url, options, note)
+            mark = {} if request.restricted else {BY_OPERATOR: "true"}
+            await self._mount_add_here(path, url, options, mark)
         else:
             await self.together.mounts.add(path, url, options, attach=self._mount_add_here)
 
     async def _mount_add_here(
-        self, path: str, url: str, options: dict[str, str], note: dict[str, str] | None = None
+        self, path: str, url: str, options: dict[str, str], mark: dict[str, str] | None = None
     ) -> None:
         check_places([volume.folder for volume in self.config.cache], [url])
         await self._attach(path, url, options, check=True)
-        self.store.index.put_mount(path, {"url": url, **public_options(options), **(note or {})})
+        self.store.index.put_mount(path, {"url": url, **public_options(options), **(mark or {})})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:
@@ -551,12 +556,12 @@ class Node:
             self.together.names_changed(names)
         if self.write is not None:
             self.write.names_changed(self.namespace.paths_of(names))
-        for at in range(0, len(names), NAMES_A_MESSAGE):
-            part = names[at : at + NAMES_A_MESSAGE]
-            self.subscribers.publish(Invalidated(names=[(int(parent), name) for parent, name in part]))
+        for start in range(0, len(names), NAMES_A_MESSAGE):
+            batch = names[start : start + NAMES_A_MESSAGE]
+            self.subscribers.publish(Invalidated(names=[(int(parent), name) for parent, name in batch]))
 
     def _name_of(self, path: str) -> list[tuple[int, bytes]]:
-        """The first name on the way to a mount: what the kernel may hold as absent."""
+        """Return the first name on the path to a mount: the kernel may have cached it as absent."""
         first = path.strip("/").split("/", 1)[0]
         return [(1, os.fsencode(first))] if first else []
 
@@ -565,13 +570,13 @@ class Node:
         self.subscribers.publish(Evicted(ids=[int(id) for id in ids]))
 
     async def _damaged(self, ids: list[FileId]) -> None:
-        """What fsck, or a peer that met a bad block, had dropped is read by nobody of this host any more on return, but
-        for who has it open."""
+        """Make clients of this host drop the cached bytes of damaged files. On return only handles that are already
+        open read them."""
         self.reads.forget(ids)
         await self.subscribers.drop_damaged([int(id) for id in ids])
 
     async def _keep_up(self) -> None:
-        """Eviction ahead of need, and syncing what was filled, so that a power loss costs little."""
+        """Evict ahead of need, and sync what was filled, so that a power loss costs little."""
         synced_s = dropped_s = time.monotonic()
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
@@ -594,28 +599,29 @@ class Node:
             except CorruptIndexError as error:
                 self._give_up_index(error)
             except HeadraceError as error:
-                log.warning("upkeep failed error=%s", error)
+                log.warning("the periodic upkeep failed error=%s", error)
             except Exception:
-                log.exception("upkeep failed")  # eviction and sync must go on
+                log.exception("the periodic upkeep failed")  # eviction and sync must continue
 
     def _bytes_written(self) -> int:
-        """On the first volume, beside the cache: by this host, and copies of what others wrote."""
+        """Return the bytes on the first volume beside the cache: dirty files of this host, and replicas of other
+        nodes' files."""
         own = 0 if self.write is None else self.write.upper_bytes
         return own + (0 if self.together is None else self.together.keeper.bytes_kept)
 
     def _look_at_disks(self) -> None:
-        before = self.disks_full
+        was_full = self.disks_full
         self.disks_full = [volume.folder for volume in self.store.disks if volume.disk_is_full]
         for folder in self.disks_full:
-            if folder not in before:
-                log.warning("cache disk is full, nothing new is cached until there is room folder=%s", folder)
-        for folder in before:
+            if folder not in was_full:
+                log.warning("a cache disk is full, nothing new is cached until it has room folder=%s", folder)
+        for folder in was_full:
             if folder not in self.disks_full:
-                log.warning("cache disk has room again folder=%s", folder)
+                log.warning("a cache disk has room again folder=%s", folder)
 
 
 def _neighbourhood(config: Config, store: Store) -> ClusterLink | None:
-    """None for a node that is alone. Its imports cost a node without a cluster nothing."""
+    """Return the link to the cluster, or None without a cluster. A node without one doesn't import its modules."""
     if not config.cluster:
         return None
     from headrace.node.cluster_link import ClusterLink
@@ -624,7 +630,7 @@ def _neighbourhood(config: Config, store: Store) -> ClusterLink | None:
 
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
-    """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
+    """Run a node until SIGTERM, SIGINT or Shutdown; return 0 then, and 1 when it could not start."""
     log_to_stderr(config.log_level)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 100)

@@ -1,4 +1,4 @@
-"""Building what writes: only where the settings let something be written, or something was written before."""
+"""Build the write side, where the settings allow writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.overlay.upper import Upper
 log = logging.getLogger(__name__)
 
 THREADS = 16
-"""Puts read their files here, and the layer is looked over."""
+"""Threads that read files for uploads and scan the upper layer."""
 
 
 def build_writing(
@@ -29,22 +29,22 @@ def build_writing(
     on_written: Callable[[list[bytes], int], None],
     announce: Callable[[set[bytes]], Awaitable[None]],
 ) -> WriteBack | None:
-    """None where nothing can be written. What is left of an earlier node with other settings stays where it is, and the
-    log says so."""
+    """Return the write side, or None where nothing can be written. Files that an earlier run left under other
+    settings stay where they are, and a warning names them."""
     modes = WriteModes.parse(config.write)
     upper = Upper(config.upper_folder)
     if not modes.any:
         if upper.at(b"/").is_folder() and upper.at(b"/").names():
             log.warning(
-                "files were written with other settings, and are neither shown nor persisted folder=%s",
+                "files written under other settings are neither shown nor persisted folder=%s",
                 config.upper_folder,
             )
         return None
     if modes.copies_max > 1 and not config.cluster:
         raise UsageError(
             f"setting write = {config.write!r}",
-            why="copies are kept by other nodes",
-            hint="set cluster, or say back",
+            why="other nodes keep the replicas",
+            hint="set cluster, or use back",
         )
     return _build(config, modes, namespace, config.upper_folder, on_written=on_written, announce=announce)
 
@@ -57,7 +57,8 @@ def build_persister(
     on_written: Callable[[list[bytes], int], None],
     announce: Callable[[set[bytes]], Awaitable[None]],
 ) -> WriteBack:
-    """What persists a layer in another folder: all of it, whatever may be written here."""
+    """Build the write side that persists all of an upper layer in another directory, whatever the mode of writing is
+    here."""
     modes = WriteModes.parse("back")
     return _build(config, modes, namespace, folder, on_written=on_written, announce=announce)
 
@@ -75,7 +76,7 @@ def _build(
     reserve = Reserve(config.cache[0].folder)
     try:
         reserve.spend(upper.make)
-        known = reserve.spend(lambda: SyncJournal(os.path.join(folder, "known.db"), reserve))
+        journal = reserve.spend(lambda: SyncJournal(os.path.join(folder, "known.db"), reserve))
     except OSError as error:
         if isinstance(error, HeadraceError):
             raise
@@ -83,7 +84,7 @@ def _build(
     return WriteBack(
         namespace,
         upper,
-        known,
+        journal,
         modes,
         ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
         WriteBackSettings(

@@ -43,10 +43,8 @@ class Waiting:
 
 
 class Batcher:
-    """Groups calls to one peer into requests.
-
-    send: sends one request. It resolves each call as its file arrives, and raises nothing unless it is cancelled.
-    """
+    """Groups calls to one peer into requests. send: sends one request. It resolves each call as its file arrives,
+    and raises nothing unless it is cancelled."""
 
     def __init__(self, send: Callable[[list[Waiting]], Awaitable[None]]) -> None:
         self._send = send

@@ -56,11 +56,8 @@ class Call:
 
 
 class FetchCall(Call):
-    """Fetches ranges of files.
-
-    deliver: the thread calls it with files that are complete or have failed, by their numbers in the request.
-    corrupt_file: a file of which the peer seems to have a corrupt block.
-    """
+    """Fetches ranges of files. deliver: the thread calls it with files that are complete or have failed, by their
+    numbers in the request. corrupt_file: a file of which the peer seems to have a corrupt block."""
 
     def __init__(self, request: Fetch, deliver: Callable[[list[tuple[int, Fetched]]], None]) -> None:
         super().__init__(request)
@@ -121,10 +118,8 @@ class FetchCall(Call):
 
 
 class UnaryCall(Call, Generic[Kind]):
-    """Sends a request that has one answer.
-
-    answer: set at the end. failure: what the peer reported instead of an answer.
-    """
+    """Sends a request that has one answer. answer: set at the end. failure: what the peer reported instead of an
+    answer."""
 
     def __init__(self, request: Message, kind: type[Kind]) -> None:
         super().__init__(request)
@@ -149,10 +144,8 @@ class UnaryCall(Call, Generic[Kind]):
 
 
 class StreamingCall(Call):
-    """Receives a listing page by page.
-
-    deliver: the thread calls it with each page, and at the end with the failure or None.
-    """
+    """Receives a listing page by page. deliver: the thread calls it with each page, and at the end with the failure
+    or None."""
 
     def __init__(self, request: Message, deliver: Callable[[Names | HeadraceError | None], None]) -> None:
         super().__init__(request)

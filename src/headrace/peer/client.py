@@ -72,10 +72,8 @@ Argument = TypeVar("Argument")
 
 
 class PeerClient:
-    """Sends the requests of this node to the other nodes. Used on one event loop.
-
-    me: this node's id. cluster: its name. tls: None connects by plain TCP.
-    """
+    """Sends the requests of this node to the other nodes. Used on one event loop. me: this node's id. cluster: its
+    name. tls: None connects by plain TCP."""
 
     def __init__(
         self,

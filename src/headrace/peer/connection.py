@@ -52,11 +52,9 @@ def _assume_alive() -> None:
 
 
 class PeerConnection:
-    """Represents an open connection to a peer.
-
-    who: the peer and its address, for messages. answered: whether anything was received since the connection was
-    last acquired. valid_until_s: when the peer's certificate expires, in wall-clock time.
-    """
+    """Represents an open connection to a peer. who: the peer and its address, for messages. answered: whether
+    anything was received since the connection was last acquired. valid_until_s: when the peer's certificate expires,
+    in wall-clock time."""
 
     def __init__(self, sock: socket.socket, who: str, address: str, *, valid_until_s: float) -> None:
         self.who = who
@@ -83,11 +81,9 @@ class PeerConnection:
         tls: MutualTls | None,
         deadline: Deadline,
     ) -> PeerConnection:
-        """Connect and exchange the hello and welcome messages.
-
-        node: the id that the peer must have, in its certificate and in its welcome; "" accepts any. Raise PeerError,
-        or ProtocolError or another error that the peer reports.
-        """
+        """Connect and exchange the hello and welcome messages. node: the id that the peer must have, in its
+        certificate and in its welcome; "" accepts any. Raise PeerError, or ProtocolError or another error that the
+        peer reports."""
         limit = Deadline.after(min(CONNECT_S_MAX, deadline.left_s()))
         sock, certified_id, valid_until_s = _connect(address, node, who, limit=limit, tls=tls)
         connection = cls(sock, who, address, valid_until_s=valid_until_s)

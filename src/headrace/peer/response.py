@@ -42,11 +42,9 @@ class ChecksumMismatchError(InvalidResponseError):
 
 
 class FetchResponse:
-    """Collects the files of one answer.
-
-    files: the requested ranges, by their numbers in the request. For each block call `expect`, fill the buffer that
-    it returns, and call `received`; call `ended` at the end of each file, and `done` at the end of the answer.
-    """
+    """Collects the files of one answer. files: the requested ranges, by their numbers in the request. For each block
+    call `expect`, fill the buffer that it returns, and call `received`; call `ended` at the end of each file, and
+    `done` at the end of the answer."""
 
     def __init__(self, files: list[FileRange]) -> None:
         self._files = files

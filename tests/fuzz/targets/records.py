@@ -56,8 +56,8 @@ def _job(data: bytes) -> None:
 
 
 def _mount(data: bytes) -> None:
-    record = shared_mounts._unpacked(data)
-    again = shared_mounts._unpacked(shared_mounts._packed(record))
+    record = shared_mounts._decode(data)
+    again = shared_mounts._decode(shared_mounts._encode(record))
     assert again.url == record.url and again.options.items() <= record.options.items()
 
 

@@ -45,7 +45,7 @@ class Others:
 
 
 def run(test: Callable[[Others], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce_module, "AGAIN_S", 0.005)
+    monkeypatch.setattr(announce_module, "RETRY_S", 0.005)
 
     async def main() -> None:
         others = Others()
@@ -85,7 +85,7 @@ def test_who_is_out_of_the_cluster_is_not_told_any_more(monkeypatch: pytest.Monk
         others.view = view_of("n0", "n1")
         while others.announcer._tasks:  # noqa: ASYNC110 - tasks change it
             await asyncio.sleep(0.002)
-        assert not others.announcer._untold
+        assert not others.announcer._pending
 
     run(test, monkeypatch)
 

@@ -42,11 +42,9 @@ HELLO_BYTES_MAX = 4 << 10
 
 
 class PeerProtocol:
-    """Answers the requests of one peer connection.
-
-    me: returns this node's identity, called for each answer. protocols: the oldest and newest that this node speaks.
-    on_refused: called with the reason why a hello was refused and the id that the peer claimed.
-    """
+    """Answers the requests of one peer connection. me: returns this node's identity, called for each answer.
+    protocols: the oldest and newest that this node speaks. on_refused: called with the reason why a hello was
+    refused and the id that the peer claimed."""
 
     def __init__(
         self,

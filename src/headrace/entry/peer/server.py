@@ -130,11 +130,9 @@ def keep_fair(sock: socket.socket) -> None:
 
 
 class PeerServer:
-    """Accepts connections of other nodes and serves them.
-
-    me: returns this node's identity. cluster: its name; nodes of other clusters are refused. loop: the service's
-    loop. tls: requests and reads the peer's certificate; None for plain TCP.
-    """
+    """Accepts connections of other nodes and serves them. me: returns this node's identity. cluster: its name; nodes
+    of other clusters are refused. loop: the service's loop. tls: requests and reads the peer's certificate; None for
+    plain TCP."""
 
     def __init__(
         self,

@@ -128,11 +128,8 @@ class _ClientProtocol(asyncio.StreamReaderProtocol):
 
 
 class RpcServer:
-    """Accepts the connections of this host's clients.
-
-    welcome: the answer to every hello. answer: handles a request with one answer. stream: handles a request with
-    many.
-    """
+    """Accepts the connections of this host's clients. welcome: the answer to every hello. answer: handles a request
+    with one answer. stream: handles a request with many."""
 
     def __init__(
         self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer
