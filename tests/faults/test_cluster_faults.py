@@ -19,7 +19,7 @@ from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import ServerMissing
 from headrace.wire.peer_messages import PEER_PROTOCOL, PEER_PROTOCOL_MIN
 from tests.integration.cli.host import MIB, Host
-from tests.integration.cluster.town import Town, run_first
+from tests.integration.cluster.cluster_fixture import ClusterFixture, run_first
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
 
@@ -66,11 +66,11 @@ Channel.send_file = send_file
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture]:
     base = tmp_path_factory.mktemp("apart")
     try:
         with etcd_server() as etcd:
-            made = Town(base, etcd.address, sync_interval_s=2, lease_s=30)
+            made = ClusterFixture(base, etcd.address, sync_interval_s=2, lease_s=30)
             disk = base / "n1/cache"
             try:
                 for number in range(40):
@@ -108,8 +108,8 @@ def run(*words: object) -> None:
     subprocess.run([str(word) for word in words], check=True, timeout=30, capture_output=True)
 
 
-def below(town: Town, folder: str) -> list[str]:
-    return [name for name in town.hosts[0].names() if name.startswith(f"{folder}/")]
+def below(cluster: ClusterFixture, folder: str) -> list[str]:
+    return [name for name in cluster.hosts[0].names() if name.startswith(f"{folder}/")]
 
 
 def all_read(hosts: list[Host], names: list[str]) -> None:
@@ -122,38 +122,38 @@ def log_of(host: Host) -> str:
     return "".join(path.read_text() for path in sorted(host.run_folder.glob("*.log")))
 
 
-def test_clocks_two_hours_apart(town: Town) -> None:
-    first, second, _ = town.hosts
+def test_clocks_two_hours_apart(cluster: ClusterFixture) -> None:
+    first, second, _ = cluster.hosts
     begins = [datetime.fromisoformat(log_of(host)[:19]) for host in (first, second)]
     assert (begins[1] - begins[0]).total_seconds() > 1.5 * HOUR_S  # else there is nothing to see here
-    names = below(town, "clock")
-    before, missed = town.origin(), town.misses()
-    all_read(town.hosts, names)
-    extra = town.origin() - before - sum((town.truth / name).stat().st_size for name in names)
-    assert 0 <= extra <= (town.misses() - missed) * 5 * MIB
+    names = below(cluster, "clock")
+    before, missed = cluster.origin(), cluster.misses()
+    all_read(cluster.hosts, names)
+    extra = cluster.origin() - before - sum((cluster.truth / name).stat().st_size for name in names)
+    assert 0 <= extra <= (cluster.misses() - missed) * 5 * MIB
     # until when a listing is good goes from owner to reader as a duration: nobody keeps one for an hour
-    town.put("clock/0", 35_000, seed=1)
-    town.put("clock/new", 36_000)
-    (town.truth / "clock/1").unlink()
-    for host in town.hosts:
-        town.wait_for(lambda host=host: host.read("clock/1")["clock/1"]["error"] == "ENOENT", LIMIT_S)  # type: ignore[misc]
-        town.wait_for(lambda host=host: not host.read("clock/new")["clock/new"]["error"], LIMIT_S)  # type: ignore[misc]
-        host.assert_right(*below(town, "clock"))
+    cluster.put("clock/0", 35_000, seed=1)
+    cluster.put("clock/new", 36_000)
+    (cluster.truth / "clock/1").unlink()
+    for host in cluster.hosts:
+        cluster.wait_for(lambda host=host: host.read("clock/1")["clock/1"]["error"] == "ENOENT", LIMIT_S)  # type: ignore[misc]
+        cluster.wait_for(lambda host=host: not host.read("clock/new")["clock/new"]["error"], LIMIT_S)  # type: ignore[misc]
+        host.assert_right(*below(cluster, "clock"))
     state = second.json("load", "/clock", limit_s=LIMIT_S)
     assert state["failed_files"] == 0
     (row,) = first.json("job", "list")
     assert 0 <= row["took_s"] < HOUR_S / 2
-    for host in town.hosts:
-        assert len(town.members(host)) == 3
-        assert not town.status(host)["cluster"]["membership"]["leases_lost"]
-        assert 0 <= town.status(host)["node"]["uptime_s"] < HOUR_S / 2
+    for host in cluster.hosts:
+        assert len(cluster.members(host)) == 3
+        assert not cluster.status(host)["cluster"]["membership"]["leases_lost"]
+        assert 0 <= cluster.status(host)["node"]["uptime_s"] < HOUR_S / 2
 
 
-def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(town: Town) -> None:
-    names = below(town, "rot")
-    owners = town.owners(names)
+def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(cluster: ClusterFixture) -> None:
+    names = below(cluster, "rot")
+    owners = cluster.owners(names)
     owner = owners["rot/large"]
-    one, other = (host for host in town.hosts if host is not owner)
+    one, other = (host for host in cluster.hosts if host is not owner)
     small = next(name for name in names if owners[name] is owner and name != "rot/large")
     owner.assert_right(*names)
     ids: dict[str, int] = {}
@@ -167,12 +167,12 @@ def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(town: Town) -> None:
     one.assert_right(*names)
     for name, id in ids.items():
         line = f"are dropped id={id:x} path=/{name}\n"
-        town.wait_for(lambda line=line: line in log_of(owner), LIMIT_S)  # type: ignore[misc]
+        cluster.wait_for(lambda line=line: line in log_of(owner), LIMIT_S)  # type: ignore[misc]
     other.assert_right(*names)
     owner.assert_right(*names)
     for name, id in ids.items():
-        body = (town.truth / name).read_bytes()
-        town.wait_for(lambda id=id, body=body: cached_bytes(owner, id) == body, LIMIT_S)  # type: ignore[misc]
+        body = (cluster.truth / name).read_bytes()
+        cluster.wait_for(lambda id=id, body=body: cached_bytes(owner, id) == body, LIMIT_S)  # type: ignore[misc]
 
 
 def cached_bytes(host: Host, id: int) -> bytes:
@@ -180,81 +180,81 @@ def cached_bytes(host: Host, id: int) -> bytes:
     return b"".join(path.read_bytes() for path in host.cache.glob(f"files/*/{id:012x}"))
 
 
-def test_a_full_disk_at_an_owner(town: Town) -> None:
-    first, owner, third = town.hosts
-    names = below(town, "full")
-    assert owner in town.owners(names).values()
+def test_a_full_disk_at_an_owner(cluster: ClusterFixture) -> None:
+    first, owner, third = cluster.hosts
+    names = below(cluster, "full")
+    assert owner in cluster.owners(names).values()
     pid = owner.pid_of("node")
-    for host in town.hosts:
+    for host in cluster.hosts:
         host.ok("ls", host.mount / "full")
     ballast = owner.cache / "ballast"
     try:
-        town.wait_for(lambda: is_full(town, owner, ballast), LIMIT_S)
+        cluster.wait_for(lambda: is_full(cluster, owner, ballast), LIMIT_S)
         all_read([first, third], names)
         for name, row in owner.read(*names, limit_s=LIMIT_S).items():
             assert row["wrong"] == -1, (name, row)
             assert row["error"] in ("", "ENOSPC", "EIO"), (name, row)
         full = f"the disk of {owner.cache} is full"
-        town.wait_for(lambda: is_full(town, owner, ballast) and full in owner.ok("status"), LIMIT_S)
+        cluster.wait_for(lambda: is_full(cluster, owner, ballast) and full in owner.ok("status"), LIMIT_S)
         assert "cache disk is full" in log_of(owner)
     finally:
         ballast.unlink()
-    town.wait_for(lambda: not town.status(owner)["cache"]["disks_full"], LIMIT_S)
-    again = below(town, "again")
-    served = town.status(first)["cluster"]["peers"]["n1"]["files"]
-    all_read(town.hosts, [*names, *again])
-    assert town.status(first)["cluster"]["peers"]["n1"]["files"] > served
+    cluster.wait_for(lambda: not cluster.status(owner)["cache"]["disks_full"], LIMIT_S)
+    again = below(cluster, "again")
+    served = cluster.status(first)["cluster"]["peers"]["n1"]["files"]
+    all_read(cluster.hosts, [*names, *again])
+    assert cluster.status(first)["cluster"]["peers"]["n1"]["files"] > served
     assert owner.pid_of("node") == pid
 
 
-def test_protocols_that_differ_by_one(town: Town) -> None:
+def test_protocols_that_differ_by_one(cluster: ClusterFixture) -> None:
     """Next to nodes of this release: one that speaks the next protocol, too, and one that speaks only that."""
     ours = PEER_PROTOCOL
     for oldest in (ours, ours + 1):
-        run_first(town.add(), PROTOCOL.format(oldest=oldest, newest=ours + 1))
-    first, (both, newer) = town.hosts[0], town.hosts[3:]
+        run_first(cluster.add(), PROTOCOL.format(oldest=oldest, newest=ours + 1))
+    first, (both, newer) = cluster.hosts[0], cluster.hosts[3:]
     for host in (both, newer):
-        town.up(host)
-    town.wait_members(5)
-    names = below(town, "protocol")
-    assert {first, both, newer} <= set(town.owners(names).values())
+        cluster.up(host)
+    cluster.wait_members(5)
+    names = below(cluster, "protocol")
+    assert {first, both, newer} <= set(cluster.owners(names).values())
     all_read([first, both, newer], names)
-    assert files_from(town, first, "n3") > 0
-    assert files_from(town, both, "n0") > 0
-    assert files_from(town, both, "n4") > 0
-    assert files_from(town, newer, "n3") > 0
+    assert files_from(cluster, first, "n3") > 0
+    assert files_from(cluster, both, "n0") > 0
+    assert files_from(cluster, both, "n4") > 0
+    assert files_from(cluster, newer, "n3") > 0
     for asker, asked, spoken, unspoken in (
         (first, "n4", f"{PEER_PROTOCOL_MIN} to {ours}", f"{ours + 1} to {ours + 1}"),
         (newer, "n0", f"{ours + 1} to {ours + 1}", f"{PEER_PROTOCOL_MIN} to {ours}"),
     ):
-        assert files_from(town, asker, asked) == 0
+        assert files_from(cluster, asker, asked) == 0
         said = f"the peer speaks protocols {spoken}: this node speaks {unspoken}"
         assert said in log_of(asker)
-        assert town.status(asker)["cluster"]["peers"][asked]["trouble"]
+        assert cluster.status(asker)["cluster"]["peers"][asked]["trouble"]
         assert "not answering: " in asker.ok("status")
 
 
-def test_a_node_that_sends_wrong_or_too_few_bytes(town: Town) -> None:
+def test_a_node_that_sends_wrong_or_too_few_bytes(cluster: ClusterFixture) -> None:
     """A whole node whose door does so now and then: others' readers don't notice, and it finds its disk in order."""
-    first, liar = town.hosts[0], town.add()
+    first, liar = cluster.hosts[0], cluster.add()
     run_first(liar, LIES)
-    town.up(liar)
-    town.wait_members(len(town.hosts))
-    names = below(town, "lies")
+    cluster.up(liar)
+    cluster.wait_members(len(cluster.hosts))
+    names = below(cluster, "lies")
     liar.assert_right(*names)
-    failed = town.status(first)["peers"]["reads_failed"]
-    all_read([first, town.hosts[2]], names)
-    assert town.status(first)["peers"]["reads_failed"] > failed
-    assert "don't match their checksum" in log_of(first) + log_of(town.hosts[2])
+    failed = cluster.status(first)["peers"]["reads_failed"]
+    all_read([first, cluster.hosts[2]], names)
+    assert cluster.status(first)["peers"]["reads_failed"] > failed
+    assert "don't match their checksum" in log_of(first) + log_of(cluster.hosts[2])
     assert "bad blocks" not in log_of(liar)
     liar.assert_right(*names, mode="mmap")
 
 
-def files_from(town: Town, asker: Host, asked: str) -> int:
-    return int(town.status(asker)["cluster"]["peers"][asked]["files"])
+def files_from(cluster: ClusterFixture, asker: Host, asked: str) -> int:
+    return int(cluster.status(asker)["cluster"]["peers"][asked]["files"])
 
 
-def is_full(town: Town, host: Host, ballast: Path) -> bool:
+def is_full(cluster: ClusterFixture, host: Host, ballast: Path) -> bool:
     """Fills the disk up, also what the node lets go of meanwhile; whether the node says so."""
     with ballast.open("ab", buffering=0) as file:
         try:
@@ -262,5 +262,5 @@ def is_full(town: Town, host: Host, ballast: Path) -> bool:
                 pass
         except OSError as error:
             assert error.errno == errno.ENOSPC
-    said: list[str] = town.status(host)["cache"]["disks_full"]
+    said: list[str] = cluster.status(host)["cache"]["disks_full"]
     return said == [str(host.cache)]

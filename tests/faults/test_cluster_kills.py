@@ -17,7 +17,7 @@ import pytest
 from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import ServerMissing
 from tests.integration.cli.host import MIB, Host, send
-from tests.integration.cluster.town import Town
+from tests.integration.cluster.cluster_fixture import ClusterFixture
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
 
@@ -26,10 +26,10 @@ ROUNDS = (("kill", 0), ("stop", 1), ("kill", 2), ("stop", 0))
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture]:
     try:
         with etcd_server() as etcd:
-            made = Town(tmp_path_factory.mktemp("kills"), etcd.address, replicas=2)
+            made = ClusterFixture(tmp_path_factory.mktemp("kills"), etcd.address, replicas=2)
             try:
                 for number in range(len(ROUNDS)):
                     for file in range(16):
@@ -45,20 +45,20 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         pytest.skip(str(error))
 
 
-def below(town: Town, folder: str) -> list[str]:
-    return [name for name in town.hosts[0].names() if name.startswith(f"{folder}/")]
+def below(cluster: ClusterFixture, folder: str) -> list[str]:
+    return [name for name in cluster.hosts[0].names() if name.startswith(f"{folder}/")]
 
 
-def test_killed_and_stopped_at_random_moments(town: Town) -> None:
+def test_killed_and_stopped_at_random_moments(cluster: ClusterFixture) -> None:
     chance = random.Random(5)
     for number, (how, victim) in enumerate(ROUNDS):
-        names = below(town, str(number))
-        host = town.hosts[victim]
+        names = below(cluster, str(number))
+        host = cluster.hosts[victim]
         before = host.wait_pid("node")
-        with ThreadPoolExecutor(len(town.hosts)) as pool:
+        with ThreadPoolExecutor(len(cluster.hosts)) as pool:
             reading: dict[int, Future[None]] = {
                 at: pool.submit(one.assert_right, *names, limit_s=LIMIT_S)
-                for at, one in enumerate(town.hosts)
+                for at, one in enumerate(cluster.hosts)
             }
             time.sleep(chance.random() * 0.5)  # the moment is what is tested
             send(before, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
@@ -71,38 +71,38 @@ def test_killed_and_stopped_at_random_moments(town: Town) -> None:
                     os.kill(before, signal.SIGCONT)
             reading[victim].result()  # its own readers waited
         if how == "kill":
-            town.wait_for(lambda before=before, host=host: host.pid_of("node") not in (0, before), LIMIT_S)  # type: ignore[misc]
-            town.wait_for(lambda host=host: not host.headrace("status").returncode, LIMIT_S)  # type: ignore[misc]
-        for one_host in town.hosts:
-            town.wait_for(lambda at=one_host: len(town.members(at)) == 3, LIMIT_S)  # type: ignore[misc]
+            cluster.wait_for(lambda before=before, host=host: host.pid_of("node") not in (0, before), LIMIT_S)  # type: ignore[misc]
+            cluster.wait_for(lambda host=host: not host.headrace("status").returncode, LIMIT_S)  # type: ignore[misc]
+        for one_host in cluster.hosts:
+            cluster.wait_for(lambda at=one_host: len(cluster.members(at)) == 3, LIMIT_S)  # type: ignore[misc]
 
 
-def test_a_node_that_hung_and_whose_place_another_took(town: Town) -> None:
-    names = below(town, "twin")
-    first, _, hung = town.hosts
-    twin = town.add(node_id="n2")
+def test_a_node_that_hung_and_whose_place_another_took(cluster: ClusterFixture) -> None:
+    names = below(cluster, "twin")
+    first, _, hung = cluster.hosts
+    twin = cluster.add(node_id="n2")
     hung.kill("node", signal.SIGSTOP)
     try:
-        town.up(twin)
-        places = {host.environment["HEADRACE_LISTEN"] for host in (*town.hosts[:2], twin)}
-        town.wait_for(lambda: {one["address"] for one in members(town, first)} == places, LIMIT_S)
+        cluster.up(twin)
+        places = {host.environment["HEADRACE_LISTEN"] for host in (*cluster.hosts[:2], twin)}
+        cluster.wait_for(lambda: {one["address"] for one in members(cluster, first)} == places, LIMIT_S)
         for host in (first, twin):
             host.assert_right(*names, limit_s=LIMIT_S)
     finally:
         hung.kill("node", signal.SIGCONT)
-    town.wait_for(lambda: "another node took the id" in membership(town, hung)["trouble"], LIMIT_S)
+    cluster.wait_for(lambda: "another node took the id" in membership(cluster, hung)["trouble"], LIMIT_S)
     assert "another node took the id" in hung.ok("status")
-    for host in town.hosts:
+    for host in cluster.hosts:
         host.assert_right(*names, limit_s=LIMIT_S)
-    assert {one["address"] for one in members(town, first)} == places
-    assert not membership(town, twin)["trouble"]
+    assert {one["address"] for one in members(cluster, first)} == places
+    assert not membership(cluster, twin)["trouble"]
 
 
-def members(town: Town, host: Host) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = town.status(host)["cluster"]["members"]
+def members(cluster: ClusterFixture, host: Host) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = cluster.status(host)["cluster"]["members"]
     return found
 
 
-def membership(town: Town, host: Host) -> dict[str, str]:
-    found: dict[str, str] = town.status(host)["cluster"]["membership"]
+def membership(cluster: ClusterFixture, host: Host) -> dict[str, str]:
+    found: dict[str, str] = cluster.status(host)["cluster"]["membership"]
     return found

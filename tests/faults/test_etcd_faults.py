@@ -11,7 +11,7 @@ import pytest
 from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.servers import ServerMissing
 from tests.integration.cli.host import Host
-from tests.integration.cluster.town import Town
+from tests.integration.cluster.cluster_fixture import ClusterFixture
 
 
 @pytest.fixture
@@ -24,120 +24,130 @@ def own_etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def town(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[Town]:
-    made = Town(tmp_path, own_etcd.address)
+def cluster(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[ClusterFixture]:
+    made = ClusterFixture(tmp_path, own_etcd.address)
     for number in range(20):
         made.put(f"a/{number}", 30_000 + number)
     yield made
     made.close()
 
 
-def trouble(town: Town, host: Host) -> str:
-    return str(town.status(host)["cluster"]["membership"]["trouble"])
+def trouble(cluster: ClusterFixture, host: Host) -> str:
+    return str(cluster.status(host)["cluster"]["membership"]["trouble"])
 
 
-def away(town: Town) -> Callable[[], bool]:
-    return lambda: all("etcd has been unavailable" in trouble(town, host) for host in town.hosts)
+def away(cluster: ClusterFixture) -> Callable[[], bool]:
+    return lambda: all("etcd has been unavailable" in trouble(cluster, host) for host in cluster.hosts)
 
 
-def well(town: Town, count: int) -> Callable[[], bool]:
-    return lambda: all(not trouble(town, host) and len(town.members(host)) == count for host in town.hosts)
+def well(cluster: ClusterFixture, count: int) -> Callable[[], bool]:
+    return lambda: all(
+        not trouble(cluster, host) and len(cluster.members(host)) == count for host in cluster.hosts
+    )
 
 
-def test_etcd_is_killed_and_started_again(town: Town, own_etcd: EtcdServer) -> None:
-    town.start(3)
-    town.hosts[0].assert_right()
+def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
+    cluster.start(3)
+    cluster.hosts[0].assert_right()
     own_etcd.kill()
-    town.wait_for(away(town))
-    town.put("a/new", 40_000)
-    for host in town.hosts:
-        assert len(town.members(host)) == 3
+    cluster.wait_for(away(cluster))
+    cluster.put("a/new", 40_000)
+    for host in cluster.hosts:
+        assert len(cluster.members(host)) == 3
         host.assert_right(*[f"a/{number}" for number in range(20)])
-    done = town.hosts[0].headrace("mount", "add", "/x", town.truth)
+    done = cluster.hosts[0].headrace("mount", "add", "/x", cluster.truth)
     assert done.returncode == 32
     assert "Traceback" not in done.stderr
     own_etcd.start()
-    town.wait_for(well(town, 3))
-    town.hosts[1].ok("sync", town.hosts[1].mount)
-    for host in town.hosts:
+    cluster.wait_for(well(cluster, 3))
+    cluster.hosts[1].ok("sync", cluster.hosts[1].mount)
+    for host in cluster.hosts:
         host.assert_right()
 
 
-def test_etcd_is_silent_for_longer_than_the_leases(town: Town, own_etcd: EtcdServer) -> None:
-    town.start(2)
+def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
+    cluster.start(2)
     own_etcd.signal(signal.SIGSTOP)
     try:
-        town.wait_for(away(town))
-        for host in town.hosts:
+        cluster.wait_for(away(cluster))
+        for host in cluster.hosts:
             host.assert_right()
-        town.wait_for(
-            lambda: all(town.status(host)["cluster"]["membership"]["etcd_away_s"] > 4 for host in town.hosts)
+        cluster.wait_for(
+            lambda: all(
+                cluster.status(host)["cluster"]["membership"]["etcd_away_s"] > 4 for host in cluster.hosts
+            )
         )
-        assert all(len(town.members(host)) == 2 for host in town.hosts)
+        assert all(len(cluster.members(host)) == 2 for host in cluster.hosts)
     finally:
         own_etcd.signal(signal.SIGCONT)
-    town.wait_for(well(town, 2))
-    for host in town.hosts:
+    cluster.wait_for(well(cluster, 2))
+    for host in cluster.hosts:
         host.assert_right()
 
 
-def test_etcd_loses_its_data(town: Town, own_etcd: EtcdServer) -> None:
-    town.start(2)
-    extra = town.base / "extra"
+def test_etcd_loses_its_data(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
+    cluster.start(2)
+    extra = cluster.base / "extra"
     extra.mkdir()
     (extra / "x").write_bytes(b"x of extra")
-    town.hosts[0].ok("mount", "add", "/extra", extra)
-    town.wait_for(lambda: len(town.hosts[1].json("mount", "list")) == 2)
+    cluster.hosts[0].ok("mount", "add", "/extra", extra)
+    cluster.wait_for(lambda: len(cluster.hosts[1].json("mount", "list")) == 2)
     own_etcd.kill()
     own_etcd.lose_data()
-    town.wait_for(away(town))
+    cluster.wait_for(away(cluster))
     own_etcd.start()
-    town.wait_for(well(town, 2))
-    for host in town.hosts:
+    cluster.wait_for(well(cluster, 2))
+    for host in cluster.hosts:
         assert host.headrace("cat", "/extra/x").stdout == "x of extra"
         host.assert_right()
-    late = town.add()  # finds all there is
-    town.up(late)
-    town.wait_for(well(town, 3))
-    town.wait_for(lambda: len(late.json("mount", "list")) == 2)
+    late = cluster.add()  # finds all there is
+    cluster.up(late)
+    cluster.wait_for(well(cluster, 3))
+    cluster.wait_for(lambda: len(late.json("mount", "list")) == 2)
     assert late.headrace("cat", "/extra/x").stdout == "x of extra"
 
 
-def test_a_node_that_was_killed_takes_its_place_again(town: Town) -> None:
-    town.start(2)
-    host = town.hosts[0]
+def test_a_node_that_was_killed_takes_its_place_again(cluster: ClusterFixture) -> None:
+    cluster.start(2)
+    host = cluster.hosts[0]
     before = host.kill("node")  # `up` starts it again at once, with its old lease still there
-    town.wait_for(lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode)
-    town.wait_for(well(town, 2))
-    for one in town.hosts:
+    cluster.wait_for(
+        lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode
+    )
+    cluster.wait_for(well(cluster, 2))
+    for one in cluster.hosts:
         one.assert_right()
 
 
-def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(town: Town, own_etcd: EtcdServer) -> None:
-    town.start(2)
-    host, other = town.hosts
+def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(
+    cluster: ClusterFixture, own_etcd: EtcdServer
+) -> None:
+    cluster.start(2)
+    host, other = cluster.hosts
     own_etcd.kill()
-    town.wait_for(away(town))
+    cluster.wait_for(away(cluster))
     before = host.kill("node")
-    town.wait_for(lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode)
-    assert "not in the cluster" in trouble(town, host)
+    cluster.wait_for(
+        lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode
+    )
+    assert "not in the cluster" in trouble(cluster, host)
     assert "not in the cluster" in host.ok("status")
-    assert not town.status(host)["cluster"]["membership"]["joined"]
-    assert town.members(host) == ["n0", "n1"]
+    assert not cluster.status(host)["cluster"]["membership"]["joined"]
+    assert cluster.members(host) == ["n0", "n1"]
     host.assert_right()  # nothing of it was cached
-    assert town.status(host)["peers"]["reads"] > 0
+    assert cluster.status(host)["peers"]["reads"] > 0
     other.assert_right()
-    for words in (("load", "/a"), ("node", "drain"), ("mount", "add", "/x", town.truth)):
+    for words in (("load", "/a"), ("node", "drain"), ("mount", "add", "/x", cluster.truth)):
         done = host.headrace(*words)
         assert done.returncode == 32, done
         assert "Traceback" not in done.stderr
     own_etcd.start()
-    town.wait_for(well(town, 2))
-    assert town.status(host)["cluster"]["membership"]["joined"]
-    town.put("a/new", 40_000)
-    town.wait_for(lambda: other.headrace("sync", other.mount).returncode == 0)  # it reaches it again
+    cluster.wait_for(well(cluster, 2))
+    assert cluster.status(host)["cluster"]["membership"]["joined"]
+    cluster.put("a/new", 40_000)
+    cluster.wait_for(lambda: other.headrace("sync", other.mount).returncode == 0)  # it reaches it again
     host.ok("load", "/a")
-    for one in town.hosts:
+    for one in cluster.hosts:
         one.assert_right()
     assert "WARNING headrace.cluster.membership this node is not in the cluster" in log_of(host)
 
@@ -147,14 +157,14 @@ def log_of(host: Host) -> str:
 
 
 def test_without_etcd_a_node_does_not_start(tmp_path: Path, own_etcd: EtcdServer) -> None:
-    town = Town(tmp_path, own_etcd.address)
+    cluster = ClusterFixture(tmp_path, own_etcd.address)
     try:
-        town.put("a", 5)
+        cluster.put("a", 5)
         own_etcd.kill()
-        host = town.add()
-        up = host.start("up", town.truth, host.mount, "--cache", f"{host.cache}:256MiB")
+        host = cluster.add()
+        up = host.start("up", cluster.truth, host.mount, "--cache", f"{host.cache}:256MiB")
         assert up.wait() == 32
         assert "etcd" in up.said
         assert "Traceback" not in up.said
     finally:
-        town.close()
+        cluster.close()

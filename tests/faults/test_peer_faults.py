@@ -49,9 +49,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-class Meddler:
-    """A proxy for bytes on their way from the node: after so many it does what `fault` says, once a connection. freeze:
-    from then on nothing comes on any connection. pause: what comes waits for `resume`."""
+class FaultyTcpProxy:
+    """A TCP proxy that injects `fault` once for each connection, after so many bytes from the node. `freeze`: no more
+    bytes pass on any connection. `pause`: bytes wait for `resume`."""
 
     def __init__(self, upstream: str, fault: str, after_bytes: int) -> None:
         self.upstream = upstream
@@ -155,8 +155,8 @@ def test_a_lie_is_an_error_and_never_other_bytes(
     async def work() -> None:
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 3 * MIB)
-            meddler = Meddler(pair.node.address, fault, after_bytes)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, fault, after_bytes)
+            node = at(pair.node, proxy.address)
             try:
                 for _ in range(2):
                     with pytest.raises((PeerError, HeadraceError)) as raised:
@@ -167,11 +167,11 @@ def test_a_lie_is_an_error_and_never_other_bytes(
                         assert bytes(arrived.body) == pair.desk.body(wanted)
                         raise PeerError("right after all")
                     assert isinstance(raised.value, PeerError), raised.value
-                assert meddler.met
-                meddler.fault = "none"
+                assert proxy.met
+                proxy.fault = "none"
                 assert await pair.fetch(wanted) == pair.desk.body(wanted)
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -180,8 +180,8 @@ def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> No
     async def work() -> None:
         async with serving(tmp_path) as pair:
             files = [pair.desk.add(f"f{n}", 50_000) for n in range(60)]
-            meddler = Meddler(pair.node.address, "flip", 1_200_000)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, "flip", 1_200_000)
+            node = at(pair.node, proxy.address)
 
             async def one(wanted: FileRange) -> bool:
                 try:
@@ -197,7 +197,7 @@ def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> No
                 assert True in right
                 assert False in right
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -206,8 +206,8 @@ def test_a_peer_that_stalls_in_the_middle_of_a_block(run: Run, tmp_path: Path) -
     async def work() -> None:
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 3 * MIB)
-            meddler = Meddler(pair.node.address, "stall", MIB)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, "stall", MIB)
+            node = at(pair.node, proxy.address)
             try:
                 began_s = time.monotonic()
                 with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
@@ -216,7 +216,7 @@ def test_a_peer_that_stalls_in_the_middle_of_a_block(run: Run, tmp_path: Path) -
                     )
                 assert 0.5 < time.monotonic() - began_s < 15
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -227,20 +227,20 @@ def test_a_peer_that_falls_silent_in_the_middle_of_a_block_is_given_up(run: Run,
     async def work() -> None:
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 3 * MIB)
-            meddler = Meddler(pair.node.address, "freeze", MIB + 5_000)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, "freeze", MIB + 5_000)
+            node = at(pair.node, proxy.address)
             try:
                 with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
                     await pair.peers.fetch(
                         node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(3600)
                     )
-                assert meddler.met == 1
+                assert proxy.met == 1
                 assert pair.peers.statistics()["b"]["breaker"] == "open"
                 with pytest.raises(PeerError, match="no requests for now"):
                     await pair.fetch_at(node, wanted)
                 assert pair.desk.requests == [1]
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -250,8 +250,8 @@ def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Ru
         async with serving(tmp_path) as pair:
             turns = 8
             wanted = pair.desk.add("f", 1000)
-            meddler = Meddler(pair.node.address, "freeze", 5_000)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, "freeze", 5_000)
+            node = at(pair.node, proxy.address)
             calls = [
                 pair.peers.fetch_small(node, wanted, epoch=1, deadline=Deadline.after(3600))
                 for _ in range((IN_FLIGHT_MAX + turns) * FILES_MAX)
@@ -264,7 +264,7 @@ def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Ru
                 requests = pair.peers.statistics()["b"]["requests"]  # some of them ask whether it lives
                 assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -273,16 +273,16 @@ def test_a_peer_that_lives_is_waited_for_in_the_middle_of_a_block(run: Run, tmp_
     async def work() -> None:
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 3 * MIB)
-            meddler = Meddler(pair.node.address, "pause", MIB + 5_000)
-            node = at(pair.node, meddler.address)
+            proxy = FaultyTcpProxy(pair.node.address, "pause", MIB + 5_000)
+            node = at(pair.node, proxy.address)
             try:
                 waiting = asyncio.ensure_future(pair.fetch_at(node, wanted))
                 await until(lambda: pings(pair, fetches=1) > 1)  # so that one was answered
-                meddler.resume.set()
+                proxy.resume.set()
                 assert await waiting == pair.desk.body(wanted)
                 assert pair.desk.requests == [1]
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 
@@ -349,13 +349,13 @@ def test_nobody_there_and_the_breaker(run: Run, tmp_path: Path) -> None:
                     await pair.peers.fetch(gone, wanted, cached_only=False, epoch=1, deadline=soon())
             assert time.monotonic() - began_s < 15
             assert pair.peers.statistics()["b"]["breaker"] == "open"
-            meddler = Meddler(pair.node.address, "none", 0)
+            proxy = FaultyTcpProxy(pair.node.address, "none", 0)
             try:
-                back = at(pair.node, meddler.address)
+                back = at(pair.node, proxy.address)
                 assert pair.peers.usable(back)  # it came back elsewhere: a clean record
                 assert await pair.fetch(wanted) == pair.desk.body(wanted)
             finally:
-                await asyncio.to_thread(meddler.close)
+                await asyncio.to_thread(proxy.close)
 
     run(work())
 

@@ -36,14 +36,14 @@ from headrace.wire.messages import (
     Request,
     Welcome,
 )
-from tests.unit.jobs.many_runners import CountingOrigin, Runner, World
+from tests.unit.jobs.many_runners import CountingOrigin, JobClusterFixture, Runner
 
 pytestmark = pytest.mark.timeout(120)
 Output = tuple[int, str, str]
 
 
-class Town(World):
-    """Nodes with sockets. sockets: by node. watched: a command asked for the states of a job that was there."""
+class SocketJobCluster(JobClusterFixture):
+    """Nodes with sockets, by node. `watched` is set when a command requests the states of an existing job."""
 
     def __init__(self, folder: Path, sockets: str, *, nodes: str = "abc") -> None:
         super().__init__(folder, nodes=nodes)
@@ -70,8 +70,8 @@ class Town(World):
         assert status == 0, err
         return json.loads(out)
 
-    def bring(self, test: Callable[[Town], Awaitable[None]]) -> None:
-        async def served(_: World) -> None:
+    def bring(self, test: Callable[[SocketJobCluster], Awaitable[None]]) -> None:
+        async def served(_: JobClusterFixture) -> None:
             async with _served(self):
                 await test(self)
 
@@ -79,10 +79,10 @@ class Town(World):
 
 
 @asynccontextmanager
-async def _served(town: Town) -> AsyncIterator[None]:
-    servers = [_server(town, runner) for runner in town.runners.values()]
-    for server, id in zip(servers, town.runners, strict=True):
-        await server.start(town.sockets[id])
+async def _served(cluster: SocketJobCluster) -> AsyncIterator[None]:
+    servers = [_server(cluster, runner) for runner in cluster.runners.values()]
+    for server, id in zip(servers, cluster.runners, strict=True):
+        await server.start(cluster.sockets[id])
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ async def _served(town: Town) -> AsyncIterator[None]:
             await server.stop()
 
 
-def _server(town: Town, runner: Runner) -> RpcServer:
+def _server(cluster: SocketJobCluster, runner: Runner) -> RpcServer:
     """As the node does it."""
 
     async def answer(request: Request) -> Answer:
@@ -110,7 +110,7 @@ def _server(town: Town, runner: Runner) -> RpcServer:
     def stream(request: JobStart | OpenMany) -> AsyncIterator[Answer]:
         assert isinstance(request, JobStart)
         if request.kind == WATCH:
-            town.watched.set()
+            cluster.watched.set()
         return runner.jobs.run(request.kind, request.path, request.options)
 
     welcome = Welcome(protocol=PROTOCOL, index="", volumes=[], generation=1)
@@ -129,13 +129,13 @@ class DenyingOrigin(CountingOrigin):
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Any:
+def cluster(tmp_path: Path) -> Any:
     with tempfile.TemporaryDirectory(prefix="hr-") as sockets:  # a socket's path is 107 bytes at most
-        yield Town(tmp_path, sockets)
+        yield SocketJobCluster(tmp_path, sockets)
 
 
-def test_load_is_told_of_on_every_node(town: Town) -> None:
-    async def test(t: Town) -> None:
+def test_load_is_told_of_on_every_node(cluster: SocketJobCluster) -> None:
+    async def test(t: SocketJobCluster) -> None:
         names = t.put_many(30)
         size_bytes = sum(len(t.bodies[name]) for name in names)
         done = await t.json("b", "load", "/d", "--priority", "high", "--verify")
@@ -157,13 +157,13 @@ def test_load_is_told_of_on_every_node(town: Town) -> None:
         _, out, _ = await t.headrace("a", "load", "/d")
         assert out.startswith("load /d: 30 files, ")
 
-    town.bring(test)
+    cluster.bring(test)
 
 
-def test_what_failed_is_named_and_retried(town: Town) -> None:
-    town.origin = town.outer = origin = DenyingOrigin()
+def test_what_failed_is_named_and_retried(cluster: SocketJobCluster) -> None:
+    cluster.origin = cluster.outer = origin = DenyingOrigin()
 
-    async def test(t: Town) -> None:
+    async def test(t: SocketJobCluster) -> None:
         names = t.put_many(12)
         origin.denied = frozenset({"d/003"})
         status, out, err = await t.headrace("a", "load", "/d")
@@ -178,11 +178,13 @@ def test_what_failed_is_named_and_retried(town: Town) -> None:
         assert (done["state"], done["files_done"], done["failed_files"]) == ("done", 1, 0)
         await t.check_loaded(names)
 
-    town.bring(test)
+    cluster.bring(test)
 
 
-def test_interrupt_cancels_on_all_nodes_and_a_lost_connection_cancels_nothing(town: Town) -> None:
-    async def test(t: Town) -> None:
+def test_interrupt_cancels_on_all_nodes_and_a_lost_connection_cancels_nothing(
+    cluster: SocketJobCluster,
+) -> None:
+    async def test(t: SocketJobCluster) -> None:
         names = t.put_many(40)
         t.origin.hold_after = 10
         killed = await t.begin("a", "load", "/d")
@@ -202,11 +204,11 @@ def test_interrupt_cancels_on_all_nodes_and_a_lost_connection_cancels_nothing(to
         assert (await t.json("c", "job", "retry", "1"))["files_done"] == 40
         await t.check_loaded(names)
 
-    town.bring(test)
+    cluster.bring(test)
 
 
-def test_detached_jobs_go_on_and_are_cancelled_by_id(town: Town) -> None:
-    async def test(t: Town) -> None:
+def test_detached_jobs_go_on_and_are_cancelled_by_id(cluster: SocketJobCluster) -> None:
+    async def test(t: SocketJobCluster) -> None:
         t.put_many(40)
         t.origin.hold_after = 10
         status, out, _ = await t.headrace("a", "load", "/d", "--detach")
@@ -218,10 +220,10 @@ def test_detached_jobs_go_on_and_are_cancelled_by_id(town: Town) -> None:
         assert (await t.agree("1")).state == "cancelled"
         status, _, err = await t.headrace("c", "job", "show", "9")
         assert status == EXIT_CODES["usage"]
-        assert err == "headrace: job 9: there is none (see `headrace job list`)\n"
+        assert err == "headrace: job 9: no such job exists (see `headrace job list`)\n"
         for words in (("load", "/none"), ("load", "/d", "--priority", "urgent")):
             status, _, err = await t.headrace("b", *words)
             assert status in (EXIT_CODES["path.not_found"], EXIT_CODES["usage"])
             assert len(err.splitlines()) == 1
 
-    town.bring(test)
+    cluster.bring(test)

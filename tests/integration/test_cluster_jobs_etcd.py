@@ -10,13 +10,13 @@ import pytest
 
 from headrace.cluster.etcd import EtcdRecords
 from headrace.testing.etcd import EtcdServer, etcd_server
-from tests.unit.jobs.many_runners import World
+from tests.unit.jobs.many_runners import JobClusterFixture
 
 pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(120)]
 LEASE_S = 2
 
 
-class EtcdWorld(World):
+class EtcdJobCluster(JobClusterFixture):
     """Each node has a lease of its own."""
 
     def __init__(self, folder: Path, etcd: EtcdServer) -> None:
@@ -54,8 +54,8 @@ class EtcdWorld(World):
         for name in names:
             assert await self.runners[self.owners(name)[0]].has(name)
 
-    def bring(self, test: Callable[[EtcdWorld], Awaitable[None]]) -> None:
-        async def tested(_: World) -> None:
+    def bring(self, test: Callable[[EtcdJobCluster], Awaitable[None]]) -> None:
+        async def tested(_: JobClusterFixture) -> None:
             try:
                 await test(self)
             finally:
@@ -68,13 +68,13 @@ class EtcdWorld(World):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[EtcdWorld]:
+def world(tmp_path: Path) -> Iterator[EtcdJobCluster]:
     with etcd_server() as etcd:
-        yield EtcdWorld(tmp_path, etcd)
+        yield EtcdJobCluster(tmp_path, etcd)
 
 
-def test_load_cancel_retry_and_pin(world: EtcdWorld) -> None:
-    async def test(w: EtcdWorld) -> None:
+def test_load_cancel_retry_and_pin(world: EtcdJobCluster) -> None:
+    async def test(w: EtcdJobCluster) -> None:
         names, id = await w.half_way()
         await w.runners["b"].jobs.cancel(id)
         assert (await w.agree(id)).state == "cancelled"
@@ -90,8 +90,8 @@ def test_load_cancel_retry_and_pin(world: EtcdWorld) -> None:
     world.bring(test)
 
 
-def test_the_node_that_took_the_job_dies(world: EtcdWorld) -> None:
-    async def test(w: EtcdWorld) -> None:
+def test_the_node_that_took_the_job_dies(world: EtcdJobCluster) -> None:
+    async def test(w: EtcdJobCluster) -> None:
         names, id = await w.half_way()
         w.origin.release()
         await w.kill("a")
@@ -101,8 +101,8 @@ def test_the_node_that_took_the_job_dies(world: EtcdWorld) -> None:
 
 
 @pytest.mark.parametrize("robbed", [False, True], ids=["restarted", "data lost"])
-def test_etcd_is_killed_in_the_middle(world: EtcdWorld, robbed: bool) -> None:
-    async def test(w: EtcdWorld) -> None:
+def test_etcd_is_killed_in_the_middle(world: EtcdJobCluster, robbed: bool) -> None:
+    async def test(w: EtcdJobCluster) -> None:
         names, id = await w.half_way()
         await w.in_thread(w.etcd.kill)
         w.origin.release()

@@ -127,7 +127,7 @@ def test_nodes_are_killed_started_stopped_added_and_ended(lab: Lab, tmp_path: Pa
     assert read_all(lab.mountpoint(2)) == wanted
     assert lab.add() == 3
     assert read_all(lab.mountpoint(3)) == wanted
-    with pytest.raises(UsageError, match="there is none"):
+    with pytest.raises(UsageError, match="no such node exists"):
         lab.kill(4)
 
     lab.stop(3)  # a stopped node is ended too

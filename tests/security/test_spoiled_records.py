@@ -157,8 +157,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.01)
 
 
-class Scene:
-    """Nodes with their seals and tables, and somebody who has etcd only."""
+class SpoiledRecordsFixture:
+    """Nodes with their seals and tables, and an attacker who has access to etcd only."""
 
     def __init__(self, etcd: EtcdServer, lab: Authority, prefix: str, folder: Path) -> None:
         self._etcd, self._lab, self._folder = etcd, lab, folder
@@ -197,7 +197,7 @@ def test_what_lasts_is_neither_taken_away_nor_changed(
     etcd: EtcdServer, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        scene = Scene(etcd, lab, "lasting", tmp_path)
+        scene = SpoiledRecordsFixture(etcd, lab, "lasting", tmp_path)
         await scene.begin()
         node, other = await scene.node("a"), await scene.node("b")
         heard: list[tuple[str, bytes | None]] = []
@@ -243,7 +243,7 @@ def test_a_node_that_starts_is_shown_no_older_record(
     """A mount that was removed, or another one, is not there again because all nodes were away."""
 
     async def work() -> None:
-        scene = Scene(etcd, lab, "rollback", tmp_path)
+        scene = SpoiledRecordsFixture(etcd, lab, "rollback", tmp_path)
         await scene.begin()
         node = await scene.node("a")
         heard: dict[str, bytes | None] = {}
@@ -287,7 +287,7 @@ def test_what_a_node_believed_outlives_its_seal_while_all_nodes_are_away(
     real = time.time
 
     async def work() -> None:
-        scene = Scene(etcd, lab, "outlived", tmp_path)
+        scene = SpoiledRecordsFixture(etcd, lab, "outlived", tmp_path)
         await scene.begin()
         node = await scene.node("a")
         heard: dict[str, bytes | None] = {}
@@ -328,7 +328,7 @@ def test_a_node_that_was_removed_does_not_come_back_by_its_record(
         return False
 
     async def work() -> None:
-        scene = Scene(etcd, lab, "removed", tmp_path)
+        scene = SpoiledRecordsFixture(etcd, lab, "removed", tmp_path)
         await scene.begin()
         gone = await scene.node("gone")
         await gone.put("nodes/gone", msgspec.json.encode(info("gone")), leased=True)
@@ -361,7 +361,7 @@ def test_a_node_whose_own_record_is_spoiled_writes_it_again(
     """And one whose record is spoiled when it dies is gone all the same."""
 
     async def work() -> None:
-        scene = Scene(etcd, lab, "own", tmp_path)
+        scene = SpoiledRecordsFixture(etcd, lab, "own", tmp_path)
         await scene.begin()
         node, other = await scene.node("a"), await scene.node("b")
         heard: list[bytes | None] = []

@@ -101,7 +101,7 @@ class ConflictCopies:
             self._known.drop(path)
         self.count += 1
         self._known.add_conflict(Conflict(path, kept, why, time.time()))
-        self._namespace.look_again(path)
+        self._namespace.invalidate_parent(path)
         self._on_written([path, kept])
         return kept
 
@@ -109,7 +109,7 @@ class ConflictCopies:
         for number in itertools.count():
             end = tail + (b"-%d" % number if number else b"")
             candidate = join(directory, name[: 255 - len(end)] + end)
-            if self._upper.look(candidate) is None and self._namespace.known(candidate) is None:
+            if self._upper.look(candidate) is None and self._namespace.entry_at(candidate) is None:
                 return candidate
         raise AssertionError
 

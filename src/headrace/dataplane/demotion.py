@@ -82,7 +82,7 @@ class Demoter:
     async def drop_damaged(self, row: JournalRecord) -> bool:
         """A clean file whose bytes are wrong leaves the layer, and is not taken into the cache, if the origin has that
         version still. HeadraceError where it can't be asked."""
-        place = self._namespace.place_of(row.path)
+        place = self._namespace.find_mount(row.path)
         if place is None:
             return False
         deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
@@ -102,7 +102,7 @@ class Demoter:
             self._on_left(path, freed)
 
     async def _leave_one(self, row: JournalRecord) -> int:
-        entry = self._namespace.known(row.path)
+        entry = self._namespace.entry_at(row.path)
         if entry is None or entry.version != row.version:
             return 0
         store = self._store
@@ -135,7 +135,7 @@ class Demoter:
 
     def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
         def shown(path: bytes) -> bool:
-            entry = self._namespace.known(path)
+            entry = self._namespace.entry_at(path)
             return entry is not None and entry.version == row.version
 
         return shown

@@ -61,11 +61,11 @@ class OriginChangeReconciler:
         that an earlier node did not live to look at: it says what this node put, so that the next listing differs
         where somebody else changed that."""
         for start in range(0, len(clean), EXPECTED_TOGETHER):
-            with self._namespace.together():
+            with self._namespace.batch():
                 for row, seen in clean[start : start + EXPECTED_TOGETHER]:
-                    entry = self._namespace.known(row.path)
+                    entry = self._namespace.entry_at(row.path)
                     if entry is None or entry.version != row.version:
-                        self._namespace.was_put(row.path, row.version, attributes_of(seen))
+                        self._namespace.record_put(row.path, row.version, attributes_of(seen))
             await asyncio.sleep(0)
 
     @property
@@ -80,7 +80,7 @@ class OriginChangeReconciler:
         rows = [row for path in paths for row in self._clean_below(path)]
         clean = {row.path for row in rows}
         self._waiting |= {
-            p for p in paths if p not in clean and self._namespace.is_written_over(p) and self._is_here(p)
+            p for p in paths if p not in clean and self._namespace.is_pending(p) and self._is_here(p)
         }
         gate = asyncio.Semaphore(ASKED_TOGETHER)
 
@@ -111,13 +111,13 @@ class OriginChangeReconciler:
         return found
 
     async def _look_at(self, row: JournalRecord) -> None:
-        if self._namespace.is_written_over(row.path):  # by another node, later than what the origin has
+        if self._namespace.is_pending(row.path):  # by another node, later than what the origin has
             self._leave(row)
             return
-        entry = self._namespace.known(row.path)
+        entry = self._namespace.entry_at(row.path)
         if entry is not None and entry.version == row.version:
             return  # the listing brought what we put, before its answer did
-        place = self._namespace.place_of(row.path)
+        place = self._namespace.find_mount(row.path)
         if place is None:
             return
         mount, key = place
@@ -135,14 +135,14 @@ class OriginChangeReconciler:
         if version == row.version:
             with self._upper.lock:
                 if self._is_here(row.path):
-                    self._namespace.was_put(row.path, version)
+                    self._namespace.record_put(row.path, version)
         else:
             self._leave(row)
 
     def _leave(self, row: JournalRecord) -> None:
         if let_go(self._upper, row, lambda _: True, empty_too=True):
             self._known.drop(row.path)
-            self._namespace.look_again(row.path)
+            self._namespace.invalidate_parent(row.path)
             self._emptied.add(split(row.path)[0])
             self._on_written([row.path])
         elif self._is_here(row.path):
@@ -158,7 +158,7 @@ class OriginChangeReconciler:
             if self._upper.names(directory):
                 self._emptied.discard(directory)
                 return gone
-            while directory != b"/" and self._namespace.known(directory) is None:
+            while directory != b"/" and self._namespace.entry_at(directory) is None:
                 try:
                     self._upper.at(directory).rmdir()
                 except OSError:

@@ -191,11 +191,11 @@ class NodePeerService:
     async def _claimed(self, one: FileRange) -> Entry:
         if not 0 <= one.start < one.end <= one.size_bytes:
             raise NotOwnerError(os.fsdecode(one.path), why="a range outside of the file was asked for")
-        return await self._namespace.claim(one.path, Version(one.size_bytes, one.mtime_ns, one.token))
+        return await self._namespace.ensure_entry(one.path, Version(one.size_bytes, one.mtime_ns, one.token))
 
     async def names(self, request: ListShared | LookupShared) -> list[Names]:
         """In pages; the last one says so."""
-        directory = self._namespace.claim_directory(request.path)
+        directory = self._namespace.ensure_directory(request.path)
         if isinstance(request, LookupShared):
             await self._namespace.lookup(directory, request.name, for_peer=True)
             return [self._namespace.name(directory, request.name)]
@@ -258,7 +258,7 @@ class NodePeerService:
                 return await shared.answer(request)
             case DirtyNamesChanged(paths=paths, below=below):
                 for path in paths:
-                    self._namespace.stirred(path, below)
+                    self._namespace.schedule_refresh(path, below)
             case ResolveVersion(path=path, token=token):
                 return VersionResolved(await shared.settle(path, token))
             case RecallLease(path=path):
@@ -280,4 +280,4 @@ class NodePeerService:
         elif request.below:
             self._namespace.expire(request.path)
         else:
-            self._namespace.look_again_in(request.path)
+            self._namespace.invalidate(request.path)

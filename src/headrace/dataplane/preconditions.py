@@ -41,7 +41,7 @@ class Preconditions:
 
     def place(self, path: bytes) -> tuple[Mount, str]:
         """The mount, and the key below its origin."""
-        found = self._namespace.place_of(path)
+        found = self._namespace.find_mount(path)
         if found is None:
             raise NotSupportedError(
                 os.fsdecode(path), why="no origin is attached there", hint="--write local"
@@ -61,7 +61,7 @@ class Preconditions:
                 return True
             if version is not None:
                 set_base(at, BaseVersion(path, version))
-                self._namespace.was_put(path, version)
+                self._namespace.record_put(path, version)
             elif not is_whiteout(at.lstat()):  # a whiteout without a base would stand for whatever is there
                 drop_base(at, path)
             return version is not None
@@ -87,12 +87,12 @@ class Preconditions:
     def _note(self, row: JournalRecord) -> JournalRecord:
         """The index, too: what it had there before would look as if somebody had put it there since."""
         with self._upper.lock:
-            entry = self._namespace.known(row.path)
+            entry = self._namespace.entry_at(row.path)
             if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
                 if row.is_absent:
-                    self._namespace.was_removed(row.path)
+                    self._namespace.record_removal(row.path)
                 else:
-                    self._namespace.was_put(row.path, row.version)
+                    self._namespace.record_put(row.path, row.version)
             self._known.note(row)
         return row
 
@@ -111,7 +111,7 @@ class Preconditions:
             condition = self.condition(path, row, base_version(at, path))
             return condition if isinstance(condition, Version) else None
         if is_whiteout(found):
-            return self.version_to_remove(path, at, row, self._namespace.known(path))
+            return self.version_to_remove(path, at, row, self._namespace.entry_at(path))
         return base_version(at, path)
 
     def _is_newer(self, base: Version, row: JournalRecord) -> bool:
@@ -119,8 +119,8 @@ class Preconditions:
         what another node wrote there is shown over it."""
         if row.was_removed(base):
             return False
-        entry = self._namespace.known(row.path)
-        return (entry is not None and entry.version == base) or self._namespace.is_written_over(row.path)
+        entry = self._namespace.entry_at(row.path)
+        return (entry is not None and entry.version == base) or self._namespace.is_pending(row.path)
 
     async def others_put(self, path: bytes) -> bool:
         """Whether what the origin has is an earlier state of what is here, which another node put in this one's

@@ -77,13 +77,13 @@ class RemovalPropagator:
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._believed.place(path)
         if not await self._believed.settle_base(path, at):
-            entry = self._namespace.known(path)
+            entry = self._namespace.entry_at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 self._known.add_conflict(Conflict(path, b"", "another node wrote it again", time.time()))
             self._give_way(path, at)
             return False
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
-        entry = self._namespace.known(path)
+        entry = self._namespace.entry_at(path)
         row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
         if row is not None and row.begun and not row.is_there and base_version(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
@@ -96,7 +96,7 @@ class RemovalPropagator:
             if row is None or not row.is_absent:
                 self._known.note(JournalRecord.removed(path))
             elif entry is not None and entry.kind is Kind.FILE and row.was_removed(entry.version):
-                self._namespace.was_removed(path)  # by a node that died before it could say so
+                self._namespace.record_removal(path)  # by a node that died before it could say so
             return True
         self._known.note(JournalRecord.removal(path, version))
         await self._write_ahead.flush()
@@ -114,7 +114,7 @@ class RemovalPropagator:
             return False
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
-            self._namespace.was_removed(path)
+            self._namespace.record_removal(path)
         self._known.note(JournalRecord.removed(path, version))
         return True
 
@@ -122,7 +122,7 @@ class RemovalPropagator:
         """The name means what the origin, or another node, has there."""
         self.drop_marker(path, at)
         self._known.drop(path)
-        self._namespace.look_again(path)
+        self._namespace.invalidate_parent(path)
         self._on_written([path])
 
     def _is_back(self, path: bytes, row: JournalRecord | None) -> bool:
@@ -155,11 +155,11 @@ class RemovalPropagator:
         if isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode):
             return  # there is one again
         went = await self._remove_gone_directory(path)
-        row, entry = self._known.get(path), self._namespace.known(path)
+        row, entry = self._known.get(path), self._namespace.entry_at(path)
         if went and row is not None and row.is_directory:
             self._known.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path, folder=True)
+            self._namespace.record_removal(path, folder=True)
 
     async def _remove_gone_directory(self, path: bytes) -> bool:
         """There may be none any more, also because a file is there. False: one is there still."""
@@ -176,7 +176,7 @@ class RemovalPropagator:
         """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
         its work. False: it has the one that was removed."""
         with self._upper.lock:
-            entry, at = self._namespace.known(path), self._upper.at(path)
+            entry, at = self._namespace.entry_at(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 row = self._known.get(path)
                 if row is None or not row.is_absent or row.was_removed(entry.version):
@@ -196,7 +196,7 @@ class RemovalPropagator:
             return []
         if row.begun:
             return [row]
-        if self._namespace.known(path) is not None:
+        if self._namespace.entry_at(path) is not None:
             with self._upper.lock:
                 if not self._upper.is_going(path):  # else the row says what is to be removed
                     self._known.drop(path)
@@ -265,7 +265,7 @@ class RemovalPropagator:
             hidden = self._upper.hide_missing(
                 path, None, directory=True
             )  # removed, or renamed, while it was made
-            self._namespace.was_made(path)
+            self._namespace.record_directory(path)
             self._known.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
 
@@ -277,9 +277,9 @@ class RemovalPropagator:
             return
         await self._remove_gone_directory(path)
         failpoint.hit("persist.unmade")
-        entry = self._namespace.known(path)
+        entry = self._namespace.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path, folder=True)
+            self._namespace.record_removal(path, folder=True)
         self._known.note(JournalRecord.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
@@ -301,10 +301,10 @@ class RemovalPropagator:
                 if row is not None and row.is_directory:
                     self._known.note(removed)
                 return False
-            self._namespace.was_removed(path, folder=True)
+            self._namespace.record_removal(path, folder=True)
             at.rmdir()
             self._known.note(removed)
-        self._namespace.look_again(path)
+        self._namespace.invalidate_parent(path)
         self._on_written([path])
         return True
 

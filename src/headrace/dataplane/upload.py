@@ -223,9 +223,9 @@ class Uploader:
         with self._upper.lock:
             # those that were removed meanwhile must not come back
             hidden = [self._upper.hide_missing(one.path, one.version) for one in landed]
-            with self._namespace.together():
+            with self._namespace.batch():
                 for one in landed:
-                    self._namespace.was_put(one.path, one.version, attributes_of(one.found))
+                    self._namespace.record_put(one.path, one.version, attributes_of(one.found))
             failpoint.hit("persist.shown")
             rows = [_row_of(one.path, one.found, one.version) for one in landed]
             self._known.note_all(rows)

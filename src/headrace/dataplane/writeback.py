@@ -183,7 +183,7 @@ class WriteBack:
         for top in self._modes.tops():
             self._upper.at(top).make_folders(0o755)
         await self._clear_work()
-        self._namespace.unsure.append(self._known.unsure)
+        self._namespace.in_flight.append(self._known.unsure)
         await self._superseded.expect(await self.look_over())
         self._task = asyncio.ensure_future(self._run())
         if self.copies is not None:
@@ -204,7 +204,7 @@ class WriteBack:
         if self.copies is not None:
             self.copies.stop()
         self._room.close()
-        unsure = self._namespace.unsure
+        unsure = self._namespace.in_flight
         unsure[:] = [one for one in unsure if one is not self._known.unsure]
         await self._write_ahead.stop()
         self._known.close()
@@ -456,7 +456,7 @@ class WriteBack:
         nobody made), the one above it."""
         folders = {split(path)[0] for path in paths}
         for folder in list(folders):
-            while folder != b"/" and self._namespace.known(folder) is None:
+            while folder != b"/" and self._namespace.entry_at(folder) is None:
                 folder = split(folder)[0]
                 folders.add(folder)
         return folders

@@ -181,7 +181,7 @@ class Jobs:
 
     def _origin_of(self, cached: CachedFile) -> str:
         path = self.store.index.path_of(cached.id)
-        location = None if path is None else self.namespace.place_of(path)
+        location = None if path is None else self.namespace.find_mount(path)
         return "" if location is None else location[0].url
 
     def _free_mismatched(self, digests: NamedDigests) -> list[Fault]:

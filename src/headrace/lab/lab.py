@@ -193,22 +193,22 @@ class Lab:
         self._with(number)
         if only_node:
             return processes.send(self.folder(number), signal.SIGKILL, among=_is_daemon)
-        reached = list(processes.marked(self.folder(number)))
+        pids = list(processes.marked(self.folder(number)))
         processes.kill(self.folder(number))
         _unmount_below(self.folder(number))
-        return reached
+        return pids
 
     def stop(self, number: int) -> list[int]:
         """Suspend a node with SIGSTOP and return the pids. All are stopped on return. Readers of its mount hang until
         `cont`."""
         self._with(number)
-        reached = processes.send(self.folder(number), signal.SIGSTOP)
+        pids = processes.send(self.folder(number), signal.SIGSTOP)
         until_s = time.monotonic() + STOP_WITHIN_S
-        while not all(processes.stopped(pid) for pid in reached if os.path.exists(f"/proc/{pid}")):
+        while not all(processes.stopped(pid) for pid in pids if os.path.exists(f"/proc/{pid}")):
             if time.monotonic() > until_s:
                 raise DeadlineExceededError(f"node {number} does not stop")
             time.sleep(0.005)  # a thread takes the signal when it leaves the kernel
-        return reached
+        return pids
 
     def cont(self, number: int) -> list[int]:
         self._with(number)

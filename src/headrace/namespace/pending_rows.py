@@ -51,47 +51,47 @@ class PendingRows:
     def take(self, folder: bytes, directory: FileId, rows: Rows) -> Changed:
         """Replace the pending rows of a directory, and show them in the index. Return the names whose meaning
         changed."""
-        overlay = self._folders.get(folder)
-        if overlay is None:
+        pending = self._folders.get(folder)
+        if pending is None:
             if not rows:
                 return []
-            overlay = self._folders[folder] = DirectoryRows()
-        kept, before = self._kept(folder), overlay.rows
+            pending = self._folders[folder] = DirectoryRows()
+        kept, before = self._kept(folder), pending.rows
         new = {
             name: row
             for name, row in rows.items()
-            if name not in kept and (name not in before or before[name] != row or name in overlay.leaving)
+            if name not in kept and (name not in before or before[name] != row or name in pending.leaving)
         }
         before.update(new)
-        overlay.leaving = set(before.keys() - rows.keys())
-        return self._apply(overlay, directory, new)
+        pending.leaving = set(before.keys() - rows.keys())
+        return self._apply(pending, directory, new)
 
     def apply(self, folder: bytes, directory: FileId) -> Changed:
         """Write all rows of a directory that are not leaving to the index. Return the names whose meaning changed."""
-        overlay = self._folders.get(folder)
-        return [] if overlay is None else self._apply_but(overlay, directory, overlay.leaving)
+        pending = self._folders.get(folder)
+        return [] if pending is None else self._apply_but(pending, directory, pending.leaving)
 
-    def apply_over(self, beneath: OriginListing, directory: FileId) -> Changed:
+    def apply_over(self, listing: OriginListing, directory: FileId) -> Changed:
         """Do the same when a listing has all its pages, and include rows that started to leave during it: the listing
         began too early to know the origin's state of them. Skip names that this node itself has put since."""
-        overlay = self._folders.get(beneath.folder)
-        if overlay is None:
+        pending = self._folders.get(listing.folder)
+        if pending is None:
             return []
-        own = {name for name in overlay.leaving if overlay.put.get(name, 0) > beneath.puts}
-        return self._apply_but(overlay, directory, own | beneath.leaving & overlay.leaving)
+        own = {name for name in pending.leaving if pending.put.get(name, 0) > listing.puts}
+        return self._apply_but(pending, directory, own | listing.leaving & pending.leaving)
 
-    def _apply_but(self, overlay: DirectoryRows, directory: FileId, names: set[bytes]) -> Changed:
-        rows = {name: row for name, row in overlay.rows.items() if name not in names}
-        return self._apply(overlay, directory, rows)
+    def _apply_but(self, pending: DirectoryRows, directory: FileId, names: set[bytes]) -> Changed:
+        rows = {name: row for name, row in pending.rows.items() if name not in names}
+        return self._apply(pending, directory, rows)
 
-    def _apply(self, overlay: DirectoryRows, directory: FileId, rows: Rows) -> Changed:
+    def _apply(self, pending: DirectoryRows, directory: FileId, rows: Rows) -> Changed:
         changed: Changed = []
         if not rows:
             return changed
         with self._index.batch():
             for name, row in rows.items():
-                if name not in overlay.base:
-                    overlay.base[name] = _base_of(self._index.lookup(directory, name))
+                if name not in pending.base:
+                    pending.base[name] = _base_of(self._index.lookup(directory, name))
                 if self._show(directory, name, row):
                     changed.append((directory, name))
         return changed
@@ -110,37 +110,37 @@ class PendingRows:
         """Record that this node put `row` to the origin, or removed the name (None). The node may have done so in
         place of the writer, whose rows are still shown. Peers that list the directory through this node get the new
         row."""
-        overlay = self._folders.get(folder)
-        if overlay is not None and name in overlay.base:
-            overlay.base[name] = row
-            overlay.put[name] = self._puts = self._puts + 1
+        pending = self._folders.get(folder)
+        if pending is not None and name in pending.base:
+            pending.base[name] = row
+            pending.put[name] = self._puts = self._puts + 1
 
     def listing(self, folder: bytes) -> OriginListing:
         """Return the state for a listing of the origin. Call it after `take`, before the listing begins."""
-        overlay = self._folders.get(folder)
-        names = (set(), set()) if overlay is None else _names(overlay)
+        pending = self._folders.get(folder)
+        names = (set(), set()) if pending is None else _names(pending)
         return OriginListing(self._folders, folder, *names, puts=self._puts)
 
     # ------------------------------------------------------------ queries
 
     def is_leaving(self, folder: bytes) -> bool:
         """Return whether only a new listing can show what some names of the directory are now."""
-        overlay = self._folders.get(folder)
-        return overlay is not None and bool(overlay.leaving)
+        pending = self._folders.get(folder)
+        return pending is not None and bool(pending.leaving)
 
     def knows(self, folder: bytes) -> bool:
         return folder in self._folders
 
     def row(self, folder: bytes, name: bytes) -> tuple[NameRow | None] | None:
         """Return the row that a name is shown as, in a tuple; None if it is shown as the origin has it."""
-        overlay = self._folders.get(folder)
-        return None if overlay is None or name not in overlay.rows else (overlay.rows[name],)
+        pending = self._folders.get(folder)
+        return None if pending is None or name not in pending.rows else (pending.rows[name],)
 
     def at_origin(self, folder: bytes, children: Iterable[Entry], *, only: bytes = b"") -> Iterator[NameRow]:
         """Yield the origin's rows of a directory, given its children in the index. With `only`, yield the row of that
         name."""
-        overlay = self._folders.get(folder)
-        base = {} if overlay is None else overlay.base
+        pending = self._folders.get(folder)
+        base = {} if pending is None else pending.base
         for child in children:
             if child.name not in base and not is_pending(child.version):
                 yield row_of(child)
@@ -176,39 +176,39 @@ class OriginListing:
 
     def rest(self, rows: Iterable[NameRow]) -> list[NameRow]:
         """Return the rows of a page that no pending row covers, and remember the others as the origin's state."""
-        overlay = self._folders.get(self.folder)
+        pending = self._folders.get(self.folder)
         rows = [row for row in rows if not row.token.startswith(PREFIX)]
-        if overlay is None:
+        if pending is None:
             return rows
         uncovered = []
         for row in rows:
-            if row.name not in overlay.rows or row.name in self.leaving:
+            if row.name not in pending.rows or row.name in self.leaving:
                 uncovered.append(row)
-            elif overlay.put.get(row.name, 0) <= self.puts:
-                overlay.base[row.name] = row
+            elif pending.put.get(row.name, 0) <= self.puts:
+                pending.base[row.name] = row
                 self._unseen.discard(row.name)
         return uncovered
 
     def end(self) -> None:
         """Finish the listing, when all its pages are in the index. Names that were leaving when it began show the
         origin's state now."""
-        overlay = self._folders.get(self.folder)
-        if overlay is None:
+        pending = self._folders.get(self.folder)
+        if pending is None:
             return
-        for name in self._unseen & overlay.rows.keys():
-            if overlay.put.get(name, 0) <= self.puts:
-                overlay.base[name] = None
-        for name in self.leaving & overlay.leaving:
-            overlay.leaving.discard(name)
-            overlay.rows.pop(name, None)
-            overlay.base.pop(name, None)
-            overlay.put.pop(name, None)
-        if not overlay.rows:
+        for name in self._unseen & pending.rows.keys():
+            if pending.put.get(name, 0) <= self.puts:
+                pending.base[name] = None
+        for name in self.leaving & pending.leaving:
+            pending.leaving.discard(name)
+            pending.rows.pop(name, None)
+            pending.base.pop(name, None)
+            pending.put.pop(name, None)
+        if not pending.rows:
             del self._folders[self.folder]
 
 
-def _names(overlay: DirectoryRows) -> tuple[set[bytes], set[bytes]]:
-    return set(overlay.leaving), overlay.rows.keys() - overlay.leaving
+def _names(pending: DirectoryRows) -> tuple[set[bytes], set[bytes]]:
+    return set(pending.leaving), pending.rows.keys() - pending.leaving
 
 
 def _base_of(entry: Entry | None) -> NameRow | None:

@@ -54,10 +54,10 @@ class DirtyNamesSubscriber:
 
     Set these attributes before `start`:
 
-    - `on_stirred`: called with a directory, and whether everything below it is meant, when pending names there may
+    - `on_changed`: called with a directory, and whether everything below it is meant, when pending names there may
       have changed.
     - `mirrored`: returns the entries of a writer's directory that this node holds as a replica.
-    - `on_own_gone`: called when this node's own record was deleted.
+    - `on_own_record_deleted`: called when this node's own record was deleted.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class DirtyNamesSubscriber:
         self._peers = peers
         self._view = view
         self.mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: []
-        self.on_stirred: Callable[[bytes, bool], None] = lambda path, below: None
-        self.on_own_gone: Callable[[], None] = lambda: None
+        self.on_changed: Callable[[bytes, bool], None] = lambda path, below: None
+        self.on_own_record_deleted: Callable[[], None] = lambda: None
         self._scopes: dict[str, DirtyScope] = {}
         self._holders: dict[str, list[str]] = {}
         self._answers: dict[tuple[str, bytes], WriterRows] = {}
@@ -104,7 +104,7 @@ class DirtyNamesSubscriber:
         writer = key.removeprefix(f"{PREFIX}/")
         if writer == self._me:
             if raw is None:
-                self.on_own_gone()
+                self.on_own_record_deleted()
             return
         before = self._scopes.pop(writer, DirtyScope())
         try:
@@ -120,9 +120,9 @@ class DirtyNamesSubscriber:
             del self._answers[query]
             self._locks.pop(query, None)
         for folder in before.folders ^ after.folders:
-            self.on_stirred(folder, False)
+            self.on_changed(folder, False)
         for folder in before.below ^ after.below:
-            self.on_stirred(folder, True)
+            self.on_changed(folder, True)
 
     def _on_replicas(self, key: str, raw: bytes | None) -> None:
         try:
@@ -135,16 +135,16 @@ class DirtyNamesSubscriber:
         """Mark the names of writers that left or returned as changed: another node answers for them now."""
         present = set(self._view().nodes)
         for writer in (present ^ self._present) & self._scopes.keys():
-            self.stir_all(writer)
+            self.mark_changed(writer)
         self._present = present
 
-    def stir_all(self, writer: str) -> None:
+    def mark_changed(self, writer: str) -> None:
         """Mark all pending names of a writer as changed."""
         scope = self._scopes.get(writer, DirtyScope())
         for folder in scope.folders:
-            self.on_stirred(folder, False)
+            self.on_changed(folder, False)
         for folder in scope.below:
-            self.on_stirred(folder, True)
+            self.on_changed(folder, True)
 
     def writers(self, folder: bytes) -> list[str]:
         """Return the nodes whose records name this directory, sorted, without this node."""

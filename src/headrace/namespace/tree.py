@@ -112,7 +112,7 @@ class Namespace:
         self._mounts = mounts
         self._timeout_s = timeout_s
         self._on_changed = on_changed
-        self.unsure: list[Collection[bytes]] = []
+        self.in_flight: list[Collection[bytes]] = []
         """Paths of this node's uploads whose result at the origin is not known yet."""
         self._listings: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
 
@@ -185,11 +185,11 @@ class Namespace:
             (directory, direct), lambda: self._list_now(directory, direct=direct, anew=True)
         )
 
-    async def claim(self, path: bytes, version: Version) -> Entry:
+    async def ensure_entry(self, path: bytes, version: Version) -> Entry:
         """Return the entry of a file that a peer names with its version. If the index has no newer knowledge, it
         adopts that version; the first read at the origin detects a wrong one. Raise VersionChangedError if the origin
         has another version, PathNotFoundError if no mount answers for the path."""
-        entry = self._known(path)
+        entry = self.entry_at(path)
         if entry is not None and entry.version == version and entry.kind is Kind.FILE:
             return entry
         parent, name = self._ensure_parent(path)
@@ -204,7 +204,7 @@ class Namespace:
         assert adopted is not None
         return adopted
 
-    def claim_directory(self, path: bytes) -> FileId:
+    def ensure_directory(self, path: bytes) -> FileId:
         """Return the id of a directory that a peer names. Raise PathNotFoundError if no mount answers for the
         path."""
         if self._mounts.find(os.fsdecode(path)) is None:
@@ -216,14 +216,14 @@ class Namespace:
 
     def expire(self, path: bytes) -> None:
         """Mark the existing listings at and below a path as stale."""
-        entry = self._known(path)
+        entry = self.entry_at(path)
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._index.expire_all(entry.id, to_ns=STALE_NS)
 
     async def relist_below(self, path: bytes, *, below: bool = True) -> None:
         """List again what was listed at a path and, with `below`, below it. A listing that fails is repeated at the
         next access."""
-        top = self._known(path)
+        top = self.entry_at(path)
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
         while pending:
             directory = pending.pop()
@@ -237,10 +237,6 @@ class Namespace:
                 return
             pending.extend(e.id for e in self._index.children(directory) if e.kind is Kind.DIRECTORY)
 
-    def known(self, path: bytes) -> Entry | None:
-        """Return the entry that the index has at a path, without any request."""
-        return self._known(path)
-
     def paths_of(self, names: Iterable[tuple[FileId, bytes]]) -> Iterator[bytes]:
         """Yield the paths of names whose directories still exist."""
         folders: dict[FileId, bytes | None] = {}
@@ -251,18 +247,20 @@ class Namespace:
             if folder is not None:
                 yield folder.rstrip(b"/") + b"/" + name
 
-    def place_of(self, path: bytes) -> tuple[Mount, str] | None:
+    def find_mount(self, path: bytes) -> tuple[Mount, str] | None:
         """Return the mount that answers for a path, and the key at its origin; None above all mounts."""
         return self._mounts.find(os.fsdecode(path))
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Return a context that commits all changes within it to the index at once. Do not await inside it."""
         return self._index.batch()
 
     def _without_own(self, directory: FileId, path: bytes, page: ListPage) -> ListPage:
         """Return the page without new names that this node may have uploaded itself. Such a name may be removed here
         already, by a caller that could not know that the origin has it."""
-        uploading = {split(child)[1] for paths in self.unsure for child in paths if split(child)[0] == path}
+        uploading = {
+            split(child)[1] for paths in self.in_flight for child in paths if split(child)[0] == path
+        }
         own = {name for name in uploading if self._index.lookup(directory, name) is None}
         if not own:
             return page
@@ -271,7 +269,7 @@ class Namespace:
             tuple(objects), tuple(name for name in page.directories if os.fsencode(name) not in own)
         )
 
-    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
+    def record_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
         """Record in the index that this node put a file to the origin."""
         *folders, name = [part for part in path.split(b"/") if part]
         directory = ROOT_ID
@@ -283,7 +281,7 @@ class Namespace:
         row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
         self._pending_rows.put(split(path)[0], name, row)
 
-    def was_made(self, path: bytes) -> None:
+    def record_directory(self, path: bytes) -> None:
         """Record in the index that this node created a directory at the origin."""
         directory = ROOT_ID
         with self._index.batch():
@@ -293,29 +291,29 @@ class Namespace:
         folder, name = split(path)
         self._pending_rows.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
-    def was_removed(self, path: bytes, *, folder: bool = False) -> None:
+    def record_removal(self, path: bytes, *, folder: bool = False) -> None:
         """Record in the index that this node removed a path with everything below it. `folder`: it was a directory,
         even if the index did not know it."""
         above, name = split(path)
-        parent = self._known(above)
+        parent = self.entry_at(above)
         if parent is not None and name:
             self._index.outdate(parent.id, name, folder=folder)
             self._index.remove(parent.id, name)
         self._pending_rows.put(above, name, None)
 
-    def look_again(self, path: bytes) -> None:
+    def invalidate_parent(self, path: bytes) -> None:
         """Expire the listing of the directory that contains a path."""
-        self.look_again_in(path.rpartition(b"/")[0] or b"/")
+        self.invalidate(path.rpartition(b"/")[0] or b"/")
 
-    def look_again_in(self, path: bytes) -> None:
+    def invalidate(self, path: bytes) -> None:
         """Expire the listing of a directory; the next lookup in it lists it again."""
-        folder = self._known(path)
+        folder = self.entry_at(path)
         if folder is not None and self._index.fresh_until_ns(folder.id):
             self._index.set_fresh_until(folder.id, STALE_NS)
 
     async def refresh_path(self, path: bytes) -> None:
         """Refresh a directory by path. Do nothing if it was never listed or is no directory any more."""
-        folder = self._known(path)
+        folder = self.entry_at(path)
         if folder is not None and self._index.fresh_until_ns(folder.id):
             await self.refresh_for_names(path)
 
@@ -323,7 +321,7 @@ class Namespace:
         """Make the index show the names of a directory as the other nodes and the origin have them now. Do nothing
         for a directory that neither has."""
         tried: FileId | None = None
-        while (entry := self._known(path)) is not None and entry.kind is Kind.DIRECTORY:
+        while (entry := self.entry_at(path)) is not None and entry.kind is Kind.DIRECTORY:
             try:
                 await self.refresh(entry.id)
             except StaleIdError:  # a listing of its parent removed or replaced it meanwhile
@@ -405,7 +403,7 @@ class Namespace:
     def _good_for_s(self, directory: FileId) -> float:
         return max(0.0, (self._index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
 
-    def _known(self, path: bytes) -> Entry | None:
+    def entry_at(self, path: bytes) -> Entry | None:
         """Return the entry that the index has at a path, without any request."""
         entry = self._index.entry(ROOT_ID)
         for name in [part for part in path.split(b"/") if part]:
@@ -428,7 +426,7 @@ class Namespace:
 
     # ------------------------------------------------------------ pending names of other nodes
 
-    def stirred(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the signature of `on_stirred`
+    def schedule_refresh(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the signature of `on_changed`
         """Schedule a refresh of a directory, or of everything below it, because another node changed names there."""
         if below:
             self._refreshes.add_below(path)
@@ -439,14 +437,14 @@ class Namespace:
         """Stop following the pending names of other nodes."""
         self._refreshes.stop()
 
-    def is_written_over(self, path: bytes) -> bool:
+    def is_pending(self, path: bytes) -> bool:
         """Return whether a name is shown as another node wrote or removed it, not as the origin has it."""
         folder, _, name = path.rpartition(b"/")
         return self._pending_rows.row(folder or b"/", name) is not None
 
     async def _directories_below(self, path: bytes) -> AsyncIterator[bytes]:
         """Yield the directories of the index at and below a path. Let other tasks run in between."""
-        top, count = self._known(path), 0
+        top, count = self.entry_at(path), 0
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)]
         while pending:
             folder, directory = pending.pop()
@@ -460,7 +458,7 @@ class Namespace:
 
     async def files_below(self, path: bytes) -> AsyncIterator[Sequence[FileId]]:
         """Yield the ids of the files below a path, from the index, in batches. Let other tasks run in between."""
-        top = self._known(path)
+        top = self.entry_at(path)
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
         while pending:
             ids: list[FileId] = []
@@ -473,7 +471,7 @@ class Namespace:
             await asyncio.sleep(0)
 
     async def _refresh_pending(self, folder: bytes) -> None:
-        entry = self._known(folder)
+        entry = self.entry_at(folder)
         if entry is None or entry.kind is not Kind.DIRECTORY:
             return
         if not self._index.fresh_until_ns(entry.id) and not self._pending_rows.knows(folder):
@@ -512,16 +510,16 @@ class Namespace:
 
     async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
         """Take the listing from the owner. Return False if the owner fails; then the caller asks the origin."""
-        writer, beneath = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
+        writer, listing = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
             good_for_s = 0.0
             async for page in pages:
-                _add_rows(writer, beneath.rest(page.rows))
+                _add_rows(writer, listing.rest(page.rows))
                 good_for_s = page.good_for_s
-            changed = self._finish(directory, writer, beneath, _in_s(good_for_s))
+            changed = self._finish(directory, writer, listing, _in_s(good_for_s))
         except HeadraceError as error:
             log.info("listing at the owner of the directory failed path=%s error=%s", path, error)
             return False
@@ -532,7 +530,7 @@ class Namespace:
         return True
 
     async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
-        writer, beneath = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
+        writer, listing = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
@@ -541,25 +539,25 @@ class Namespace:
                 deadline = self._listing_deadline(directory)
                 async for origin_page in mount.origin.list_directory(key, deadline=deadline):
                     page = self._without_own(directory, os.fsencode(path), origin_page)
-                    if beneath.is_bare:
+                    if listing.is_bare:
                         _add_page(writer, page)
                     else:
-                        _add_rows(writer, beneath.rest(_rows_of(page)))
+                        _add_rows(writer, listing.rest(_rows_of(page)))
             fresh_until_ns = FOREVER_NS if mount is None else _in_s(mount.sync_interval_s)
-            changed = self._finish(directory, writer, beneath, fresh_until_ns)
+            changed = self._finish(directory, writer, listing, fresh_until_ns)
         finally:
             changed += writer.close()
             if changed:
                 self._on_changed(changed)
 
     def _finish(
-        self, directory: FileId, writer: ListingWriter, beneath: OriginListing, fresh_until_ns: int
+        self, directory: FileId, writer: ListingWriter, listing: OriginListing, fresh_until_ns: int
     ) -> Changed:
         """Complete the listing in the index: keep the pending names of other nodes, remove names that no node and no
         origin has."""
-        changed = self._pending_rows.apply_over(beneath, directory)
+        changed = self._pending_rows.apply_over(listing, directory)
         changed += writer.finish(fresh_until_ns)
-        beneath.end()
+        listing.end()
         return changed
 
     def _listing_deadline(self, directory: FileId) -> Deadline:

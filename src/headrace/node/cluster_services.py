@@ -149,7 +149,7 @@ class ClusterServices:
         upper = Upper(config.upper_folder)
         files = DirtyFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
         self._elsewhere.mirrored = files.mirrored
-        self._elsewhere.on_stirred = self._namespace.stirred
+        self._elsewhere.on_changed = self._namespace.schedule_refresh
         hood.share_written(self._elsewhere.sources, files.read, self._settle)
         if write is None:
             return files
@@ -166,7 +166,7 @@ class ClusterServices:
             is_clean=pending_names.is_clean,
             unmark=pending_names.unmark,
         )
-        self._elsewhere.on_own_gone = pending_names.registry.record_again
+        self._elsewhere.on_own_record_deleted = pending_names.registry.record_again
         return files
 
     def _persister(self, build: Callable[[str], WriteBack], folder: str) -> WriteBack:

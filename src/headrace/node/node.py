@@ -191,7 +191,7 @@ class Node:
                 *(store, config.scrub_bytes_s),
                 load=self.reads.load,
                 on_damaged=self._damaged,
-                entry_of=self.namespace.known,
+                entry_of=self.namespace.entry_at,
                 written=None if self.write is None else self.write.for_scrub(),
             )
 

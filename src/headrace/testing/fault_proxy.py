@@ -171,7 +171,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         elif mode in ("500", "503", "429"):
             self._send(
-                int(mode), [], b"<Error><Code>ByPlan</Code><Message>by plan</Message></Error>", whole=True
+                int(mode), [], b"<Error><Code>ByPlan</Code><Message>by plan</Message></Error>", complete=True
             )
         else:
             status, headers, body = self._forward(sent)
@@ -180,7 +180,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             if self.command == "GET" and status in (200, 206) and "list-type=" not in self.path:
                 body = self.proxy.flip(body, self.proxy.flip_share)
-            self._send(status, headers, body, whole=mode not in ("half", "stall"))
+            self._send(status, headers, body, complete=mode not in ("half", "stall"))
             if mode == "stall":
                 self.wfile.flush()
                 changed.wait()
@@ -203,18 +203,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes, *, whole: bool) -> None:
+    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes, *, complete: bool) -> None:
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() != "content-length" or self.command == "HEAD":
                 self.send_header(name, value)
         if self.command != "HEAD":
             self.send_header("Content-Length", str(len(body)))
-            body = body if whole else body[: len(body) // 2]
+            body = body if complete else body[: len(body) // 2]
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-        if not whole:
+        if not complete:
             self.close_connection = True
 
 

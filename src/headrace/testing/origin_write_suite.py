@@ -220,14 +220,14 @@ class OriginWriteSuite:
 
     def test_attributes(self, subject: Subject, place: str) -> None:
         mtime_ns = 1_600_000_000_123_456_789
-        given = Attributes(mtime_ns=mtime_ns, mode=0o640, uid=os.getuid(), gid=os.getgid())
+        attributes = Attributes(mtime_ns=mtime_ns, mode=0o640, uid=os.getuid(), gid=os.getgid())
 
         async def body(origin: Origin) -> None:
-            info = await put(origin, "f", b"1234", None, given)
+            info = await put(origin, "f", b"1234", None, attributes)
             kept = (await origin.head("f", deadline=soon())).attributes
             assert (await origin.head("f", deadline=soon())).version == info.version
             if subject.traits.keeps_attributes:
-                assert kept == given
+                assert kept == attributes
             else:
                 assert kept is None
             await put(origin, "g", b"1234")
@@ -240,7 +240,7 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             tags = {"a b": "c/d=é"} if origin.url.startswith("s3:") else {}
-            given = ObjectMetadata(
+            metadata = ObjectMetadata(
                 {"colour": "red", "mode": "33188"},
                 {"Content-Type": "text/x", "Cache-Control": "no-store"},
                 tags,
@@ -248,13 +248,13 @@ class OriginWriteSuite:
             if not origin.url.startswith(("s3:", "gs:")):
                 return
             for key, data in (("f", b"1234"), ("large", MULTIPART)):
-                attributes = Attributes(mtime_ns=10**18, mode=0o600, put_id="id", extras=given)
+                attributes = Attributes(mtime_ns=10**18, mode=0o600, put_id="id", extras=metadata)
                 await put(origin, key, data, None, attributes)
                 info = await origin.head(key, deadline=soon())
                 assert info.attributes is not None
-                assert info.attributes.extras == given
+                assert info.attributes.extras == metadata
                 some = await origin.read_range(key, 1, 3, version=info.version, deadline=soon())
-                assert (bytes(some.body), some.extras) == (data[1:3], given)
+                assert (bytes(some.body), some.extras) == (data[1:3], metadata)
 
         run(lambda: subject.attach(place), body)
 

@@ -1,4 +1,4 @@
-"""An etcd for all tests, a cluster a test."""
+"""Provide one etcd for all tests, and a cluster for each test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.servers import ServerMissing
 
-from .town import Town
+from .cluster_fixture import ClusterFixture
 
-MakeTown = Callable[..., Town]
+MakeCluster = Callable[..., ClusterFixture]
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +32,12 @@ def _needs_fuse() -> None:
 
 
 @pytest.fixture
-def make_town(tmp_path: Path, etcd: EtcdServer) -> Iterator[MakeTown]:
-    """Call with settings by name, and `etcd` for another one."""
-    made: list[Town] = []
+def make_cluster(tmp_path: Path, etcd: EtcdServer) -> Iterator[MakeCluster]:
+    """Return a function that makes a cluster from settings by name; `server` replaces the common etcd."""
+    made: list[ClusterFixture] = []
 
-    def make(*, server: EtcdServer = etcd, **settings: object) -> Town:
-        made.append(Town(tmp_path, server.address, **settings))
+    def make(*, server: EtcdServer = etcd, **settings: object) -> ClusterFixture:
+        made.append(ClusterFixture(tmp_path, server.address, **settings))
         return made[-1]
 
     yield make
@@ -46,5 +46,5 @@ def make_town(tmp_path: Path, etcd: EtcdServer) -> Iterator[MakeTown]:
 
 
 @pytest.fixture
-def town(make_town: MakeTown) -> Town:
-    return make_town()
+def cluster(make_cluster: MakeCluster) -> ClusterFixture:
+    return make_cluster()

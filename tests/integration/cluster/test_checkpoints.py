@@ -16,7 +16,7 @@ from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
 from tests.unit.checkpoint.states import same, state_of
 
-from .conftest import MakeTown
+from .conftest import MakeCluster
 from .test_copies import holds
 
 pytestmark = pytest.mark.timeout(120)
@@ -76,11 +76,11 @@ def told(host: Host, code: str, *words: object) -> dict[str, bool]:
 
 @pytest.mark.parametrize(("door", "take_over_s"), [("mount", 8), ("headrace", NEVER_S)])
 def test_a_checkpoint_outlives_the_node_that_saved_it(
-    make_town: MakeTown, door: str, take_over_s: int
+    make_cluster: MakeCluster, door: str, take_over_s: int
 ) -> None:
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=take_over_s)
-    town.start(3)
-    writer, *others = town.hosts
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=take_over_s)
+    cluster.start(3)
+    writer, *others = cluster.hosts
 
     def place(host: Host) -> str:
         return f"{host.mount}/runs/7" if door == "mount" else "headrace:///runs/7"
@@ -91,14 +91,14 @@ def test_a_checkpoint_outlives_the_node_that_saved_it(
     writer.kill_all()
     trainer.kill()
     trainer.wait()
-    assert not (town.truth / "runs").exists()
+    assert not (cluster.truth / "runs").exists()
     for host in others if take_over_s == NEVER_S else others[:1]:
         assert told(host, RESTORE, place(host)) == {"2": True, "3": True}
-    assert not (town.truth / "runs").exists()  # so they came from the copies
+    assert not (cluster.truth / "runs").exists()  # so they came from the copies
     if take_over_s == NEVER_S:
         return
-    there = PosixStorage(str(town.truth / "runs/7"))
-    wait_until(lambda: (town.truth / "runs/7").exists() and steps(there) == [2, 3], 60.0)
+    there = PosixStorage(str(cluster.truth / "runs/7"))
+    wait_until(lambda: (cluster.truth / "runs/7").exists() and steps(there) == [2, 3], 60.0)
     wait_until(lambda: not any(holds(host) for host in others), 60.0)
     for step in (2, 3):
         verify(there, step)

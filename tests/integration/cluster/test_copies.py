@@ -21,9 +21,9 @@ from tests.integration.persist.conftest import Writer, settled, tree_of, wait_un
 from tests.integration.persist.test_kills import NAMES, SCRIPT
 from tests.plain_paths import plain
 
-from .conftest import MakeTown
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 from .test_writing import same_everywhere
-from .town import Town
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
@@ -58,13 +58,13 @@ def layer(folder: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def id_of(town: Town, host: Host) -> str:
-    return f"n{town.hosts.index(host)}"
+def id_of(cluster: ClusterFixture, host: Host) -> str:
+    return f"n{cluster.hosts.index(host)}"
 
 
-def assert_copied(town: Town, writer: Host) -> None:
+def assert_copied(cluster: ClusterFixture, writer: Host) -> None:
     """At once: whoever wrote has been answered, so it is there."""
-    assert layer(copy_folder(town, writer)) == layer(writer.cache / "upper")
+    assert layer(copy_folder(cluster, writer)) == layer(writer.cache / "upper")
 
 
 def holds(host: Host) -> list[str]:
@@ -77,19 +77,19 @@ def holds(host: Host) -> list[str]:
     ]
 
 
-def copy_folder(town: Town, writer: Host) -> Path:
+def copy_folder(cluster: ClusterFixture, writer: Host) -> Path:
     """At the holder that the writer names."""
-    (id,) = town.status(writer)["write"]["copies_on"]
-    return town.hosts[int(id.removeprefix("n"))].cache / "copies" / id_of(town, writer)
+    (id,) = cluster.status(writer)["write"]["copies_on"]
+    return cluster.hosts[int(id.removeprefix("n"))].cache / "copies" / id_of(cluster, writer)
 
 
-def test_what_was_acknowledged_is_on_another_node(make_town: MakeTown) -> None:
-    town = make_town(write="back:2", persist_delay_s=NEVER_S)
-    town.put("low/a", 50_000)
-    town.put("low/b", 60_000)
-    town.put("low/deep/c", 70_000)
-    town.start(3)
-    writer = town.hosts[0]
+def test_what_was_acknowledged_is_on_another_node(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S)
+    cluster.put("low/a", 50_000)
+    cluster.put("low/b", 60_000)
+    cluster.put("low/deep/c", 70_000)
+    cluster.start(3)
+    writer = cluster.hosts[0]
     run = Writer(writer.mount).run
     for step in (
         "open('small', 'wb').write(os.urandom(1000))",
@@ -106,23 +106,23 @@ def test_what_was_acknowledged_is_on_another_node(make_town: MakeTown) -> None:
         "open('new', 'wb').write(b'x' * 300_000); os.replace('new', 'moved/e/f')",
     ):
         run(step)
-        assert_copied(town, writer)
-    others = [host for host in town.hosts[1:] if host.cache not in copy_folder(town, writer).parents]
+        assert_copied(cluster, writer)
+    others = [host for host in cluster.hosts[1:] if host.cache not in copy_folder(cluster, writer).parents]
     for host in others:  # the first to join held copies for a moment
         wait_until(lambda host=host: not holds(host), 30.0)  # type: ignore[misc]
 
 
-def test_what_is_persisted_is_copied_no_more(make_town: MakeTown) -> None:
-    town = make_town(write="back:2", persist_delay_s=0.05)
-    town.start(2)
-    writer = town.hosts[0]
+def test_what_is_persisted_is_copied_no_more(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2", persist_delay_s=0.05)
+    cluster.start(2)
+    writer = cluster.hosts[0]
     Writer(writer.mount).run(
         "os.mkdir('d')\nfor n in range(40): open(f'd/{n}', 'wb').write(os.urandom(30_000))\n"
         "open('large', 'wb').write(os.urandom(2_500_000))"
     )
     settled(writer)
-    same_everywhere(town)
-    folder = copy_folder(town, writer)
+    same_everywhere(cluster)
+    folder = copy_folder(cluster, writer)
     wait_until(lambda: not [path for path in (folder / "tree").rglob("*") if path.is_file()], 30.0)
     assert not os.listdir(folder / "work")
 
@@ -150,18 +150,18 @@ print(json.dumps([looks, wrong[:3], hashlib.sha256(first + rest).hexdigest()]))
 """
 
 
-def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_town: MakeTown) -> None:
+def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: MakeCluster) -> None:
     """From its death until its copies are gone, too: no name goes, and an open file is read to its end."""
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
-    town.start(3)
-    writer = town.hosts[0]
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
+    cluster.start(3)
+    writer = cluster.hosts[0]
     Writer(writer.mount).run(
         "os.makedirs('new/deep')\nfor n in range(30): open(f'new/deep/{n}', 'wb').write(os.urandom(20_000))\n"
         "open('large', 'wb').write(os.urandom(60_000_000))"
     )
-    (id,) = town.status(writer)["write"]["copies_on"]
-    holder = town.hosts[int(id.removeprefix("n"))]
-    (third,) = [host for host in town.hosts if host not in (writer, holder)]
+    (id,) = cluster.status(writer)["write"]["copies_on"]
+    holder = cluster.hosts[int(id.removeprefix("n"))]
+    (third,) = [host for host in cluster.hosts if host not in (writer, holder)]
     small = {f"new/deep/{n}": digest_of(writer.mount / f"new/deep/{n}") for n in range(30)}
     large = digest_of(writer.mount / "large")
     wait_until(lambda: Writer(third.mount).run("print(*os.listdir('.'))").split() == ["large", "new"], 30.0)
@@ -182,13 +182,13 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def test_a_writer_that_dies_loses_nothing(make_town: MakeTown) -> None:
+def test_a_writer_that_dies_loses_nothing(make_cluster: MakeCluster) -> None:
     """Killed right after close; another node persists its files, and back again it has nothing to add."""
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
-    town.put("low/a", 50_000)
-    town.put("low/b", 60_000)
-    town.start(3)
-    writer, *others = town.hosts
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
+    cluster.put("low/a", 50_000)
+    cluster.put("low/b", 60_000)
+    cluster.start(3)
+    writer, *others = cluster.hosts
     Writer(writer.mount).run(
         """
 os.makedirs('new/deep')
@@ -200,30 +200,30 @@ os.unlink('low/b')
 """
     )
     expected = Writer(writer.mount).tree()
-    assert tree_of(town.truth) != expected
+    assert tree_of(cluster.truth) != expected
     writer.kill_all()
-    town.wait_members(2, others)
-    wait_until(lambda: tree_of(town.truth) == expected, 60.0)
+    cluster.wait_members(2, others)
+    wait_until(lambda: tree_of(cluster.truth) == expected, 60.0)
     for host in others:
         wait_until(lambda host=host: Writer(host.mount).tree() == expected, 30.0)  # type: ignore[misc]
     Writer(others[0].mount).run("open('low/a', 'w').write('written since')")
     settled(others[0])
     writer.close()
-    town.up(writer)
-    town.wait_members(3)
+    cluster.up(writer)
+    cluster.wait_members(3)
     assert settled(writer)["conflicts"] == []
-    same_everywhere(town)
-    assert bytes.fromhex(tree_of(town.truth)["low/a"]) == b"written since"
-    assert len(tree_of(town.truth)) == len(expected)
+    same_everywhere(cluster)
+    assert bytes.fromhex(tree_of(cluster.truth)["low/a"]) == b"written since"
+    assert len(tree_of(cluster.truth)) == len(expected)
 
 
-def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_town: MakeTown) -> None:
+def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_cluster: MakeCluster) -> None:
     """It hung until another node had persisted its files in its place, and goes on with the same ones."""
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
-    town.put("low/a", 50_000)
-    town.put("low/b", 50_000)
-    town.start(2)
-    writer, other = town.hosts
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
+    cluster.put("low/a", 50_000)
+    cluster.put("low/b", 50_000)
+    cluster.start(2)
+    writer, other = cluster.hosts
     Writer(writer.mount).run(
         """
 open('new', 'w').write('first')
@@ -234,7 +234,7 @@ open('low/b', 'ab').write(b'more')
     expected = Writer(writer.mount).tree()
     node = writer.kill("node", signal.SIGSTOP)
     try:
-        wait_until(lambda: tree_of(town.truth) == expected, 60.0)
+        wait_until(lambda: tree_of(cluster.truth) == expected, 60.0)
     finally:
         os.kill(node, signal.SIGCONT)
     Writer(writer.mount).run(
@@ -246,76 +246,80 @@ os.unlink('low/b')
     )
     assert settled(writer)["conflicts"] == []
     assert settled(other)["conflicts"] == []
-    truth = tree_of(town.truth)
+    truth = tree_of(cluster.truth)
     assert truth.keys() == {"new", "low", "low/a"}
     assert bytes.fromhex(truth["new"]) == b"second"
     assert bytes.fromhex(truth["low/a"]).endswith(b"moreand more")
-    same_everywhere(town)
+    same_everywhere(cluster)
     wait_until(lambda: not list((other.cache / "copies").rglob("taken.db")))
 
 
-def test_a_holder_that_dies_is_replaced(make_town: MakeTown) -> None:
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
-    town.start(3)
-    writer = town.hosts[0]
+def test_a_holder_that_dies_is_replaced(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
+    cluster.start(3)
+    writer = cluster.hosts[0]
     Writer(writer.mount).run("[open(f'f{n}', 'wb').write(os.urandom(400_000)) for n in range(5)]")
-    before = copy_folder(town, writer)
-    holder = next(host for host in town.hosts if host.cache in before.parents)
+    before = copy_folder(cluster, writer)
+    holder = next(host for host in cluster.hosts if host.cache in before.parents)
     holder.kill_all()
-    town.wait_members(2, [host for host in town.hosts if host is not holder])
+    cluster.wait_members(2, [host for host in cluster.hosts if host is not holder])
     Writer(writer.mount).run("open('later', 'w').write('later')")
-    after = copy_folder(town, writer)
+    after = copy_folder(cluster, writer)
     assert after != before
     wait_until(lambda: layer(after) == layer(writer.cache / "upper"), 30.0)
     holder.close()
 
 
-def test_alone_the_origin_has_it_instead(make_town: MakeTown) -> None:
-    town = make_town(write="back:2", persist_delay_s=NEVER_S)
-    town.start(1)
-    (writer,) = town.hosts
+def test_alone_the_origin_has_it_instead(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S)
+    cluster.start(1)
+    (writer,) = cluster.hosts
     Writer(writer.mount).run("open('f', 'wb').write(b'f' * 400_000); os.mkdir('d')")
-    assert (town.truth / "f").read_bytes() == b"f" * 400_000
-    assert (town.truth / "d").is_dir()
+    assert (cluster.truth / "f").read_bytes() == b"f" * 400_000
+    assert (cluster.truth / "d").is_dir()
 
 
 @pytest.mark.parametrize("step", (*STEPS, *(MORE_STEPS if EXAMPLES > 1 else ())))
-def test_the_holder_dies_at_a_step_after_the_writer(make_town: MakeTown, tmp_path: Path, step: str) -> None:
+def test_the_holder_dies_at_a_step_after_the_writer(
+    make_cluster: MakeCluster, tmp_path: Path, step: str
+) -> None:
     """While it keeps a copy, the writer has the origin; while it takes over, it goes on when it is started again."""
     died = tmp_path / "died"
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
     for name in ("low/a", "low/b", "low/c", "top", "over", "old/x/y", "old/z"):
-        town.put(name, 3000)
-    writer = town.add()
+        cluster.put(name, 3000)
+    writer = cluster.add()
     hit = 4 if step == "keep.fetched" else 1  # the first come while it starts
-    holder = town.add(failpoint=f"{step}:{hit}:{died}")
+    holder = cluster.add(failpoint=f"{step}:{hit}:{died}")
     for host in (writer, holder):
-        town.up(host)
-    town.wait_members(2)
+        cluster.up(host)
+    cluster.wait_members(2)
     Writer(writer.mount).run(SCRIPT, limit_s=90)
     expected = Writer(writer.mount).tree()
     assert expected.keys() == NAMES
     writer.kill_all()
     wait_until(
-        lambda: tree_of(town.truth) == expected, 60.0, what=lambda: f"{step}: {tree_of(town.truth).keys()}"
+        lambda: tree_of(cluster.truth) == expected,
+        60.0,
+        what=lambda: f"{step}: {tree_of(cluster.truth).keys()}",
     )
     wait_until(died.exists, 10.0, what=lambda: f"{step} was not hit")
     wait_until(lambda: not holds(holder), 30.0)
     writer.close()
-    town.up(writer)
-    town.wait_members(2)
+    cluster.up(writer)
+    cluster.wait_members(2)
     assert settled(writer)["conflicts"] == settled(holder)["conflicts"] == []
-    same_everywhere(town)
-    assert tree_of(town.truth) == expected
+    same_everywhere(cluster)
+    assert tree_of(cluster.truth) == expected
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
-def test_a_writer_dies_while_it_writes(make_town: MakeTown, seed: int) -> None:
+def test_a_writer_dies_while_it_writes(make_cluster: MakeCluster, seed: int) -> None:
     """Whatever was acknowledged before is at the origin afterwards, whole; what was being written, perhaps."""
     choose = random.Random(seed)
-    town = make_town(write="back:2", persist_delay_s=choose.choice([0.05, NEVER_S]), take_over_s=0.2)
-    town.start(3)
-    writer = town.hosts[0]
+    cluster = make_cluster(write="back:2", persist_delay_s=choose.choice([0.05, NEVER_S]), take_over_s=0.2)
+    cluster.start(3)
+    writer = cluster.hosts[0]
     process = Writer(writer.mount).start(
         f"""
 import hashlib, random
@@ -340,11 +344,11 @@ for number in range(10_000):
             wanted[found[1]] = [found[2], found[0]]
     process.kill()
     process.wait()
-    holding = [host for host in town.hosts[1:] if holds(host)]
+    holding = [host for host in cluster.hosts[1:] if holds(host)]
     wait_until(lambda: not any(holds(host) for host in holding), 60.0)
     last = max((int(number) for _, number in wanted.values()), default=-1)
     for name, (digest, number) in wanted.items():
-        data = (town.truth / name).read_bytes()
+        data = (cluster.truth / name).read_bytes()
         known = {digest}
         if (last + 1) % 50 == int(name[1:]):  # it was being replaced
             known |= {
@@ -355,10 +359,10 @@ for number in range(10_000):
     writer.close()
 
 
-def test_what_comes_through_the_door_is_copied_too(make_town: MakeTown) -> None:
-    town = make_town(write="back:2", persist_delay_s=NEVER_S)
-    town.start(2)
-    writer = town.hosts[0]
+def test_what_comes_through_the_door_is_copied_too(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S)
+    cluster.start(2)
+    writer = cluster.hosts[0]
     code = f"""
 import fsspec
 files = fsspec.filesystem("headrace", cache={str(writer.cache)!r})
@@ -369,5 +373,5 @@ files.pipe({{"/d/small": b"small"}})
 files.mv("/d/small", "/d/moved")
 """
     subprocess.run([sys.executable, "-c", code], env=writer.environment, check=True, timeout=60)
-    assert_copied(town, writer)
+    assert_copied(cluster, writer)
     assert Writer(writer.mount).tree().keys() == {"d", "d/large", "d/moved"}

@@ -19,8 +19,8 @@ from tests.integration.cli.conftest import seaweed
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, wait_until
 
-from .conftest import MakeTown
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 
 __all__ = ["seaweed"]
 pytestmark = pytest.mark.timeout(150)
@@ -98,14 +98,14 @@ def digests(host: Host) -> dict[str, str]:
     return found
 
 
-def start(town: Town, seaweed: S3Server, proxy: FaultProxy, prefix: str) -> None:
+def start(cluster: ClusterFixture, seaweed: S3Server, proxy: FaultProxy, prefix: str) -> None:
     for name, size in BEFORE.items():
-        seaweed.put(f"{prefix}/{name}", town.put(name, size))
-    options = option_words(proxy.options(), str(town.base))
+        seaweed.put(f"{prefix}/{name}", cluster.put(name, size))
+    options = option_words(proxy.options(), str(cluster.base))
     for _ in range(3):
-        host = town.add()
-        town.up(host, proxy.url(prefix), host.mount, *options)
-    town.wait_members(3)
+        host = cluster.add()
+        cluster.up(host, proxy.url(prefix), host.mount, *options)
+    cluster.wait_members(3)
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> str:
@@ -114,14 +114,14 @@ def differing(one: dict[str, str], other: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("origin", ["slow", "away"])
 def test_many_and_large_files_outlive_their_writer(
-    make_town: MakeTown, seaweed: S3Server, proxy: FaultProxy, origin: str
+    make_cluster: MakeCluster, seaweed: S3Server, proxy: FaultProxy, origin: str
 ) -> None:
     prefix = f"dead-writer-{origin}"
     delay_s = 0.02 if origin == "slow" else NEVER_S
-    town = make_town(write="back:2", persist_delay_s=delay_s, take_over_s=0.5, origin_timeout_s=5)
-    start(town, seaweed, proxy, prefix)
-    writer, *others = town.hosts
-    for host in town.hosts:
+    cluster = make_cluster(write="back:2", persist_delay_s=delay_s, take_over_s=0.5, origin_timeout_s=5)
+    start(cluster, seaweed, proxy, prefix)
+    writer, *others = cluster.hosts
+    for host in cluster.hosts:
         assert digests(host).keys() == BEFORE.keys()
     run = Writer(writer.mount).run
     run("open('warm', 'wb').write(b'warm')")
@@ -158,13 +158,13 @@ def test_many_and_large_files_outlive_their_writer(
 
 
 def test_a_writer_dies_before_its_first_put(
-    make_town: MakeTown, seaweed: S3Server, proxy: FaultProxy
+    make_cluster: MakeCluster, seaweed: S3Server, proxy: FaultProxy
 ) -> None:
     """While it tries what the store makes of conditions: what it leaves there nobody sees, and its files come."""
     prefix = "dead-writer-trial"
-    town = make_town(write="back:2", persist_delay_s=0.02, take_over_s=0.5)
-    start(town, seaweed, proxy, prefix)
-    writer, *others = town.hosts
+    cluster = make_cluster(write="back:2", persist_delay_s=0.02, take_over_s=0.5)
+    start(cluster, seaweed, proxy, prefix)
+    writer, *others = cluster.hosts
     proxy.put_delay_s = 2.0
     Writer(writer.mount).run("for n in range(6): open(f'low/{n}', 'wb').write(os.urandom(30_000 * n))")
     expected = digests(writer)

@@ -13,8 +13,8 @@ from botocore.config import Config
 from headrace.s3.credentials import parse_credentials
 from tests.integration.cli.host import Host, wait_until
 
-from .conftest import MakeTown
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
@@ -53,42 +53,42 @@ def read_when_told(client: Any, key: str, wanted: bytes) -> None:
     wait_until(is_there, 10)
 
 
-def kill(town: Town, number: int) -> None:
+def kill(cluster: ClusterFixture, number: int) -> None:
     """Node, mount and gateway of a host, for good."""
-    town.ups[number].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
-    town.hosts[number].kill("node")
+    cluster.ups[number].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
+    cluster.hosts[number].kill("node")
 
 
-def fill(town: Town) -> dict[str, bytes]:
+def fill(cluster: ClusterFixture) -> dict[str, bytes]:
     sizes = {f"small/{n}": 40_000 + n for n in range(24)} | {f"large/{n}": 5 * MIB + n for n in range(3)}
-    return {key: town.put(f"{BUCKET}/{key}", size) for key, size in sizes.items()}
+    return {key: cluster.put(f"{BUCKET}/{key}", size) for key, size in sizes.items()}
 
 
-def test_the_owner_is_asked_and_the_origin_once(make_town: MakeTown) -> None:
-    town = make_town()
-    truth = fill(town)
-    town.start(2)
-    clients = [gateway(host) for host in town.hosts]
-    owners = town.owners([f"{BUCKET}/{key}" for key in truth])
-    theirs = [key for key in truth if owners[f"{BUCKET}/{key}"] is town.hosts[0]]
+def test_the_owner_is_asked_and_the_origin_once(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    truth = fill(cluster)
+    cluster.start(2)
+    clients = [gateway(host) for host in cluster.hosts]
+    owners = cluster.owners([f"{BUCKET}/{key}" for key in truth])
+    theirs = [key for key in truth if owners[f"{BUCKET}/{key}"] is cluster.hosts[0]]
     assert 0 < len(theirs) < len(truth)
     for key in theirs:
         assert read(clients[1], key) == truth[key]
-    assert town.origin(hosts=[town.hosts[1]]) == 0
-    assert town.origin() == sum(len(truth[key]) for key in theirs)
-    assert town.status(town.hosts[1])["peers"]["bytes_read"] == town.origin()
+    assert cluster.origin(hosts=[cluster.hosts[1]]) == 0
+    assert cluster.origin() == sum(len(truth[key]) for key in theirs)
+    assert cluster.status(cluster.hosts[1])["peers"]["bytes_read"] == cluster.origin()
     for client in clients:
         assert {key: read(client, key) for key in truth} == truth
         rows = client.list_objects_v2(Bucket=BUCKET)["Contents"]
         assert {one["Key"]: one["Size"] for one in rows} == {key: len(data) for key, data in truth.items()}
-    assert town.origin() == sum(map(len, truth.values()))
+    assert cluster.origin() == sum(map(len, truth.values()))
 
 
-def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_town: MakeTown) -> None:
-    town = make_town(write="back", persist_delay_s=3600)
-    old = town.put(f"{BUCKET}/old", 1000)
-    town.start(2)
-    clients = [gateway(host) for host in town.hosts]
+def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back", persist_delay_s=3600)
+    old = cluster.put(f"{BUCKET}/old", 1000)
+    cluster.start(2)
+    clients = [gateway(host) for host in cluster.hosts]
     assert [read(one, "old") for one in clients] == [old, old]
     written = {}
     for number, size in enumerate((0, 10, 70_000, 3 * MIB + 1)):
@@ -106,12 +106,12 @@ def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_town: Mak
         return [one["Key"] for one in clients[1].list_objects_v2(Bucket=BUCKET)["Contents"]]
 
     wait_until(lambda: keys() == ["new/1", "new/2", "new/3", "old"], 10)
-    assert (town.truth / BUCKET / "old").read_bytes() == old
-    for host in town.hosts:
+    assert (cluster.truth / BUCKET / "old").read_bytes() == old
+    for host in cluster.hosts:
         host.ok("persist", "--wait", host.mount)
     found = {
-        str(one.relative_to(town.truth / BUCKET)): one.read_bytes()
-        for one in (town.truth / BUCKET).rglob("*")
+        str(one.relative_to(cluster.truth / BUCKET)): one.read_bytes()
+        for one in (cluster.truth / BUCKET).rglob("*")
         if one.is_file()
     }
     assert found == {
@@ -122,24 +122,24 @@ def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_town: Mak
     }
 
 
-def test_a_killed_owner_and_a_killed_writer_cost_no_object(make_town: MakeTown) -> None:
+def test_a_killed_owner_and_a_killed_writer_cost_no_object(make_cluster: MakeCluster) -> None:
     """What was acknowledged in back:2 is read from the node that holds the copy, and persisted by it."""
-    town = make_town(write="back:2", replicas=2, persist_delay_s=3600, take_over_s=1)
-    truth = fill(town)
-    town.start(3)
-    clients = [gateway(host) for host in town.hosts]
-    owners = town.owners([f"{BUCKET}/{key}" for key in truth])
-    assert any(one is town.hosts[0] for one in owners.values())
+    cluster = make_cluster(write="back:2", replicas=2, persist_delay_s=3600, take_over_s=1)
+    truth = fill(cluster)
+    cluster.start(3)
+    clients = [gateway(host) for host in cluster.hosts]
+    owners = cluster.owners([f"{BUCKET}/{key}" for key in truth])
+    assert any(one is cluster.hosts[0] for one in owners.values())
     written = {f"acknowledged/{n}": b"%d" % n * 30_000 for n in range(8)}
     for key, data in written.items():
         clients[0].put_object(Bucket=BUCKET, Key=key, Body=data)
-    kill(town, 0)
+    kill(cluster, 0)
     for client in clients[1:]:
         assert {key: read(client, key) for key in truth} == truth
         for key, data in written.items():
             read_when_told(client, key, data)
-    town.wait_members(2, town.hosts[1:])
-    folder = town.truth / BUCKET / "acknowledged"
+    cluster.wait_members(2, cluster.hosts[1:])
+    folder = cluster.truth / BUCKET / "acknowledged"
     persisted = folder.glob  # but for the drafts of puts, which go away again
     wait_until(
         lambda: {f"acknowledged/{path.name}": path.read_bytes() for path in persisted("[!.]*")} == written, 60

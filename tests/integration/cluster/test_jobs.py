@@ -7,47 +7,47 @@ import signal
 
 import pytest
 
-from .conftest import MakeTown
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
 
 
-def test_a_load_brings_each_byte_once_and_free_drops_all(town: Town) -> None:
+def test_a_load_brings_each_byte_once_and_free_drops_all(cluster: ClusterFixture) -> None:
     for number in range(60):
-        town.put(f"small/{number}", 50_000 + number)
-    town.put("large", 9 * MIB + 5)
-    town.start(3)
-    loaded = town.hosts[1].json("load", town.hosts[1].mount, "--priority", "high", "--verify")
+        cluster.put(f"small/{number}", 50_000 + number)
+    cluster.put("large", 9 * MIB + 5)
+    cluster.start(3)
+    loaded = cluster.hosts[1].json("load", cluster.hosts[1].mount, "--priority", "high", "--verify")
     assert (loaded["state"], loaded["files_done"], loaded["failed_files"]) == ("done", 61, 0)
-    assert loaded["bytes_done"] == town.truth_bytes() == town.origin()
-    for host in town.hosts:
+    assert loaded["bytes_done"] == cluster.truth_bytes() == cluster.origin()
+    for host in cluster.hosts:
         (row,) = host.json("job", "list")
         assert (row["id"], row["node"], row["files_done"]) == (loaded["id"], "n1", 61)
         host.assert_right()
-    assert town.origin() == town.truth_bytes()
-    freed = town.hosts[2].json("free", town.hosts[2].mount)
+    assert cluster.origin() == cluster.truth_bytes()
+    freed = cluster.hosts[2].json("free", cluster.hosts[2].mount)
     assert freed["state"] == "done"
     assert freed["files_done"] == 3 * 61  # the owner's copy, and what the others borrowed
-    assert all(town.status(host)["cache"]["used_bytes"] == 0 for host in town.hosts)
+    assert all(cluster.status(host)["cache"]["used_bytes"] == 0 for host in cluster.hosts)
 
 
-def test_the_node_that_took_the_job_is_killed(make_town: MakeTown) -> None:
-    town = make_town()
+def test_the_node_that_took_the_job_is_killed(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
     for number in range(3000):
-        town.put(f"d/{number % 7}/{number}", 20_000 + number % 100)
-    town.start(3)
-    left = town.hosts[1:]
+        cluster.put(f"d/{number % 7}/{number}", 20_000 + number % 100)
+    cluster.start(3)
+    left = cluster.hosts[1:]
     held = left[1].kill("node", signal.SIGSTOP)  # so that the job can't be done before its node is killed
     try:
-        taken = town.hosts[0].json("load", town.hosts[0].mount, "--detach")
-        town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
-        town.hosts[0].kill("node")
+        taken = cluster.hosts[0].json("load", cluster.hosts[0].mount, "--detach")
+        cluster.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
+        cluster.hosts[0].kill("node")
         assert left[0].json("job", "show", taken["id"])["state"] == "running"
     finally:
         os.kill(held, signal.SIGCONT)
-    town.wait_for(lambda: left[0].json("job", "show", taken["id"])["state"] != "running", 60)
+    cluster.wait_for(lambda: left[0].json("job", "show", taken["id"])["state"] != "running", 60)
     row = left[1].json("job", "show", taken["id"])
     assert (row["state"], row["files_done"], row["files_total"], row["failed_files"]) == (
         "done",
@@ -55,7 +55,7 @@ def test_the_node_that_took_the_job_is_killed(make_town: MakeTown) -> None:
         3000,
         0,
     )
-    before = town.origin(hosts=left)
+    before = cluster.origin(hosts=left)
     for host in left:
         host.assert_right()
-    assert town.origin(hosts=left) == before  # all of it was there
+    assert cluster.origin(hosts=left) == before  # all of it was there

@@ -33,7 +33,7 @@ from headrace.testing.servers import free_ports
 from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, send, wait_until
 
-from .town import Town
+from .cluster_fixture import ClusterFixture
 
 pytestmark = pytest.mark.timeout(90)
 MIB = 1 << 20
@@ -41,24 +41,28 @@ TOKEN = "of-the-tests"
 
 
 @dataclass(frozen=True)
-class City:
-    """Two nodes, all of whose files can only be read but for those in /out. truth: what was there at the start."""
+class RemoteClusterFixture:
+    """A cluster of two nodes whose files are read-only except in /out. `truth` has the files at the start."""
 
-    town: Town
+    cluster: ClusterFixture
     nodes: str
     truth: dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
-def city(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[City]:
-    town = Town(tmp_path_factory.mktemp("city"), etcd.address, write="/out=back,off", persist_delay_s="0.2")
-    (town.base / "token").write_text(TOKEN)
-    (town.base / "token").chmod(0o600)
+def remote_cluster(
+    tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer
+) -> Iterator[RemoteClusterFixture]:
+    cluster = ClusterFixture(
+        tmp_path_factory.mktemp("remote_cluster"), etcd.address, write="/out=back,off", persist_delay_s="0.2"
+    )
+    (cluster.base / "token").write_text(TOKEN)
+    (cluster.base / "token").chmod(0o600)
     try:
-        truth = {**fill(town), "/out/kept": town.put("out/kept", 10)}
-        yield City(town, start(town), truth)
+        truth = {**fill(cluster), "/out/kept": cluster.put("out/kept", 10)}
+        yield RemoteClusterFixture(cluster, start(cluster), truth)
     finally:
-        town.close()
+        cluster.close()
 
 
 @pytest.fixture(autouse=True)
@@ -73,23 +77,23 @@ def _no_node_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     REMOTES.close()
 
 
-def start(town: Town, count: int = 2, *, signer: Authority | None = None) -> str:
+def start(cluster: ClusterFixture, count: int = 2, *, signer: Authority | None = None) -> str:
     """Nodes without mounts, whose APIs know of each other; their addresses. signer: of their certificates."""
     for number in range(count):
         (port,) = free_ports(1)
         tls = settings_of(issued(signer, f"n{number}")) if signer is not None else {}
-        host = town.add(rest_address=f"127.0.0.1:{port}", rest_token=town.base / "token", **tls)
-        town.up(host, town.truth)
-    town.wait_members(count)
-    return ",".join(one.ready["rest"] for one in town.ups)
+        host = cluster.add(rest_address=f"127.0.0.1:{port}", rest_token=cluster.base / "token", **tls)
+        cluster.up(host, cluster.truth)
+    cluster.wait_members(count)
+    return ",".join(one.ready["rest"] for one in cluster.ups)
 
 
-def fill(town: Town) -> dict[str, bytes]:
+def fill(cluster: ClusterFixture) -> dict[str, bytes]:
     """By their paths."""
     sizes = {"empty": 0, "one": 1, "block": MIB, "more": MIB + 1, "large": (21 << 20) + 321}
-    truth = {f"/{name}": town.put(name, size) for name, size in sizes.items()}
+    truth = {f"/{name}": cluster.put(name, size) for name, size in sizes.items()}
     for number in range(40):
-        truth[f"/small/{number % 4}/{number}"] = town.put(f"small/{number % 4}/{number}", 50_000 + number)
+        truth[f"/small/{number % 4}/{number}"] = cluster.put(f"small/{number % 4}/{number}", 50_000 + number)
     return truth
 
 
@@ -99,9 +103,9 @@ def kill_all_of(host: Host) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_every_byte_by_every_way_from_its_owner(city: City) -> None:
-    town, nodes, truth = city.town, city.nodes, city.truth
-    size = town.truth_bytes()
+def test_every_byte_by_every_way_from_its_owner(remote_cluster: RemoteClusterFixture) -> None:
+    cluster, nodes, truth = remote_cluster.cluster, remote_cluster.nodes, remote_cluster.truth
+    size = cluster.truth_bytes()
     with headrace.connect(nodes) as cache:
         for round in ("cold", "cached"):
             assert {path: cache.read(path) for path in truth} == truth, round
@@ -120,16 +124,16 @@ def test_every_byte_by_every_way_from_its_owner(city: City) -> None:
             assert file.read() == large[-5:]
         assert bytes(cache.map("/large")) == large
         assert bytes(cache.map("/empty")) == b""
-    assert town.origin() == size  # each byte left the origin once,
-    assert [town.status(host)["cache"]["borrowed_bytes"] for host in town.hosts] == [
+    assert cluster.origin() == size  # each byte left the origin once,
+    assert [cluster.status(host)["cache"]["borrowed_bytes"] for host in cluster.hosts] == [
         0,
         0,
     ]  # and was asked of its owner
-    assert all(town.status(host)["origin"]["bytes_read"] > 0 for host in town.hosts)
+    assert all(cluster.status(host)["origin"]["bytes_read"] > 0 for host in cluster.hosts)
 
 
-def test_names(city: City) -> None:
-    town, nodes, truth = city.town, city.nodes, city.truth
+def test_names(remote_cluster: RemoteClusterFixture) -> None:
+    cluster, nodes, truth = remote_cluster.cluster, remote_cluster.nodes, remote_cluster.truth
     with headrace.connect(nodes) as cache:
         found = {f"{folder.rstrip('/')}/{name}" for folder, _, names in cache.walk("/") for name in names}
         assert found == set(truth)
@@ -152,7 +156,7 @@ def test_names(city: City) -> None:
             cache.put("/new", b"x")
         with pytest.raises(NotSupportedError):
             cache.open("/one", "ab")
-        assert cache.status()["cluster"]["name"] == town.base.name  # type: ignore[index]
+        assert cache.status()["cluster"]["name"] == cluster.base.name  # type: ignore[index]
         job = cache.load("/small")
         assert (job.state, job.files_done, job.failed) == ("done", 40, [])
         assert len(cache.free("/small").failed) == 0
@@ -165,9 +169,9 @@ def test_names(city: City) -> None:
     asyncio.run(later())
 
 
-def test_what_is_written_is_seen_by_all_and_persisted(city: City) -> None:
-    town = city.town
-    one, other = (headrace.connect(node) for node in city.nodes.split(","))
+def test_what_is_written_is_seen_by_all_and_persisted(remote_cluster: RemoteClusterFixture) -> None:
+    cluster = remote_cluster.cluster
+    one, other = (headrace.connect(node) for node in remote_cluster.nodes.split(","))
     data = os.urandom(9 * MIB + 7)
     one.put("/out/a/b", data)
     assert one.read("/out/a/b") == data
@@ -183,8 +187,8 @@ def test_what_is_written_is_seen_by_all_and_persisted(city: City) -> None:
     one.rename("/out/text", "/out/renamed")
     one.make_directory("/out/empty/folder")
     one.persist()
-    assert (town.truth / "out/a/b").read_bytes() == data
-    assert (town.truth / "out/renamed").read_text() == "words"
+    assert (cluster.truth / "out/a/b").read_bytes() == data
+    assert (cluster.truth / "out/renamed").read_text() == "words"
     with pytest.raises(IsADirectoryPathError):
         one.remove("/out")
     one.remove("/out/renamed")
@@ -192,12 +196,12 @@ def test_what_is_written_is_seen_by_all_and_persisted(city: City) -> None:
         one.remove(f"/out/{name}", recursive=True)
     one.persist()
     assert [row.path for row in one.list("/out")] == ["/out/kept"]
-    assert [path.name for path in (town.truth / "out").iterdir()] == ["kept"]
+    assert [path.name for path in (cluster.truth / "out").iterdir()] == ["kept"]
 
 
-def test_a_node_that_is_killed_in_the_middle_costs_no_read(town: Town) -> None:
-    truth = fill(town)
-    nodes = start(town)
+def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixture) -> None:
+    truth = fill(cluster)
+    nodes = start(cluster)
     cache = headrace.connect(nodes, patience_s=30)
     paths = [*truth] * 3
     killed = threading.Event()
@@ -206,7 +210,7 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(town: Town) -> None:
         assert part.error is None, (number, part.path, part.error)
         assert part.data == truth[part.path], (number, part.path)
         if number == 20:
-            kill_all_of(town.hosts[0])
+            kill_all_of(cluster.hosts[0])
             killed.set()
     assert killed.is_set()
     for path, data in truth.items():
@@ -217,12 +221,12 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(town: Town) -> None:
     assert time.monotonic() - began_s < 30
 
 
-def test_a_node_that_stops_answering_is_left_in_seconds(town: Town) -> None:
-    truth = fill(town)
-    nodes = start(town)
+def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture) -> None:
+    truth = fill(cluster)
+    nodes = start(cluster)
     cache = headrace.connect(nodes, patience_s=30)
     assert cache.read("/large") == truth["/large"]
-    stopped = list(town.hosts[0].processes())
+    stopped = list(cluster.hosts[0].processes())
     for pid in stopped:
         send(pid, signal.SIGSTOP)
     try:
@@ -234,11 +238,13 @@ def test_a_node_that_stops_answering_is_left_in_seconds(town: Town) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_rotten_block_is_read_elsewhere_and_mended(city: City, caplog: pytest.LogCaptureFixture) -> None:
-    town, truth = city.town, city.truth
-    cache = headrace.connect(city.nodes)
+def test_a_rotten_block_is_read_elsewhere_and_mended(
+    remote_cluster: RemoteClusterFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, truth = remote_cluster.cluster, remote_cluster.truth
+    cache = headrace.connect(remote_cluster.nodes)
     assert cache.read("/large") == truth["/large"]
-    owner = town.owners(["large"])["large"]
+    owner = cluster.owners(["large"])["large"]
     (file,) = [one for one in owner.cache.rglob("files/*/*") if one.stat().st_size == len(truth["/large"])]
     with open(file, "r+b") as out:
         out.seek(5 * MIB + 100)
@@ -254,15 +260,17 @@ def test_a_rotten_block_is_read_elsewhere_and_mended(city: City, caplog: pytest.
     wait_until(mended, 15)
 
 
-def test_who_may_not_ask_and_who_is_not_there(city: City, monkeypatch: pytest.MonkeyPatch) -> None:
-    town, nodes = city.town, city.nodes
-    wrong = town.base / "wrong"
+def test_who_may_not_ask_and_who_is_not_there(
+    remote_cluster: RemoteClusterFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, nodes = remote_cluster.cluster, remote_cluster.nodes
+    wrong = cluster.base / "wrong"
     wrong.write_text("guess")
     wrong.chmod(0o600)
     monkeypatch.setenv("HEADRACE_REST_TOKEN", str(wrong))
     with pytest.raises(NotAllowedError):
         headrace.connect(nodes)
-    monkeypatch.setenv("HEADRACE_REST_TOKEN", str(town.base / "token"))
+    monkeypatch.setenv("HEADRACE_REST_TOKEN", str(cluster.base / "token"))
     monkeypatch.setenv("HEADRACE_NODES", nodes)
     assert len(headrace.connect().read("/one")) == 1  # by the setting, as no node runs here
     monkeypatch.delenv("HEADRACE_NODES")
@@ -273,9 +281,9 @@ def test_who_may_not_ask_and_who_is_not_there(city: City, monkeypatch: pytest.Mo
         headrace.connect(f"http://127.0.0.1:{port}", patience_s=0)
 
 
-def test_a_forked_child_reads_on(city: City) -> None:
-    truth = city.truth
-    cache = headrace.connect(city.nodes)
+def test_a_forked_child_reads_on(remote_cluster: RemoteClusterFixture) -> None:
+    truth = remote_cluster.truth
+    cache = headrace.connect(remote_cluster.nodes)
     assert cache.read("/more") == truth["/more"]
     pid = os.fork()
     if pid == 0:
@@ -286,12 +294,12 @@ def test_a_forked_child_reads_on(city: City) -> None:
 
 
 def test_with_tls_only_clients_and_nodes_of_the_cluster(
-    town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth = fill(town)
-    cluster = town.base.name
-    ours, theirs = (authority(tmp_path / name, cluster) for name in ("ours", "theirs"))
-    nodes = start(town, signer=ours)
+    truth = fill(cluster)
+    cluster_name = cluster.base.name
+    ours, theirs = (authority(tmp_path / name, cluster_name) for name in ("ours", "theirs"))
+    nodes = start(cluster, signer=ours)
     assert nodes.startswith("https://")
     shown = [
         (None, False),
@@ -312,20 +320,22 @@ def test_with_tls_only_clients_and_nodes_of_the_cluster(
             assert bytes(cache.map("/large")) == truth["/large"]
 
 
-def test_the_file_system_of_fsspec(city: City) -> None:
-    fs = fsspec.filesystem("headrace", nodes=city.nodes, skip_instance_cache=True)
+def test_the_file_system_of_fsspec(remote_cluster: RemoteClusterFixture) -> None:
+    fs = fsspec.filesystem("headrace", nodes=remote_cluster.nodes, skip_instance_cache=True)
     assert fs.cat("/small", recursive=True) == {
-        path: data for path, data in city.truth.items() if path.startswith("/small/")
+        path: data for path, data in remote_cluster.truth.items() if path.startswith("/small/")
     }
     assert fs.cat_ranges(["/large", "/more"], [MIB - 1, None], [MIB + 1, 5]) == [
-        city.truth["/large"][MIB - 1 : MIB + 1],
-        city.truth["/more"][:5],
+        remote_cluster.truth["/large"][MIB - 1 : MIB + 1],
+        remote_cluster.truth["/more"][:5],
     ]
     with fs.open("/large", "rb") as file:
         file.seek(-7, os.SEEK_END)
-        assert file.read() == city.truth["/large"][-7:]
+        assert file.read() == remote_cluster.truth["/large"][-7:]
     assert fs.info("/more")["size"] == MIB + 1
-    assert sorted(fs.find("/small")) == sorted(path for path in city.truth if path.startswith("/small/"))
+    assert sorted(fs.find("/small")) == sorted(
+        path for path in remote_cluster.truth if path.startswith("/small/")
+    )
     fs.pipe("/out/piped", b"by fsspec")
     fs.mv("/out/piped", "/out/moved")
     fs.cp_file("/out/moved", "/out/copied")
@@ -336,25 +346,25 @@ def test_the_file_system_of_fsspec(city: City) -> None:
     assert [name.rpartition("/")[2] for name in fs.ls("/out", detail=False)] == ["kept"]
 
 
-def test_the_command_line_from_another_host(city: City) -> None:
+def test_the_command_line_from_another_host(remote_cluster: RemoteClusterFixture) -> None:
     """With a run folder in which nothing runs."""
-    base = city.town.base / "elsewhere"
+    base = remote_cluster.cluster.base / "elsewhere"
     base.mkdir(exist_ok=True)
-    host = Host(base, rest_token=city.town.base / "token", nodes=city.nodes)
-    assert host.json("status")["cluster"]["name"] == city.town.base.name
+    host = Host(base, rest_token=remote_cluster.cluster.base / "token", nodes=remote_cluster.nodes)
+    assert host.json("status")["cluster"]["name"] == remote_cluster.cluster.base.name
     assert "n1" in host.ok("status")
     assert [row["path"] for row in host.json("mount", "list")] == ["/"]
     rows = [json.loads(line) for line in host.ok("ls", "/small", "--json").splitlines()]
     assert [row["name"] for row in rows] == ["0/", "1/", "2/", "3/"]
     assert host.json("stat", "/more")["size_bytes"] == MIB + 1
     cat = host.json("cat", "/more")
-    assert base64.b64decode(cat["base64"]) == city.truth["/more"]
+    assert base64.b64decode(cat["base64"]) == remote_cluster.truth["/more"]
     loaded = host.json("load", "/small")
     assert (loaded["files_done"], loaded["state"]) == (40, "done")
     assert host.json("job", "show", loaded["id"])["state"] == "done"
     assert host.json("sync", "/")["failed"] == []
     assert host.headrace("load", "/nowhere").returncode == 3
-    one = city.nodes.split(",")[0]
+    one = remote_cluster.nodes.split(",")[0]
     assert "one" in host.ok("ls", "/", "--socket", one)
     assert host.json("status", "--socket", one)["cluster"]["node"] == "n0"
     assert host.headrace("node", "drain").returncode == 2  # several are named

@@ -29,8 +29,8 @@ from tests.integration.persist.conftest import wait_until
 from tests.integration.persist.test_kills import STEPS
 from tests.plain_paths import plain
 
-from .hands import Hands, Tree
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .file_agent import FileAgent, Tree
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
 
@@ -68,10 +68,10 @@ class Pair:
     """Two nodes and the plain folder; each example has a folder of its own in all of them."""
 
     def __init__(self, base: Path, etcd: str, delay_s: float) -> None:
-        self.town = Town(base, etcd, write="back", persist_delay_s=delay_s)
+        self.cluster = ClusterFixture(base, etcd, write="back", persist_delay_s=delay_s)
         for number in range(EXAMPLES):
             for name, size in LOWER.items():
-                self.town.put(f"m{number}/{name}", size)
+                self.cluster.put(f"m{number}/{name}", size)
         self.plain = base / "plain"
         self.plain.mkdir()
         self.late = delay_s > 1
@@ -79,18 +79,18 @@ class Pair:
         self._chance = random.Random(0)
         self._arms: list[Path] = []
         for number in range(2):
-            host = self.town.add()
+            host = self.cluster.add()
             self._arms.append(base / f"died-{number}")
-            self.town.up(host)
-        self.town.wait_members(2)
-        self.hands = [Hands(host.mount) for host in self.town.hosts]
-        self.reference = Hands(self.plain)
-        self.truth = Hands(self.town.truth)
+            self.cluster.up(host)
+        self.cluster.wait_members(2)
+        self.agents = [FileAgent(host.mount) for host in self.cluster.hosts]
+        self.reference = FileAgent(self.plain)
+        self.truth = FileAgent(self.cluster.truth)
 
     def close(self) -> None:
-        for one in (*self.hands, self.reference, self.truth):
+        for one in (*self.agents, self.reference, self.truth):
             one.close()
-        self.town.close()
+        self.cluster.close()
 
     # ------------------------------------------------------------ one sequence
 
@@ -131,7 +131,7 @@ class Pair:
             more = [self._chance.choice([0, 10, 5000])]
         elif kind == "rename":
             more = [self._path(tops)]
-        wanted, got = (hands.do(kind, path, *more) for hands in (self.reference, self.hands[node]))
+        wanted, got = (agent.do(kind, path, *more) for agent in (self.reference, self.agents[node]))
         assert got == wanted, (kind, path, more, f"node {node}", got, wanted)
 
     def _path(self, tops: list[str]) -> str:
@@ -149,21 +149,21 @@ class Pair:
             if self._chance.random() < 0.5:
                 path = f"{self.folder}/{name}"
                 one = found[name] = Contested()
-                for node, hands in enumerate(self.hands):
+                for node, agent in enumerate(self.agents):
                     kind = self._chance.choice(["write", "replace", "append", "unlink"])
-                    answer = hands.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
+                    answer = agent.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
                     assert answer == [0, None] or (kind, answer[0]) in REFUSED, (kind, answer)
                     if answer == [0, None]:
                         if self._saw_the_other(node, path, removed=one.kept == [None]):
                             one.kept.clear()  # it was replaced by who saw it
-                        one.left.append(hands.do("read", path)[1])
+                        one.left.append(agent.do("read", path)[1])
                         one.kept.append(one.left[-1])
         return {name: one for name, one in found.items() if one.left}
 
     def _saw_the_other(self, node: int, path: str, *, removed: bool) -> bool:
         """Whether what a node has at a path stands for what the other one has not persisted yet; or for nothing, where
         that one had removed it."""
-        upper = Upper(str(self.town.hosts[node].cache / "upper"))
+        upper = Upper(str(self.cluster.hosts[node].cache / "upper"))
         whole = os.fsencode(f"/{path}")
         base = base_version(upper.at(whole), whole)
         return is_pending(base) or (removed and base is None)
@@ -171,7 +171,7 @@ class Pair:
     # ------------------------------------------------------------ crashes
 
     def _crash(self, node: int) -> None:
-        host, kind = self.town.hosts[node], self._chance.choice(CRASHES)
+        host, kind = self.cluster.hosts[node], self._chance.choice(CRASHES)
         if kind == "all":
             self._restart(host, node, step="")
         elif kind == "step":
@@ -191,15 +191,17 @@ class Pair:
         host.environment["HEADRACE_FAILPOINT"] = (
             f"{step}:{self._chance.randrange(1, 4)}:{arm}" if step else ""
         )
-        self.town.up(host)
-        self.town.wait_members(2)
+        self.cluster.up(host)
+        self.cluster.wait_members(2)
 
     # ------------------------------------------------------------ what must be
 
     def _settle(self) -> None:
-        for host in self._chance.sample(self.town.hosts, 2):
+        for host in self._chance.sample(self.cluster.hosts, 2):
             wait_until(lambda host=host: host.headrace("persist", "/").returncode == 0, 60.0)  # type: ignore[misc]
-        wait_until(lambda: self.town.hosts[0].headrace("sync").returncode == 0, 30.0)  # which tells the other
+        wait_until(
+            lambda: self.cluster.hosts[0].headrace("sync").returncode == 0, 30.0
+        )  # which tells the other
 
     def _compare(self, contested: dict[str, Contested]) -> None:
         truth = self.truth.tree(self.folder)
@@ -209,13 +211,13 @@ class Pair:
             self._adopt(name, truth, wanted)
         wanted = self.reference.tree(self.folder)
         assert short(truth, wanted) == {}, "the origin"
-        for node, hands in enumerate(self.hands):
+        for node, agent in enumerate(self.agents):
             self._clear_left_folders(node, wanted)
             wait_until(
-                lambda hands=hands: hands.do("tree", self.folder) == [0, wanted],  # type: ignore[misc]
+                lambda agent=agent: agent.do("tree", self.folder) == [0, wanted],  # type: ignore[misc]
                 20.0,
-                what=lambda node=node, hands=hands: (  # type: ignore[misc]
-                    f"node {node}: {short(hands.tree(self.folder), wanted)}"
+                what=lambda node=node, agent=agent: (  # type: ignore[misc]
+                    f"node {node}: {short(agent.tree(self.folder), wanted)}"
                 ),
             )
 
@@ -223,7 +225,7 @@ class Pair:
         """The name is as one of the two left it; the other's bytes are beside it, and reported, unless they were
         replaced by who saw them."""
         assert truth.get(name) in one.left, (name, "is as nobody left it")
-        reported = [one for host in self.town.hosts for one in host.json("status")["write"]["conflicts"]]
+        reported = [one for host in self.cluster.hosts for one in host.json("status")["write"]["conflicts"]]
         kept = {path: data for path, data in truth.items() if path.startswith(f"{name}.conflict-")}
         for path in kept:
             assert f"/{self.folder}/{path}" in [one["kept"] for one in reported], (path, "is not reported")
@@ -236,13 +238,13 @@ class Pair:
         """An empty folder of a node stays there when the other one removed it (docs/semantics.md)."""
         own = Path(
             os.fsdecode(
-                plain(Upper(str(self.town.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
+                plain(Upper(str(self.cluster.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
             )
         )
         for at, folders, files in os.walk(own, topdown=False):
             name = os.path.relpath(at, own)
             if name != "." and name not in wanted and not folders and not files:
-                self.hands[node].do("rmdir", f"{self.folder}/{name}")
+                self.agents[node].do("rmdir", f"{self.folder}/{name}")
 
     def _adopt(self, name: str, truth: Tree, wanted: Tree) -> None:
         """The reference goes on with what became of a name that both wrote."""

@@ -12,9 +12,9 @@ from headrace.testing.etcd import EtcdServer, etcd_server
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
-from .conftest import MakeTown
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 from .test_writing import same
-from .town import Town
 
 NEVER_S = 600
 SOON_S = 5.0
@@ -22,30 +22,32 @@ SOON_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[Town]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[ClusterFixture]:
     """Two nodes that persist nothing by themselves; both have listed all."""
-    town = Town(tmp_path_factory.mktemp("pair"), etcd.address, write="back", persist_delay_s=NEVER_S)
+    cluster = ClusterFixture(
+        tmp_path_factory.mktemp("pair"), etcd.address, write="back", persist_delay_s=NEVER_S
+    )
     try:
-        town.put("low/a", 50_000)
-        town.put("low/b", 60_000)
-        town.put("low/deep/c", 70_000)
-        town.start(2)
-        for host in town.hosts:
-            assert Writer(host.mount).tree() == tree_of(town.truth)
-        yield town
+        cluster.put("low/a", 50_000)
+        cluster.put("low/b", 60_000)
+        cluster.put("low/deep/c", 70_000)
+        cluster.start(2)
+        for host in cluster.hosts:
+            assert Writer(host.mount).tree() == tree_of(cluster.truth)
+        yield cluster
     finally:
-        town.close()
+        cluster.close()
 
 
 @pytest.fixture
-def two(town: Town) -> tuple[Writer, Writer]:
-    first, second = (Writer(host.mount) for host in town.hosts)
+def two(cluster: ClusterFixture) -> tuple[Writer, Writer]:
+    first, second = (Writer(host.mount) for host in cluster.hosts)
     return first, second
 
 
-def recorded(town: Town, host: Host) -> int:
+def recorded(cluster: ClusterFixture, host: Host) -> int:
     """Of how many folders the others are told that it wrote there."""
-    return int(town.status(host)["write"]["folders_told"])
+    return int(cluster.status(host)["write"]["folders_told"])
 
 
 def conflicts(host: Host, path: str) -> list[str]:
@@ -66,8 +68,8 @@ def failing(call: str) -> str:
     return f"try: {call}\nexcept OSError as error: print(errno.errorcode[error.errno])"
 
 
-def test_others_see_what_is_not_persisted(town: Town, two: tuple[Writer, Writer]) -> None:
-    before = tree_of(town.truth)
+def test_others_see_what_is_not_persisted(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
+    before = tree_of(cluster.truth)
     first, second = two
     for step in (
         "open('low/new', 'wb').write(os.urandom(30_000)); open('empty', 'w')",
@@ -81,13 +83,13 @@ def test_others_see_what_is_not_persisted(town: Town, two: tuple[Writer, Writer]
     ):
         first.run(step)
         soon(second, first.tree())
-    assert tree_of(town.truth) == before
-    assert recorded(town, town.hosts[0]) <= 10
+    assert tree_of(cluster.truth) == before
+    assert recorded(cluster, cluster.hosts[0]) <= 10
     expected = first.tree()
-    settled(town.hosts[0])
-    assert tree_of(town.truth) == expected
+    settled(cluster.hosts[0])
+    assert tree_of(cluster.truth) == expected
     same(second, expected)
-    wait_until(lambda: not recorded(town, town.hosts[0]), 30.0)
+    wait_until(lambda: not recorded(cluster, cluster.hosts[0]), 30.0)
     same(second, expected)
 
 
@@ -129,7 +131,9 @@ until(lambda: not os.path.exists('f') and 'f' not in os.listdir('.'))
         watcher.wait()
 
 
-def test_what_replaces_an_unpersisted_file_waits_for_it(town: Town, two: tuple[Writer, Writer]) -> None:
+def test_what_replaces_an_unpersisted_file_waits_for_it(
+    cluster: ClusterFixture, two: tuple[Writer, Writer]
+) -> None:
     """Each node has its say in turn; nothing is in conflict, though nobody persisted in between."""
     first, second = two
     first.run("os.mkdir('r'); [open(f'r/{n}', 'w').write(n) for n in 'fgh']")
@@ -138,23 +142,23 @@ def test_what_replaces_an_unpersisted_file_waits_for_it(town: Town, two: tuple[W
         "os.chdir('r'); open('f', 'a').write('two'); os.unlink('g'); open('t', 'w').write('t'); os.rename('t', 'h')"
     )
     assert second.tree()["r/f"] == b"ftwo".hex()
-    assert conflicts(town.hosts[1], "/r/") == conflicts(town.hosts[0], "/r/") == []
+    assert conflicts(cluster.hosts[1], "/r/") == conflicts(cluster.hosts[0], "/r/") == []
     expected = {"r": "dir", "r/f": b"ftwo".hex(), "r/h": b"t".hex()}
-    assert {name: data for name, data in tree_of(town.truth).items() if name[0] == "r"} == expected
-    same(first, tree_of(town.truth))
-    same(second, tree_of(town.truth))
+    assert {name: data for name, data in tree_of(cluster.truth).items() if name[0] == "r"} == expected
+    same(first, tree_of(cluster.truth))
+    same(second, tree_of(cluster.truth))
 
 
-def test_what_was_written_again_is_kept_beside(town: Town, two: tuple[Writer, Writer]) -> None:
+def test_what_was_written_again_is_kept_beside(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
     first, second = two
     first.run("open('twice', 'w').write('one')")
     soon(second, first.tree())
     second.run("open('twice', 'w').write('two')")
     first.run("open('twice', 'w').write('three')")
-    assert conflicts(town.hosts[0], "/twice") == []
-    (kept,) = conflicts(town.hosts[1], "/twice")
-    assert bytes.fromhex(tree_of(town.truth)["twice"]) == b"three"
-    assert bytes.fromhex(tree_of(town.truth)[kept]) == b"two"
+    assert conflicts(cluster.hosts[0], "/twice") == []
+    (kept,) = conflicts(cluster.hosts[1], "/twice")
+    assert bytes.fromhex(tree_of(cluster.truth)["twice"]) == b"three"
+    assert bytes.fromhex(tree_of(cluster.truth)[kept]) == b"two"
 
 
 RACE = """
@@ -174,7 +178,7 @@ print(json.dumps(won))
 """
 
 
-def test_one_of_two_makes_the_name(town: Town, two: tuple[Writer, Writer]) -> None:
+def test_one_of_two_makes_the_name(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
     first, second = two
     first.run("os.mkdir('race'); open('race/own0', 'w')")
     soon(second, first.tree())
@@ -182,14 +186,14 @@ def test_one_of_two_makes_the_name(town: Town, two: tuple[Writer, Writer]) -> No
     racers = [one.start(RACE.format(count=30, me=me)) for me, one in enumerate(two)]
     won: list[str] = []
     for racer in racers:
-        settled(town.hosts[0])  # what is persisted in between is seen, too
+        settled(cluster.hosts[0])  # what is persisted in between is seen, too
         out, _ = racer.communicate(timeout=60)
         assert racer.returncode == 0
         won += json.loads(out)
     assert sorted(won) == sorted(f"{kind}{n}" for kind in "fdl" for n in range(30))
 
 
-def test_a_reader_never_sees_two_states(town: Town, two: tuple[Writer, Writer]) -> None:
+def test_a_reader_never_sees_two_states(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
     first, second = two
     first.run("open('states', 'wb').write(bytes(3_000_000))")
     soon(second, first.tree())
@@ -225,16 +229,16 @@ print(json.dumps(seen))
         writer.wait()
     assert seen == sorted(seen)
     assert len(set(seen)) > 1
-    settled(town.hosts[0])
+    settled(cluster.hosts[0])
 
 
-def test_a_killed_writer_is_read_from_its_holder(make_town: MakeTown) -> None:
+def test_a_killed_writer_is_read_from_its_holder(make_cluster: MakeCluster) -> None:
     """kill -9 of everything on its host, right after close; nobody persists it meanwhile. The names that only it was to
     make there are the others' affair then."""
-    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
-    town.put("low/a", 50_000)
-    town.start(3)
-    writer, *others = town.hosts
+    cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
+    cluster.put("low/a", 50_000)
+    cluster.start(3)
+    writer, *others = cluster.hosts
     for host in others:
         Writer(host.mount).tree()
     Writer(writer.mount).run(
@@ -250,18 +254,18 @@ open('low/a', 'ab').write(b'more')
     expected["last"] = (bytes(range(256)) * 100).hex()
     for host in others:
         same(Writer(host.mount), expected)
-    assert tree_of(town.truth).keys() == {"low", "low/a"}
+    assert tree_of(cluster.truth).keys() == {"low", "low/a"}
     Writer(others[0].mount).run("os.mkdir('new/other'); open('new/other/f', 'x').write('f')", limit_s=20)
     assert "EEXIST" in Writer(others[1].mount).run(failing("os.mkdir('new/other')"), limit_s=20)
     writer.close()
 
 
-def test_without_etcd_writing_goes_on(make_town: MakeTown) -> None:
+def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
     with etcd_server() as own:
-        town = make_town(server=own, write="back", persist_delay_s=NEVER_S)
-        town.put("low/a", 1000)
-        town.start(2)
-        first, second = (Writer(host.mount) for host in town.hosts)
+        cluster = make_cluster(server=own, write="back", persist_delay_s=NEVER_S)
+        cluster.put("low/a", 1000)
+        cluster.start(2)
+        first, second = (Writer(host.mount) for host in cluster.hosts)
         first.run("open('before', 'w').write('before')")
         soon(second, first.tree())
         own.kill()
@@ -270,14 +274,14 @@ def test_without_etcd_writing_goes_on(make_town: MakeTown) -> None:
         same(second, first.tree())
 
 
-def test_the_folder_of_a_mode_comes_to_be_with_its_first_file(make_town: MakeTown) -> None:
-    town = make_town(write="/out=back,off", persist_delay_s=0.05, sync_interval_s=3600)
-    town.put("low/a", 50_000)
-    town.start(2)
-    first, second = (Writer(host.mount) for host in town.hosts)
+def test_the_folder_of_a_mode_comes_to_be_with_its_first_file(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="/out=back,off", persist_delay_s=0.05, sync_interval_s=3600)
+    cluster.put("low/a", 50_000)
+    cluster.start(2)
+    first, second = (Writer(host.mount) for host in cluster.hosts)
     assert "low/a" in second.tree()  # it has listed all, for an hour
     first.run("open('out/new', 'wb').write(bytes(range(256)) * 100)")
-    settled(town.hosts[0])
+    settled(cluster.hosts[0])
     wanted = (bytes(range(256)) * 100).hex()
-    assert tree_of(town.truth)["out/new"] == wanted
+    assert tree_of(cluster.truth)["out/new"] == wanted
     wait_until(lambda: second.tree().get("out/new") == wanted, 10, what=lambda: f"{second.tree().keys()}")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.cli.host import Host
 
-from .conftest import MakeTown
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
 
@@ -22,25 +22,25 @@ HAND_OVER_BYTES_S = 256 << 10
 LIMIT_S = 90.0
 
 
-def crash(town: Town, host: Host) -> None:
+def crash(cluster: ClusterFixture, host: Host) -> None:
     """All of the host's processes at once."""
-    town.ups[-1].signal(signal.SIGKILL)
+    cluster.ups[-1].signal(signal.SIGKILL)
     host.close()
 
 
-def leave(town: Town, host: Host) -> None:
+def leave(cluster: ClusterFixture, host: Host) -> None:
     host.ok("down", host.mount)
 
 
-def names_of(town: Town, folder: str, count: int) -> list[str]:
+def names_of(cluster: ClusterFixture, folder: str, count: int) -> list[str]:
     names = [f"{folder}/{number}" for number in range(count)]
     for number, name in enumerate(names):
-        town.put(name, FILE_BYTES + number)
+        cluster.put(name, FILE_BYTES + number)
     return names
 
 
-def size_bytes(town: Town, names: list[str]) -> int:
-    return sum((town.truth / name).stat().st_size for name in names)
+def size_bytes(cluster: ClusterFixture, names: list[str]) -> int:
+    return sum((cluster.truth / name).stat().st_size for name in names)
 
 
 def read_at_once(hosts: list[Host], names: list[str], meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -51,36 +51,36 @@ def read_at_once(hosts: list[Host], names: list[str], meanwhile: Callable[[], ob
             one.result()
 
 
-def test_members_change_faster_than_the_hand_over(make_town: MakeTown) -> None:
-    town = make_town(rebalance_bytes_s=HAND_OVER_BYTES_S)
-    old = names_of(town, "old", OLD)
-    new = [names_of(town, f"new-{number}", NEW) for number in range(6)]
-    fresh = names_of(town, "fresh", NEW)
-    town.start(2)
-    staying = town.hosts[:2]
+def test_members_change_faster_than_the_hand_over(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(rebalance_bytes_s=HAND_OVER_BYTES_S)
+    old = names_of(cluster, "old", OLD)
+    new = [names_of(cluster, f"new-{number}", NEW) for number in range(6)]
+    fresh = names_of(cluster, "fresh", NEW)
+    cluster.start(2)
+    staying = cluster.hosts[:2]
     read_at_once(staying, old)
-    assert town.origin() == size_bytes(town, old)
-    third, fourth = town.add(), town.add()
+    assert cluster.origin() == size_bytes(cluster, old)
+    third, fourth = cluster.add(), cluster.add()
     changes: list[Callable[[], object]] = [
-        lambda: town.up(third),
-        lambda: crash(town, third),
-        lambda: town.up(fourth),
-        lambda: town.up(third),
-        lambda: leave(town, fourth),
-        lambda: town.up(fourth),
+        lambda: cluster.up(third),
+        lambda: crash(cluster, third),
+        lambda: cluster.up(fourth),
+        lambda: cluster.up(third),
+        lambda: leave(cluster, fourth),
+        lambda: cluster.up(fourth),
     ]
     for names, change in zip(new, changes, strict=True):
         read_at_once(staying, [*names, *old], change)
-    town.wait_members(4)
-    for host in town.hosts:
-        town.wait_for(lambda host=host: not town.status(host)["rebalance"]["running"], LIMIT_S)  # type: ignore[misc]
+    cluster.wait_members(4)
+    for host in cluster.hosts:
+        cluster.wait_for(lambda host=host: not cluster.status(host)["rebalance"]["running"], LIMIT_S)  # type: ignore[misc]
         host.assert_right(*old, *(name for names in new for name in names), limit_s=LIMIT_S)
-    assert all(town.status(host)["cluster"]["epoch"] >= len(changes) - 1 for host in staying)
-    read = size_bytes(town, [*old, *(name for names in new for name in names)])
+    assert all(cluster.status(host)["cluster"]["epoch"] >= len(changes) - 1 for host in staying)
+    read = size_bytes(cluster, [*old, *(name for names in new for name in names)])
     for host in staying:  # in the turmoil a file may have two owners, but nobody fetches a byte twice
-        assert town.origin(hosts=[host]) <= read
-    before, missed = town.origin(), town.misses()
-    read_at_once(town.hosts, fresh)
-    fetched = town.origin() - before
-    assert fetched >= size_bytes(town, fresh)
-    assert fetched <= size_bytes(town, fresh) + (town.misses() - missed) * (FILE_BYTES + NEW)
+        assert cluster.origin(hosts=[host]) <= read
+    before, missed = cluster.origin(), cluster.misses()
+    read_at_once(cluster.hosts, fresh)
+    fetched = cluster.origin() - before
+    assert fetched >= size_bytes(cluster, fresh)
+    assert fetched <= size_bytes(cluster, fresh) + (cluster.misses() - missed) * (FILE_BYTES + NEW)

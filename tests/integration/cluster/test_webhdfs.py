@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import requests
 
-from .conftest import MakeTown
+from .conftest import MakeCluster
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT_S = 20
@@ -17,21 +17,21 @@ def ask(url: str, name: str, op: str) -> requests.Response:
     return answer
 
 
-def test_a_file_is_where_its_owner_is(make_town: MakeTown) -> None:
-    town = make_town()
-    truth = {f"folder/{number}": town.put(f"folder/{number}", 30_000 + number) for number in range(16)}
-    town.start(2)
+def test_a_file_is_where_its_owner_is(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    truth = {f"folder/{number}": cluster.put(f"folder/{number}", 30_000 + number) for number in range(16)}
+    cluster.start(2)
     urls = [
         host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0").wait_ready()["url"]
-        for host in town.hosts
+        for host in cluster.hosts
     ]
-    owners = town.owners(list(truth))
-    assert {id(one) for one in owners.values()} == {id(one) for one in town.hosts}
-    addresses = {id(host): town.status(host)["cluster"]["address"] for host in town.hosts}
+    owners = cluster.owners(list(truth))
+    assert {id(one) for one in owners.values()} == {id(one) for one in cluster.hosts}
+    addresses = {id(host): cluster.status(host)["cluster"]["address"] for host in cluster.hosts}
     for url in urls:
         for name, data in truth.items():
             (part,) = ask(url, name, "GETFILEBLOCKLOCATIONS").json()["BlockLocations"]["BlockLocation"]
             assert part["names"] == [addresses[id(owners[name])]]
             assert part["length"] == len(data)
             assert ask(url, name, "OPEN").content == data
-    assert town.origin() == town.truth_bytes()
+    assert cluster.origin() == cluster.truth_bytes()

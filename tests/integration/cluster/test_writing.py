@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
-from .conftest import MakeTown
-from .town import Town
+from .cluster_fixture import ClusterFixture
+from .conftest import MakeCluster
 
 ATTEMPTS = 5
 
 
-def same_everywhere(town: Town) -> None:
-    truth = tree_of(town.truth)
-    for host in town.hosts:
+def same_everywhere(cluster: ClusterFixture) -> None:
+    truth = tree_of(cluster.truth)
+    for host in cluster.hosts:
         same(Writer(host.mount), truth)
 
 
@@ -26,14 +26,14 @@ def short(shown: dict[str, str], truth: dict[str, str]) -> str:
     return str([(name, len(data), data[-20:], name in shown, name in truth) for name, data in rows])
 
 
-def test_others_see_what_was_persisted(make_town: MakeTown) -> None:
-    town = make_town(write="back", persist_delay_s=0.05)
-    town.put("low/a", 50_000)
-    town.put("low/b", 60_000)
-    town.start(3)
-    for host in town.hosts:
-        assert Writer(host.mount).tree() == tree_of(town.truth)
-    first, second, _ = town.hosts
+def test_others_see_what_was_persisted(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back", persist_delay_s=0.05)
+    cluster.put("low/a", 50_000)
+    cluster.put("low/b", 60_000)
+    cluster.start(3)
+    for host in cluster.hosts:
+        assert Writer(host.mount).tree() == tree_of(cluster.truth)
+    first, second, _ = cluster.hosts
     Writer(first.mount).run(
         """
 os.makedirs('new/deep')
@@ -43,47 +43,49 @@ os.unlink('low/b')
 """
     )
     settled(first)
-    same_everywhere(town)
+    same_everywhere(cluster)
     Writer(second.mount).run("open('low/a', 'ab').write(b'and more'); os.rename('new', 'newer')")
     settled(second)
-    same_everywhere(town)
+    same_everywhere(cluster)
     assert bytes.fromhex(Writer(first.mount).tree()["low/a"]).endswith(b"moreand more")
 
 
-def test_what_its_owner_wrote_is_not_fetched_for_others(make_town: MakeTown) -> None:
+def test_what_its_owner_wrote_is_not_fetched_for_others(make_cluster: MakeCluster) -> None:
     """Of two nodes each owns some of the names; 2^-24 that all are of one."""
-    town = make_town(write="back", persist_delay_s=0.05)
-    town.start(2)
-    first, second = town.hosts
+    cluster = make_cluster(write="back", persist_delay_s=0.05)
+    cluster.start(2)
+    first, second = cluster.hosts
     sizes = {f"f{n}": (2_000_000 if n % 5 == 0 else 40_000) for n in range(24)}
     Writer(first.mount).run(f"[open(name, 'wb').write(os.urandom(size)) for name, size in {sizes}.items()]")
     settled(first)
-    same(Writer(second.mount), tree_of(town.truth))
+    same(Writer(second.mount), tree_of(cluster.truth))
     moved = {name for name in sizes if not (first.cache / "upper/tree" / name).exists()}
     assert 0 < len(moved) < len(sizes)
-    assert town.misses() or town.origin() == sum(size for name, size in sizes.items() if name not in moved)
-    same(Writer(first.mount), tree_of(town.truth))
+    assert cluster.misses() or cluster.origin() == sum(
+        size for name, size in sizes.items() if name not in moved
+    )
+    same(Writer(first.mount), tree_of(cluster.truth))
 
 
-def test_through_is_seen_on_the_others_when_close_returns(make_town: MakeTown) -> None:
-    town = make_town(write="through")
-    town.start(2)
-    first, second = (Writer(host.mount) for host in town.hosts)
+def test_through_is_seen_on_the_others_when_close_returns(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="through")
+    cluster.start(2)
+    first, second = (Writer(host.mount) for host in cluster.hosts)
     assert first.tree() == second.tree() == {}
     for number in range(5):
         first.run(f"open('f', 'w').write('{number}' * 1000)")
-        town.wait_for(lambda number=number: second.tree() == {"f": (f"{number}" * 1000).encode().hex()})  # type: ignore[misc]
+        cluster.wait_for(lambda number=number: second.tree() == {"f": (f"{number}" * 1000).encode().hex()})  # type: ignore[misc]
 
 
-def test_what_both_wrote_is_kept_from_both(make_town: MakeTown) -> None:
+def test_what_both_wrote_is_kept_from_both(make_cluster: MakeCluster) -> None:
     """At one time: neither knew of the other's. Where one came so late that it did, only its own is there."""
-    town = make_town(write="back", persist_delay_s=2)
-    town.start(2)
+    cluster = make_cluster(write="back", persist_delay_s=2)
+    cluster.start(2)
     before: dict[str, bytes] = {}
     for name in (f"f{number}" for number in range(ATTEMPTS)):
-        both_write(town, name)
-        conflicts = [one for host in town.hosts for one in settled(host)["conflicts"]]
-        truth = {path: bytes.fromhex(data) for path, data in tree_of(town.truth).items()}
+        both_write(cluster, name)
+        conflicts = [one for host in cluster.hosts for one in settled(host)["conflicts"]]
+        truth = {path: bytes.fromhex(data) for path, data in tree_of(cluster.truth).items()}
         if conflicts:
             break
         assert truth in ({**before, name: b"from 0"}, {**before, name: b"from 1"})
@@ -92,13 +94,13 @@ def test_what_both_wrote_is_kept_from_both(make_town: MakeTown) -> None:
     kept = conflict["kept"].lstrip("/")
     assert truth == {**before, name: truth[name], kept: truth[kept]}
     assert sorted((truth[name], truth[kept])) == [b"from 0", b"from 1"]
-    same_everywhere(town)
+    same_everywhere(cluster)
 
 
-def both_write(town: Town, name: str) -> None:
+def both_write(cluster: ClusterFixture, name: str) -> None:
     writers = [
         Writer(host.mount).start(f"print(); sys.stdin.readline(); open('{name}', 'w').write('from {number}')")
-        for number, host in enumerate(town.hosts)
+        for number, host in enumerate(cluster.hosts)
     ]
     for one in writers:
         assert one.stdout is not None
@@ -111,10 +113,10 @@ def both_write(town: Town, name: str) -> None:
         assert one.wait(10) == 0
 
 
-def test_drain_persists_first(make_town: MakeTown) -> None:
-    town = make_town(write="back", persist_delay_s=600)
-    town.start(2)
-    Writer(town.hosts[0].mount).run("open('f', 'wb').write(b'f' * 100_000)")
-    assert tree_of(town.truth) == {}
-    town.hosts[0].ok("node", "drain", limit_s=60)
-    assert tree_of(town.truth) == {"f": (b"f" * 100_000).hex()}
+def test_drain_persists_first(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back", persist_delay_s=600)
+    cluster.start(2)
+    Writer(cluster.hosts[0].mount).run("open('f', 'wb').write(b'f' * 100_000)")
+    assert tree_of(cluster.truth) == {}
+    cluster.hosts[0].ok("node", "drain", limit_s=60)
+    assert tree_of(cluster.truth) == {"f": (b"f" * 100_000).hex()}

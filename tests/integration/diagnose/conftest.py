@@ -1,4 +1,4 @@
-"""One nursery for all tests of a file, and storage that is slow in one known way."""
+"""One job_server for all tests of a file, and storage that is slow in one known way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from headrace.fuse import device
 from headrace.testing.servers import free_ports
-from tests.integration.diagnose.nursery import Nursery
+from tests.integration.diagnose.job_fork_server import JobForkServer
 
 FUSERMOUNT = Path(__file__).with_name("fusermount.py")
 BYTES_S = 4_000_000
@@ -33,9 +33,9 @@ Share = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobForkServer]:
     pytest.importorskip("torch")
-    one = Nursery(tmp_path_factory.mktemp("nursery") / "log")
+    one = JobForkServer(tmp_path_factory.mktemp("job_server") / "log")
     yield one
     one.close()
 

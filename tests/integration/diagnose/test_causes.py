@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.diagnose.nursery import Nursery
+from tests.integration.diagnose.job_fork_server import JobForkServer
 
 pytestmark = [
     pytest.mark.timeout(90),
@@ -43,26 +43,28 @@ def first(found: dict[str, Any]) -> dict[str, Any]:
         ("interpreter_lock", "compute.interpreter_lock", "score"),
     ],
 )
-def test_the_known_cause_is_ranked_first(nursery: Nursery, script: str, cause: str, evidence: str) -> None:
-    found = first(nursery.diagnose(script))
+def test_the_known_cause_is_ranked_first(
+    job_server: JobForkServer, script: str, cause: str, evidence: str
+) -> None:
+    found = first(job_server.diagnose(script))
     assert found["cause"] == cause, found
     assert evidence in " ".join(found["evidence"]), found
 
 
-def test_checkpoints_that_stop_training_are_ranked_first(nursery: Nursery, tmp_path: Path) -> None:
-    found = first(nursery.diagnose("checkpoint_stalls", tmp_path))
+def test_checkpoints_that_stop_training_are_ranked_first(job_server: JobForkServer, tmp_path: Path) -> None:
+    found = first(job_server.diagnose("checkpoint_stalls", tmp_path))
     assert found["cause"] == "checkpoint", found
 
 
-def test_the_hook_counts_the_steps_of_small_batches(nursery: Nursery) -> None:
-    found = nursery.diagnose("small_batches", "watch")
+def test_the_hook_counts_the_steps_of_small_batches(job_server: JobForkServer) -> None:
+    found = job_server.diagnose("small_batches", "watch")
     assert first(found)["cause"] == "compute.small_batches"
     assert found["steps"] > 20
     assert found["samples"] == found["steps"] or found["samples"] - found["steps"] in (-1, 1)
 
 
 @pytest.mark.parametrize("script", ["healthy", "healthy_processor"])
-def test_a_healthy_job_is_called_healthy(nursery: Nursery, script: str) -> None:
-    found = nursery.diagnose(script)
+def test_a_healthy_job_is_called_healthy(job_server: JobForkServer, script: str) -> None:
+    found = job_server.diagnose(script)
     assert found["healthy"], found
     assert found["moments"] > 20

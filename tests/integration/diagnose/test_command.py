@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.diagnose.nursery import SCRIPTS, Nursery
+from tests.integration.diagnose.job_fork_server import SCRIPTS, JobForkServer
 
 pytestmark = pytest.mark.timeout(90)
 HEALTHY = str(SCRIPTS / "healthy.py")
@@ -93,14 +93,14 @@ def test_interrupted_it_reports_what_was_seen_and_the_job_gets_the_signal_too(tm
 
 
 def test_without_py_spy_it_says_so_and_goes_on_with_what_the_kernel_tells(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    job_server: JobForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.diagnose import stacks
     from headrace.diagnose.attribute import attribute
     from headrace.diagnose.sampler import Sampler
 
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
-    pid = nursery.start("too_few_workers")
+    pid = job_server.start("too_few_workers")
     try:
         sampler = Sampler(pid, lambda mountpoint: None, rate_hz=50)
         sampler.run(lambda: False, 1.5)

@@ -15,7 +15,7 @@ from headrace.lab import network, services
 from headrace.lab.lab import Lab, LabPlan
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import ServerMissing
-from tests.integration.diagnose.nursery import Nursery
+from tests.integration.diagnose.job_fork_server import JobForkServer
 from tests.integration.diagnose.test_causes import first
 
 pytestmark = [
@@ -69,14 +69,14 @@ def owned_by(lab: Lab, id: str) -> list[str]:
     return [name for name in NAMES if view.owners(os.fsencode(f"/{name}"))[0].id == id]
 
 
-def diagnosed(nursery: Nursery, lab: Lab, names: list[str], list_file: Path) -> dict[str, Any]:
+def diagnosed(job_server: JobForkServer, lab: Lab, names: list[str], list_file: Path) -> dict[str, Any]:
     """Of a job on the first node's host that reads the names once."""
     list_file.write_text("\n".join(f"{lab.mountpoint(1)}/{name}" for name in names))
-    return nursery.diagnose("read_files", list_file, run_folder=lab.folder(1))
+    return job_server.diagnose("read_files", list_file, run_folder=lab.folder(1))
 
 
-def test_a_slow_origin_is_ranked_first(nursery: Nursery, lab: Lab, tmp_path: Path) -> None:
-    found = diagnosed(nursery, lab, owned_by(lab, "node-1"), tmp_path / "list")
+def test_a_slow_origin_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
+    found = diagnosed(job_server, lab, owned_by(lab, "node-1"), tmp_path / "list")
     assert first(found)["cause"] == "storage.origin", found
     (place,) = found["places"]
     assert place["storage"] == "headrace" and place["mountpoint"] == lab.mountpoint(1)
@@ -84,10 +84,10 @@ def test_a_slow_origin_is_ranked_first(nursery: Nursery, lab: Lab, tmp_path: Pat
     assert lab.store().url in " ".join(found["causes"][0]["evidence"])
 
 
-def test_a_slow_peer_is_ranked_first(nursery: Nursery, lab: Lab, tmp_path: Path) -> None:
+def test_a_slow_peer_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
     names = owned_by(lab, "node-2")[:READ]
     subprocess.run(["cat", *names], cwd=lab.mountpoint(2), stdout=subprocess.DEVNULL, check=True, timeout=60)
-    found = diagnosed(nursery, lab, names, tmp_path / "list")
+    found = diagnosed(job_server, lab, names, tmp_path / "list")
     assert first(found)["cause"] == "storage.peer", found
     (place,) = found["places"]
     assert place["peer_bytes"] > 3 * FILE_BYTES

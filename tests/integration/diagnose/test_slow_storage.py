@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.diagnose.conftest import Share, fill
-from tests.integration.diagnose.nursery import Nursery
+from tests.integration.diagnose.job_fork_server import JobForkServer
 from tests.integration.diagnose.test_causes import first
 
 pytestmark = pytest.mark.timeout(90)
@@ -18,35 +18,37 @@ def listed(folder: Path, names: list[str], file: Path) -> Path:
     return file
 
 
-def test_a_slow_share_is_ranked_first(nursery: Nursery, share: Share, tmp_path: Path) -> None:
+def test_a_slow_share_is_ranked_first(job_server: JobForkServer, share: Share, tmp_path: Path) -> None:
     (tmp_path / "truth").mkdir()
     names = fill(tmp_path / "truth")
     mount = share(tmp_path / "truth", "--bwlimit", "4M")
-    found = nursery.diagnose("read_files", listed(mount, names, tmp_path / "list"))
+    found = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"))
     assert first(found)["cause"] == "storage.share", found
     assert [(one["mountpoint"], one["kind"]) for one in found["places"]] == [(str(mount), "fuse.rclone")]
 
 
-def test_slow_names_are_ranked_first(nursery: Nursery, share: Share, slow_server: str) -> None:
+def test_slow_names_are_ranked_first(job_server: JobForkServer, share: Share, slow_server: str) -> None:
     mount = share(
         *(":http:", "--http-url", f"{slow_server}/", "--http-no-head"),
         *("--dir-cache-time", "0s", "--attr-timeout", "0s"),
     )
-    found = first(nursery.diagnose("many_names", mount))
+    found = first(job_server.diagnose("many_names", mount))
     assert found["cause"] == "storage.metadata", found
     assert str(mount) in " ".join(found["evidence"])
 
 
-def test_a_slow_server_is_ranked_first(nursery: Nursery, slow_server: str) -> None:
-    found = first(nursery.diagnose("slow_server", slow_server))
+def test_a_slow_server_is_ranked_first(job_server: JobForkServer, slow_server: str) -> None:
+    found = first(job_server.diagnose("slow_server", slow_server))
     assert found["cause"] == "storage.network", found
     assert "Remote.__getitem__" in " ".join(found["evidence"])
 
 
-def test_a_slow_disk_is_ranked_first(nursery: Nursery, slow_disk: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_slow_disk_is_ranked_first(
+    job_server: JobForkServer, slow_disk: tuple[Path, Path], tmp_path: Path
+) -> None:
     mount, group = slow_disk
     names = sorted(one.name for one in mount.glob("*.bin"))
-    found = nursery.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)
+    found = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)
     assert first(found)["cause"] == "storage.disk", found
     (place,) = [one for one in found["places"] if one["mountpoint"] == str(mount)]
     assert 0 < place["bytes_read"] < 40_000_000

@@ -126,7 +126,7 @@ def test_a_server_that_heeds_no_conditions_is_found_out(
 
     with caplog.at_level(logging.WARNING, logger="headrace.origin.conditional_put"):
         run(lambda: build_origin(proxy.url(place), proxy.options()), body)
-    assert [record for record in caplog.records if "heeds no conditions" in record.message]
+    assert [record for record in caplog.records if "enforces no conditions" in record.message]
 
 
 def test_the_trial_of_conditions_leaves_nothing_and_is_made_once(proxy: FaultProxy, place: str) -> None:

@@ -14,13 +14,13 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.origin.origin import ListPage
 from tests.model.dataplane.writer_lives import tree_of
-from tests.model.dataplane.writer_node import NEVER_S, Here, Moody, Session
+from tests.model.dataplane.writer_node import NEVER_S, FlakyLocalOrigin, NodeFixture, Session
 
 
-class Held:
-    """An origin that does as it is told with the calls of one kind."""
+class HeldCalls:
+    """An origin that holds, or loses the answer of, calls of one kind."""
 
-    def __init__(self, origin: Moody) -> None:
+    def __init__(self, origin: FlakyLocalOrigin) -> None:
         self._origin = origin
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
 
@@ -62,15 +62,15 @@ class Held:
         setattr(self._origin, "list_directory", listing)  # noqa: B010
 
 
-class Scene:
-    """A node over a folder; `do` is what a program does."""
+class WriterFixture:
+    """A node over a directory. `do` runs the calls of a program."""
 
     def __init__(self, base: Path, modes: str) -> None:
         self.truth = base / "truth"
         self.truth.mkdir(exist_ok=True)
         (base / "cache").mkdir(exist_ok=True)
-        self.here = Here(str(base / "cache"), str(self.truth), Steady(), modes=modes)
-        self.held = Held(self.here.origin)
+        self.here = NodeFixture(str(base / "cache"), str(self.truth), Steady(), modes=modes)
+        self.held = HeldCalls(self.here.origin)
         self.session = Session(self.here)
 
     async def do(self, *calls: Callable[[], object]) -> None:
@@ -110,15 +110,15 @@ class Steady(random.Random):
 
 def play(
     base: Path,
-    test: Callable[[Scene], Awaitable[None]],
+    test: Callable[[WriterFixture], Awaitable[None]],
     *,
     modes: str = "back",
-    before: Callable[[Scene], None] = lambda scene: None,
+    before: Callable[[WriterFixture], None] = lambda scene: None,
 ) -> None:
     """Once more for the same folder: another life of the node. before: it starts."""
 
     async def main() -> None:
-        scene = Scene(base, modes)
+        scene = WriterFixture(base, modes)
         before(scene)
         await scene.here.write.start()
         try:

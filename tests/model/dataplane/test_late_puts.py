@@ -13,12 +13,12 @@ import pytest
 from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane import upload
 from headrace.overlay.upper import Upper
-from tests.model.dataplane.scene import Scene, play
+from tests.model.dataplane.scene import WriterFixture, play
 
 WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}
 
 
-async def put_unheard(scene: Scene) -> None:
+async def put_unheard(scene: WriterFixture) -> None:
     """/d/e/f is at the origin, and its node has not heard so."""
     session = scene.session
     await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/e"))
@@ -32,7 +32,7 @@ async def put_unheard(scene: Scene) -> None:
 def test_its_folder_is_renamed_before_it_is_put_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         await put_unheard(scene)
         real, renamed = upload._open_settled, threading.Event()
 
@@ -53,14 +53,14 @@ def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Upper.walk
-    scenes: list[Scene] = []
+    scenes: list[WriterFixture] = []
 
     def rename_and_walk(upper: Upper, top: bytes = b"/") -> object:
         if scenes:
             scenes.pop().session.rename(b"/d", b"/g", 0)
         return real(upper, top)
 
-    async def check(scene: Scene) -> None:
+    async def check(scene: WriterFixture) -> None:
         await scene.check(WANTED)
 
     play(tmp_path, put_unheard)
@@ -72,7 +72,7 @@ def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
 def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(tmp_path: Path) -> None:
     """A file is in its folder's place, and the removal has begun: nobody hides the name once more."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, removals = scene.session, []
 
         async def refuse(key: str, **more: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import NotSupportedError
 from headrace.base.key_length import key_room
 from headrace.origin.origin import check_key_length
-from tests.model.dataplane.scene import Scene, play
+from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_node import Lower
 
 ROOM = 700
@@ -43,7 +43,7 @@ def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: pytest.M
     """By whatever call; what is there already can be written, renamed and removed."""
     folder = LONG.rpartition(b"/")[0]
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, tree = scene.session, scene.session._tree
         at = b""
         for name in folder.split(b"/")[1:]:
@@ -76,7 +76,7 @@ def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_file_that_no_store_takes_keeps_nobody_and_says_so(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, write = scene.session, scene.here.write
         await scene.write(b"/old", b"old")
         await scene.persisted()

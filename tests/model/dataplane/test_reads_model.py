@@ -37,40 +37,40 @@ NAMES = [f"f{n}" for n in range(10)]
 SIZES = [0, 1, 5000, MIB - 1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 17, 9 * MIB, 12 * MIB + 1]
 
 
-class Moody(MemoryOrigin):
-    """Takes its time, and fails now and then."""
+class FlakyOrigin(MemoryOrigin):
+    """An origin in memory whose calls are delayed, and fail at random."""
 
     def __init__(self, chance: random.Random, failing: float) -> None:
         super().__init__("model")
         self._chance = chance
         self.failing = failing
 
-    async def _mood(self, what: str) -> None:
+    async def _delay_or_fail(self, what: str) -> None:
         for _ in range(self._chance.randrange(4)):
             await asyncio.sleep(self._chance.choice([0, 0, 0.001]))
         if self._chance.random() < self.failing:
             raise OriginUnavailableError(what, why="the test says so")
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         return await super().head(key, deadline=deadline)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         return await super().read_range(key, start, end, version=version, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         async for page in super().list_directory(key, deadline=deadline):
             yield page
 
 
-class World:
+class ReadsModel:
     def __init__(self, folder: Path, seed: int, *, failing: float, small_bytes_max: int = MIB) -> None:
         self.chance = random.Random(seed)
-        self.origin = Moody(self.chance, failing)
+        self.origin = FlakyOrigin(self.chance, failing)
         self.bodies: dict[str, bytes] = {}  # by token: what each version ever was
         self.now: dict[str, Version] = {}
         self.volume = Volume(0, str(folder / "volume"), CAPACITY)
@@ -197,9 +197,9 @@ class World:
 def test_every_byte_is_of_its_version(
     tmp_path: Path, seed: int, failing: float, small_bytes_max: int
 ) -> None:
-    world = World(tmp_path, seed, failing=failing, small_bytes_max=small_bytes_max)
+    world = ReadsModel(tmp_path, seed, failing=failing, small_bytes_max=small_bytes_max)
     asyncio.run(world.run(readers=6, steps=25))
     assert world.compared_bytes > 10 * MIB
-    world = World(tmp_path, seed + 100, failing=failing)  # over what the first one left
+    world = ReadsModel(tmp_path, seed + 100, failing=failing)  # over what the first one left
     assert world.store.unverified_found == 0
     world.store.close()

@@ -13,7 +13,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.dataplane.scrub import Scrub
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader
-from tests.model.dataplane.scene import Scene, play
+from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of
 from tests.unit.store.conftest import OpenStore, open_store
 
@@ -31,7 +31,7 @@ FILES = {
 class BadDisk:
     """Gives other bytes than were written, of the files in `rotten`: as the disk does it, no time of a file changes."""
 
-    def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, scene: WriterFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rotten: set[int] = set()
         self._scene = scene
         real = DiskReader.read
@@ -50,7 +50,7 @@ class BadDisk:
 
 
 class Scrubbing:
-    def __init__(self, scene: Scene, open_store: OpenStore) -> None:
+    def __init__(self, scene: WriterFixture, open_store: OpenStore) -> None:
         self.loaded: list[int] = []
         self._scene = scene
         self._store = open_store()
@@ -64,7 +64,7 @@ class Scrubbing:
             *(self._store, FAST),
             load=self.load,
             on_damaged=_nobody,
-            entry_of=self._scene.here.namespace.known,
+            entry_of=self._scene.here.namespace.entry_at,
             written=self._scene.here.write.for_scrub(),
             pass_s_min=0.0,
         )
@@ -80,7 +80,7 @@ async def _nobody(ids: list[FileId]) -> None:
     raise AssertionError("no cache file is damaged")
 
 
-async def written(scene: Scene) -> dict[str, str]:
+async def written(scene: WriterFixture) -> dict[str, str]:
     for path, data in FILES.items():
         await scene.write(path, data)
     await scene.persisted()
@@ -90,7 +90,7 @@ async def written(scene: Scene) -> dict[str, str]:
 def test_what_rots_after_it_was_persisted_is_found_and_read_from_the_origin(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         wanted = await written(scene)
         disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
         assert (await scrubbing.passes(2))["files_damaged"] == 0
@@ -107,12 +107,12 @@ def test_what_rots_after_it_was_persisted_is_found_and_read_from_the_origin(
     play(tmp_path, test)
 
 
-def _open(scene: Scene) -> Callable[[], None]:
+def _open(scene: WriterFixture) -> Callable[[], None]:
     file = os.open(bytes(scene.here.upper.tree.path) + b"/large", os.O_RDWR)
     return lambda: os.close(file)
 
 
-def _replaced(scene: Scene) -> Callable[[], None]:
+def _replaced(scene: WriterFixture) -> Callable[[], None]:
     (scene.truth / "large").write_bytes(b"theirs")
     return lambda: None
 
@@ -122,11 +122,11 @@ def test_what_can_not_be_had_again_stays(
     tmp_path: Path,
     open_store: OpenStore,
     monkeypatch: pytest.MonkeyPatch,
-    why: Callable[[Scene], Callable[[], None]],
+    why: Callable[[WriterFixture], Callable[[], None]],
 ) -> None:
     """A program has it open, or the origin has another one by now: it is told of, and its bytes stay as they are."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         await written(scene)
         disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
         await scrubbing.passes(1)
@@ -145,7 +145,7 @@ def test_what_is_written_again_is_left_alone(
 ) -> None:
     """In place, and not persisted yet; when it is, its new bytes are what is compared."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         wanted = await written(scene)
         scrubbing = Scrubbing(scene, open_store)
         await scrubbing.passes(1)

@@ -19,7 +19,7 @@ from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
 from headrace.sdk.merged_tree import NeedsContentError
 from headrace.store.schema import FOREVER_NS
-from tests.model.dataplane.scene import Scene, play
+from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,7 +39,7 @@ def test_what_was_acknowledged_is_at_the_origin_and_nothing_else(tmp_path: Path,
 
 
 def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         await scene.write(b"/f", b"first")
         await scene.persisted()
         scene.held.lose("remove")
@@ -56,7 +56,7 @@ def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:
 def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(tmp_path: Path, lost: str) -> None:
     """The put replaced what somebody else had put, and was removed since; no listing has told of it yet."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         theirs = scene.truth / "f"
         theirs.write_bytes(b"theirs")
         await asyncio.to_thread(scene.session.tree)
@@ -83,7 +83,7 @@ def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(tmp_path: Path, lo
 def test_a_folder_that_is_made_late_is_our_own(tmp_path: Path) -> None:
     """By then it is removed here, and a file is in its place."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         scene.held.hold("make_directory")
         await scene.do(lambda: scene.session.mkdir(b"/f"))
         await scene.held.begun.wait()
@@ -98,7 +98,7 @@ def test_a_folder_that_is_made_late_is_our_own(tmp_path: Path) -> None:
 def test_a_file_that_is_put_late_is_our_own(tmp_path: Path) -> None:
     """By then it is removed here, and a folder with something in it is in its place."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         scene.held.hold("put")
         await scene.write(b"/d", b"a file")
         await scene.held.begun.wait()
@@ -112,7 +112,7 @@ def test_a_file_that_is_put_late_is_our_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", CALLS)
 def test_file_folder_file_in_no_time(tmp_path: Path, lost: str) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         await scene.write(b"/f", b"first")
         await scene.persisted()
@@ -129,7 +129,7 @@ def test_file_folder_file_in_no_time(tmp_path: Path, lost: str) -> None:
     play(tmp_path, test)
 
 
-async def by_exchange(scene: Scene) -> None:
+async def by_exchange(scene: WriterFixture) -> None:
     """/d is away, a file is in its place, and it is back again: its old place is yet to be removed at the origin."""
     session = scene.session
     await scene.do(lambda: session.rename(b"/d", b"/e", 0))
@@ -137,7 +137,7 @@ async def by_exchange(scene: Scene) -> None:
     await scene.do(lambda: session.rename(b"/e", b"/d", EXCHANGE), lambda: session.unlink(b"/e"))
 
 
-async def by_rename(scene: Scene) -> None:
+async def by_rename(scene: WriterFixture) -> None:
     session = scene.session
     await scene.do(lambda: session.rename(b"/d", b"/e", 0))
     await scene.write(b"/d", b"a file")
@@ -146,11 +146,11 @@ async def by_rename(scene: Scene) -> None:
 
 @pytest.mark.parametrize("back", [by_exchange, by_rename])
 def test_a_folder_that_comes_back_to_its_place_is_not_removed(
-    tmp_path: Path, back: Callable[[Scene], Awaitable[None]]
+    tmp_path: Path, back: Callable[[WriterFixture], Awaitable[None]]
 ) -> None:
     """Though files in it look as they did when the origin had them, and leave the layer."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         await scene.do(lambda: scene.session.mkdir(b"/d"), lambda: scene.session.mkdir(b"/d/empty"))
         await scene.write(b"/d/f", b"first")
         await scene.persisted()
@@ -169,7 +169,7 @@ def test_a_folder_that_comes_back_to_its_place_is_not_removed(
 
 
 def test_a_folder_that_comes_back_while_it_is_removed_is_made_again(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/empty"))
         await scene.write(b"/d/f", b"first")
@@ -186,7 +186,7 @@ def test_a_folder_that_comes_back_while_it_is_removed_is_made_again(tmp_path: Pa
 
 
 def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/empty"))
         await scene.persisted()
@@ -204,7 +204,7 @@ def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again(tmp_p
 def test_a_folder_that_comes_back_after_its_removal_was_lost_is_made_again(tmp_path: Path, back: str) -> None:
     """It looks as if it had been there all the time: its inode is the same."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, folder = scene.session, scene.truth / "f"
         await scene.do(lambda: session.mkdir(b"/f"))
         await scene.persisted()
@@ -229,7 +229,7 @@ def test_a_folder_that_comes_back_after_its_removal_was_lost_is_made_again(tmp_p
 def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path: Path) -> None:
     """It was read when the folder was there, and is taken in when that is removed again."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         folder = scene.truth / "f"
         scene.held.lose("make_directory")
         await scene.do(lambda: scene.session.mkdir(b"/f"))
@@ -244,14 +244,14 @@ def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path
             await asyncio.sleep(0.001)
         scene.held.go_on.set()
         await listing
-        assert scene.here.namespace.known(b"/f") is None
+        assert scene.here.namespace.entry_at(b"/f") is None
         await scene.check({})
 
     play(tmp_path, test)
 
 
 def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         scene.held.hold("make_directory")
         await scene.do(lambda: session.mkdir(b"/f"))
@@ -269,7 +269,7 @@ def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: P
 
 
 def test_persist_does_not_put_again_what_was_under_way(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         scene.held.hold("put")
         await scene.write(b"/f", b"a file")
         await scene.held.begun.wait()
@@ -284,7 +284,7 @@ def test_persist_does_not_put_again_what_was_under_way(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         await scene.do(lambda: session.mkdir(b"/d"))
         await scene.write(b"/d/old", b"of the old one")
@@ -306,7 +306,7 @@ def test_a_folder_in_a_removed_files_place_knows_of_it_when_it_gives_way_to_anot
 ) -> None:
     """The file is yet to be removed at the origin. moved: a folder of the origin, or one that is made here."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         (scene.truth / "f").write_bytes(b"theirs")
         (scene.truth / "old").mkdir()
@@ -328,7 +328,7 @@ def test_what_a_removed_folder_hid_goes_though_another_folder_has_a_file_there(
 ) -> None:
     """/d/x is a folder at the origin. The folder that takes the place of /d has something else of that name."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         (scene.truth / "d" / "x").mkdir(parents=True)
         (scene.truth / "d" / "x" / "f").write_bytes(b"theirs")
@@ -354,7 +354,7 @@ def test_what_a_removed_folder_hid_goes_though_another_folder_has_a_file_there(
 def test_a_folder_in_a_removed_files_place_moves_on(tmp_path: Path, before: str) -> None:
     """The file is yet to be removed at the origin; it does not show again."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         if before == "of the origin":
             (scene.truth / "f").write_bytes(b"theirs")
@@ -375,7 +375,7 @@ def test_a_folder_in_a_removed_files_place_moves_on(tmp_path: Path, before: str)
 def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> None:
     """A file is in the folder's place, so nothing hides the name: what was put there is still known."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         (scene.truth / "d").mkdir()
         (scene.truth / "d" / "f").write_bytes(b"theirs")
@@ -394,7 +394,7 @@ def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> N
 def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_again(tmp_path: Path) -> None:
     """The folder was copied whole for that, without the layer's lock; its clean files may leave until it is taken."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, tree = scene.session, scene.session._tree
         (scene.truth / "d" / "deep").mkdir(parents=True)
         (scene.truth / "d" / "f").write_bytes(b"theirs")
@@ -424,7 +424,7 @@ def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_aga
 def test_a_folder_in_a_files_place_is_no_conflict_for_what_is_in_it(tmp_path: Path, by: str) -> None:
     """The file is in its way until it is removed, of which nothing was noted yet."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session, write = scene.session, scene.here.write
         (scene.truth / "d").write_bytes(b"theirs")
         await scene.only_when_asked()
@@ -451,7 +451,7 @@ async def refuses(key: str, *, deadline: Deadline) -> None:
 def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Path, by: str) -> None:
     """A link is in its place. Its removal fails until all else is persisted."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         (scene.truth / "d").mkdir()
         (scene.truth / "d" / "f").write_bytes(b"within")
@@ -480,7 +480,7 @@ def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Pa
 def test_what_was_put_aside_of_a_local_folder_stays_at_the_origin(tmp_path: Path) -> None:
     """A file is in its place, and other paths are persisted."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         session = scene.session
         (scene.truth / "here" / "d").mkdir(parents=True)
         (scene.truth / "here" / "d" / "f").write_bytes(b"theirs")
@@ -499,7 +499,7 @@ def test_what_was_put_aside_of_a_local_folder_stays_at_the_origin(tmp_path: Path
 
 
 def test_a_folder_where_somebody_put_a_file_is_kept_beside(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: WriterFixture) -> None:
         (scene.truth / "d").write_bytes(b"theirs")
         await scene.do(lambda: scene.session.mkdir(b"/e"))
         scene.held.hold("make_directory")

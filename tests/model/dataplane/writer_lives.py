@@ -26,7 +26,7 @@ from typing import Any
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.overlay.syscalls import rename
-from tests.model.dataplane.writer_node import Here, Session
+from tests.model.dataplane.writer_node import NodeFixture, Session
 
 STEPS = (
     *("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted", "persist.made"),
@@ -56,8 +56,8 @@ LIFE_S = 60
 Tree = dict[str, str]
 
 
-class World:
-    """The folders of one seed. plain: what must be."""
+class WriterLives:
+    """The directories of one seed. `plain` has the expected content."""
 
     def __init__(self, base: Path, seed: int) -> None:
         self.seed = seed
@@ -225,7 +225,7 @@ class Complaints(logging.Handler):
         self.heard.append(self.format(record))
 
 
-def live(world: World, number: int, *, last: bool) -> None:
+def live(world: WriterLives, number: int, *, last: bool) -> None:
     """In a child. What it says goes to `told`; what it does to `log`, before and after it."""
     chance = random.Random(f"{world.seed} {number}")
     complaints = Complaints()
@@ -245,8 +245,8 @@ def trace(path: Path) -> None:
     logging.getLogger().setLevel(logging.INFO)
 
 
-async def one_life(world: World, chance: random.Random, *, last: bool) -> dict[str, Any]:
-    here = Here(os.fspath(world.cache), os.fspath(world.truth), chance)
+async def one_life(world: WriterLives, chance: random.Random, *, last: bool) -> dict[str, Any]:
+    here = NodeFixture(os.fspath(world.cache), os.fspath(world.truth), chance)
     if last:
         here.origin.failing = 0.0
     await here.write.start()
@@ -272,7 +272,7 @@ async def one_life(world: World, chance: random.Random, *, last: bool) -> dict[s
     return out
 
 
-def work(world: World, session: Session, chance: random.Random) -> None:
+def work(world: WriterLives, session: Session, chance: random.Random) -> None:
     with open(world.log, "ab", buffering=0) as log:
 
         def note(*words: Any) -> None:
@@ -316,7 +316,7 @@ class Failure(Exception):
 
 def run(base: Path, seed: int) -> str:
     """Failure. How often it was killed."""
-    world = World(base, seed)
+    world = WriterLives(base, seed)
     chance = random.Random(f"lives {seed}")
     deaths = 0
     for number in range(chance.randrange(1, 4)):
@@ -348,13 +348,13 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def told(world: World) -> str:
+def told(world: WriterLives) -> str:
     with contextlib.suppress(OSError):
         return world.told.read_text()[:2000]
     return ""
 
 
-def check_life(world: World, status: int) -> None:
+def check_life(world: WriterLives, status: int) -> None:
     """What was done is done in the plain folder; the answers must be the same."""
     if not os.WIFSIGNALED(status) and status:
         raise Failure(f"a life ended with {status:x}")
@@ -390,7 +390,7 @@ def errno_of(plain: Plain, one: list[Any]) -> int:
     return 0
 
 
-def check_tree(world: World, shown: Tree) -> None:
+def check_tree(world: WriterLives, shown: Tree) -> None:
     """What a life begins with: the plain folder; and the call under way at the end of the one before has happened, or
     not, or a part of the bytes was written."""
     begun, world.begun = world.begun, None
@@ -414,7 +414,7 @@ def check_tree(world: World, shown: Tree) -> None:
     compare(f"after {begun[:2]} was begun", shown, after)
 
 
-def check_end(world: World, found: dict[str, Any]) -> None:
+def check_end(world: WriterLives, found: dict[str, Any]) -> None:
     check_tree(world, found["tree"])
     compare("at the origin", tree_of(world.truth, links=True), tree_of(world.plain, links=False))
     for key in ("conflicts", "dirty again", "complaints"):

@@ -40,8 +40,8 @@ COPIES_MAX = 20
 Answer = TypeVar("Answer")
 
 
-class Moody(LocalOrigin):
-    """A folder behind a bad network. failing: how often a call fails, before or after it has taken place."""
+class FlakyLocalOrigin(LocalOrigin):
+    """A directory behind a bad network. `failing` is the share of calls that fail, before or after they take place."""
 
     def __init__(self, folder: str, chance: random.Random, *, failing: float, slow_s: float) -> None:
         super().__init__(folder)
@@ -49,7 +49,7 @@ class Moody(LocalOrigin):
         self.failing = failing
         self._slow_s = slow_s
 
-    async def _mood(self, what: str) -> None:
+    async def _delay_or_fail(self, what: str) -> None:
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.random() * self._slow_s)
         if self._chance.random() < self.failing:
@@ -61,49 +61,49 @@ class Moody(LocalOrigin):
             answer = await task
         finally:
             task.cancel()
-        await self._mood(what)
+        await self._delay_or_fail(what)
         return answer
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         return await self._with_moods(key, super().head(key, deadline=deadline))
 
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         return await self._with_moods(
             key, super().put(key, source, condition=condition, attributes=attributes, deadline=deadline)
         )
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         await self._with_moods(key, super().remove(key, condition=condition, deadline=deadline))
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         await self._with_moods(key, super().make_directory(key, deadline=deadline))
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         await self._with_moods(key, super().remove_directory(key, deadline=deadline))
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        await self._mood(key)
+        await self._delay_or_fail(key)
         async for page in super().list_directory(key, deadline=deadline):
             await asyncio.sleep(self._chance.random() * self._slow_s * 5)
             yield page
 
 
-class Here:
-    """The node: what a start of it builds, of a folder that earlier ones left."""
+class NodeFixture:
+    """A node as its start builds it, over the directory that earlier nodes left."""
 
     def __init__(self, folder: str, truth: str, chance: random.Random, *, modes: str = "back") -> None:
         dirty_set.BACKOFF_S_MAX = 0.05
         self.loop = asyncio.get_running_loop()
         self.truth = truth
         self.chance = chance
-        self.origin = Moody(
+        self.origin = FlakyLocalOrigin(
             truth, chance, failing=chance.choice([0, 0, 0.05, 0.2]), slow_s=chance.choice([0.0, 0.002, 0.01])
         )
         mounts = MountTable()
@@ -203,7 +203,7 @@ class StaleFolderError(OSError):
 class Lower:
     """The session's side of the index."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: NodeFixture) -> None:
         self._here = here
         self._index = here.index
 
@@ -250,7 +250,7 @@ async def _as_awaitable(value: Answer) -> Answer:
 class Session:
     """What a program sees. All calls block; OSErrors as of a plain folder."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: NodeFixture) -> None:
         self._here = here
         self._lower = Lower(here)
         self._upper = Upper(os.path.dirname(os.fsdecode(here.upper.tree.path)))

@@ -18,7 +18,7 @@ from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane import compare
 from headrace.origin.memory import MemoryOrigin
 from tests.unit.dataplane import test_many_nodes as many
-from tests.unit.dataplane.test_read import MIB, World
+from tests.unit.dataplane.test_read import MIB, ReadPathFixture
 
 PART = 5 * MIB
 
@@ -58,7 +58,7 @@ class SpoilingOrigin(MemoryOrigin):
         return Arrived(body)
 
 
-class Spoiled(World):
+class Spoiled(ReadPathFixture):
     def __init__(self, folder: Path, *, verify_origin: bool = True) -> None:
         self.spoils = SpoilingOrigin()
         super().__init__(folder, origin=self.spoils, capacity_bytes=256 * MIB, verify_origin=verify_origin)
@@ -83,7 +83,7 @@ def world(tmp_path: Path) -> Spoiled:
 
 
 def run(world: Spoiled, test: Callable[[Spoiled], Awaitable[None]]) -> None:
-    async def typed(_: World) -> None:
+    async def typed(_: ReadPathFixture) -> None:
         await test(world)
 
     asyncio.run(world.run(typed))
@@ -221,7 +221,7 @@ def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
 
 def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
     """The other node has wrong bytes with checksums of blocks that match, and asks the origin, not the owner again."""
-    world = many.World(tmp_path, nodes="ab")
+    world = many.NodesFixture(tmp_path, nodes="ab")
     body, spoilt = os.urandom(5 * MIB + 3), set[int]()
     read_range = world.origin.read_range
 
@@ -232,7 +232,7 @@ def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path:
         spoilt.add(start)
         return Arrived(bytes([arrived.body[0] ^ 1]) + bytes(arrived.body[1:]))
 
-    async def test(world: many.World) -> None:
+    async def test(world: many.NodesFixture) -> None:
         world.origin.hold("f", body, token=f'"{md5(body)}"')
         world.origin.read_range = spoil_once  # type: ignore[method-assign]
         owner = world.owner("f")

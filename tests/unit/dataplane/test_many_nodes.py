@@ -82,7 +82,7 @@ class DirectPeers:
     """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are
     flipped."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NodesFixture) -> None:
         self.world = world
         self.asked = self.waiting = 0
 
@@ -139,7 +139,7 @@ class DirectPeers:
 
 
 class OneNode:
-    def __init__(self, world: World, id: str, *, replicas: int) -> None:
+    def __init__(self, world: NodesFixture, id: str, *, replicas: int) -> None:
         self.id = id
         folder = world.folder / id
         self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
@@ -212,7 +212,7 @@ class OneNode:
         self.store.close()
 
 
-class World:
+class NodesFixture:
     def __init__(self, folder: Path, *, nodes: str = "abcd", replicas: int = 1) -> None:
         self.folder = folder
         self.origin = CountingOrigin()
@@ -253,7 +253,7 @@ class World:
     def owner(self, name: str) -> OneNode:
         return self.nodes[self.view.owners(b"/" + name.encode())[0].id]
 
-    async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
+    async def run(self, test: Callable[[NodesFixture], Awaitable[None]]) -> None:
         try:
             await asyncio.wait_for(test(self), 60)
         finally:
@@ -262,15 +262,15 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    return World(tmp_path)  # type: ignore[return-value]
+def world(tmp_path: Path) -> Iterator[NodesFixture]:
+    return NodesFixture(tmp_path)  # type: ignore[return-value]
 
 
 def body_of(size: int, salt: int) -> bytes:
     return bytes((salt * 7 + at * at) % 251 for at in range(997)) * (size // 997 + 1)
 
 
-def filled(world: World, *, small: int = 20, large: int = 2) -> None:
+def filled(world: NodesFixture, *, small: int = 20, large: int = 2) -> None:
     for number in range(small):
         world.put(f"s/{number}", body_of(1000 + number, number)[: 1000 + number])
     for number in range(large):
@@ -279,11 +279,11 @@ def filled(world: World, *, small: int = 20, large: int = 2) -> None:
 
 
 @pytest.mark.parametrize("names_known", [True, False])
-def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(world: World, names_known: bool) -> None:
+def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(world: NodesFixture, names_known: bool) -> None:
     """Also those that wait for another node, which waits. Nothing leaves the origin twice."""
     filled(world, small=30, large=3)
 
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         for node in world.nodes.values() if names_known else ():
             for name in world.bodies:
                 await node.entry(name)
@@ -305,10 +305,10 @@ def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(world: World, names_
     asyncio.run(world.run(test))
 
 
-def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: World) -> None:
+def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: NodesFixture) -> None:
     told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
 
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         sizes = {"small": 1000, "large": 5 * MIB}
         for name, size in sizes.items():
             world.origin.hold(name, body_of(size, 1)[:size], Attributes(extras=told))
@@ -325,8 +325,8 @@ def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: World) ->
     asyncio.run(world.run(test))
 
 
-def test_each_byte_leaves_the_origin_once(world: World) -> None:
-    async def test(world: World) -> None:
+def test_each_byte_leaves_the_origin_once(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world)
         for name, body in world.bodies.items():
             found = await asyncio.gather(*(node.read(name) for node in world.nodes.values()))
@@ -340,8 +340,8 @@ def test_each_byte_leaves_the_origin_once(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_a_dead_owner_costs_no_error(world: World) -> None:
-    async def test(world: World) -> None:
+def test_a_dead_owner_costs_no_error(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world)
         world.down = {"a"}
         for name, body in world.bodies.items():
@@ -352,7 +352,7 @@ def test_a_dead_owner_costs_no_error(world: World) -> None:
 
 
 def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world)
         for name in world.bodies:
             for owner in world.view.owners(b"/" + name.encode(), replicas=2):
@@ -365,11 +365,11 @@ def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
                 assert await world.nodes[id].read(name) == body
         assert world.origin.bytes_read == before
 
-    asyncio.run(World(tmp_path, replicas=2).run(test))
+    asyncio.run(NodesFixture(tmp_path, replicas=2).run(test))
 
 
 def test_a_slow_owner_is_hedged(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world)
         world.slow = {"a"}
         for name, body in world.bodies.items():
@@ -378,11 +378,11 @@ def test_a_slow_owner_is_hedged(tmp_path: Path) -> None:
         assert sum(node.sources.reads_hedged for node in world.nodes.values()) > 0
 
     for replicas in (1, 2):
-        asyncio.run(World(tmp_path / str(replicas), replicas=replicas).run(test))
+        asyncio.run(NodesFixture(tmp_path / str(replicas), replicas=replicas).run(test))
 
 
-def test_a_changed_object_is_never_mixed_with_its_old_version(world: World) -> None:
-    async def test(world: World) -> None:
+def test_a_changed_object_is_never_mixed_with_its_old_version(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         world.put("x", b"old " * 300_000)
         readers = [node for node in world.nodes.values() if node is not world.owner("x")]
         assert await readers[0].read("x") == world.bodies["x"]
@@ -406,8 +406,8 @@ def test_a_changed_object_is_never_mixed_with_its_old_version(world: World) -> N
     asyncio.run(world.run(test))
 
 
-def test_a_file_that_is_gone_is_gone_everywhere(world: World) -> None:
-    async def test(world: World) -> None:
+def test_a_file_that_is_gone_is_gone_everywhere(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world, small=2, large=0)
         for node in world.nodes.values():
             await node.read("s/0")
@@ -421,8 +421,8 @@ def test_a_file_that_is_gone_is_gone_everywhere(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_a_joining_node_fills_from_those_that_owned_before(world: World) -> None:
-    async def test(world: World) -> None:
+def test_a_joining_node_fills_from_those_that_owned_before(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world, small=60)
         for name in world.bodies:
             await world.owner(name).read(name)
@@ -453,8 +453,8 @@ def test_a_joining_node_fills_from_those_that_owned_before(world: World) -> None
 
 
 @pytest.mark.parametrize("size", [100_000, 3 * MIB + 1], ids=["small", "in ranges"])
-def test_a_new_owner_joins_what_the_old_one_is_fetching(world: World, size: int) -> None:
-    async def test(world: World) -> None:
+def test_a_new_owner_joins_what_the_old_one_is_fetching(world: NodesFixture, size: int) -> None:
+    async def test(world: NodesFixture) -> None:
         names = [str(number) for number in range(60)]
         owners = {name: world.owner(name) for name in names}
         world.change("abcde")
@@ -480,8 +480,8 @@ def test_a_new_owner_joins_what_the_old_one_is_fetching(world: World, size: int)
     asyncio.run(world.run(test))
 
 
-def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world: World) -> None:
-    async def test(world: World) -> None:
+def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         world.put("one", body_of(5000, 1)[:5000])
         await world.owner("one").read("one")
         other = next(node for node in world.nodes.values() if node is not world.owner("one"))
@@ -505,10 +505,10 @@ def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world: Worl
     asyncio.run(world.run(test))
 
 
-def test_a_node_that_waits_for_another_is_not_waited_for(world: World) -> None:
+def test_a_node_that_waits_for_another_is_not_waited_for(world: NodesFixture) -> None:
     """Its own owner may be the one that asks."""
 
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         world.put("one", body_of(5000, 1)[:5000])
         owner = world.owner("one")
         asker = next(node for node in world.nodes.values() if node is not owner)
@@ -526,8 +526,8 @@ def test_a_node_that_waits_for_another_is_not_waited_for(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_what_comes_back_from_a_node_that_went_is_owned_and_handed_over_again(world: World) -> None:
-    async def test(world: World) -> None:
+def test_what_comes_back_from_a_node_that_went_is_owned_and_handed_over_again(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world, small=60)
         for name in world.bodies:
             await world.owner(name).read(name)
@@ -551,7 +551,7 @@ def test_what_comes_back_from_a_node_that_went_is_owned_and_handed_over_again(wo
 
 
 def test_what_a_dead_node_held_is_copied_from_its_replicas(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world, small=40)
         for name in world.bodies:
             for owner in world.view.owners(b"/" + name.encode(), replicas=2):
@@ -571,11 +571,11 @@ def test_what_a_dead_node_held_is_copied_from_its_replicas(tmp_path: Path) -> No
                 assert node.content(file) == body
         assert world.origin.bytes_read == before
 
-    asyncio.run(World(tmp_path, replicas=2).run(test))
+    asyncio.run(NodesFixture(tmp_path, replicas=2).run(test))
 
 
-def test_borrowed_files_go_first(world: World) -> None:
-    async def test(world: World) -> None:
+def test_borrowed_files_go_first(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         filled(world, small=40, large=8)
         node = world.nodes["a"]
         for name in world.bodies:
@@ -595,7 +595,7 @@ def test_borrowed_files_go_first(world: World) -> None:
 def test_what_a_leaving_node_has_of_a_file_is_handed_over(tmp_path: Path, *, wholly: bool) -> None:
     """Also of one that is not whole there: else its bytes would be fetched from the origin again."""
 
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         name, size = "large", 24 * MIB + 5
         world.put(name, body_of(size, 3)[:size])
         for node in world.nodes.values():
@@ -620,11 +620,11 @@ def test_what_a_leaving_node_has_of_a_file_is_handed_over(tmp_path: Path, *, who
                 assert await node.read(name) == world.bodies[name]
         assert world.origin.bytes_read == size
 
-    asyncio.run(World(tmp_path, nodes="abc").run(test))
+    asyncio.run(NodesFixture(tmp_path, nodes="abc").run(test))
 
 
 def test_a_joining_node_is_given_what_is_being_filled(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         name = next(
             f"large-{number}"
             for number in range(100)
@@ -645,7 +645,7 @@ def test_a_joining_node_is_given_what_is_being_filled(tmp_path: Path) -> None:
         assert await world.nodes["c"].read(name) == world.bodies[name]
         assert world.origin.bytes_read == size
 
-    asyncio.run(World(tmp_path, nodes="ab").run(test))
+    asyncio.run(NodesFixture(tmp_path, nodes="ab").run(test))
 
 
 def test_a_slow_node_that_hands_over_is_not_passed_by(
@@ -654,7 +654,7 @@ def test_a_slow_node_that_hands_over_is_not_passed_by(
     """Large ranges of it come a little late; the origin is asked for few of them again."""
     monkeypatch.setattr(source, "HEDGED_BYTES_MIN", 2 * MIB)
 
-    async def test(world: World) -> None:
+    async def test(world: NodesFixture) -> None:
         for number in range(4):
             world.put(f"large-{number}", body_of(16 * MIB, number)[: 16 * MIB])
         for name, body in world.bodies.items():
@@ -668,4 +668,4 @@ def test_a_slow_node_that_hands_over_is_not_passed_by(
         assert world.nodes["c"].sources.reads_hedged <= 2
         assert world.origin.bytes_read <= 1.05 * size_bytes
 
-    asyncio.run(World(tmp_path, nodes="ab").run(test))
+    asyncio.run(NodesFixture(tmp_path, nodes="ab").run(test))

@@ -55,7 +55,7 @@ class CountingRecords(EmbeddedRecords):
         await super().put(key, value, leased)
 
 
-class Hearing:
+class RecordingPeers:
     """Peers that hear what is told."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Hearing:
         self.heard.append((node.id, request))
 
 
-class Here:
-    """A registry, and what its node has."""
+class PublisherFixture:
+    """A publisher, and the names of its node."""
 
     def __init__(self) -> None:
         self.names: dict[bytes, EntryState] = {}
         self.records = CountingRecords()
-        self.peers = Hearing()
+        self.peers = RecordingPeers()
         self.unmarked: list[bytes] = []
         self.registry = DirtyNamesPublisher(
             "n0",
@@ -107,7 +107,7 @@ def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
 
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         here.registry.start()
         here.write(b"/d/1")
         await here.registry.enter([b"/d/1"])
@@ -132,7 +132,7 @@ def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "NAMES_A_MESSAGE", 3)
 
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         with pytest.raises(PeerError):
             here.ask(b"/d")
         here.registry.start()
@@ -162,7 +162,7 @@ def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_others_are_told_a_few_times_a_second() -> None:
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         here.registry.start()
         began_s = time.monotonic()
         for number in range(300):
@@ -177,7 +177,7 @@ def test_others_are_told_a_few_times_a_second() -> None:
     run(test)
 
 
-def elsewhere_of(here: Here, me: str, *ids: str) -> DirtyNamesSubscriber:
+def elsewhere_of(here: PublisherFixture, me: str, *ids: str) -> DirtyNamesSubscriber:
     return DirtyNamesSubscriber(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
 
 
@@ -185,9 +185,9 @@ def test_a_record_that_another_node_removed_is_written_again() -> None:
     """One that took this node for gone, although it lived."""
 
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         elsewhere = elsewhere_of(here, "n0", "n0", "n1")
-        elsewhere.on_own_gone = here.registry.record_again
+        elsewhere.on_own_record_deleted = here.registry.record_again
         await elsewhere.start()
         here.write(b"/d/a")
         here.registry.start()
@@ -202,7 +202,7 @@ def test_a_record_that_another_node_removed_is_written_again() -> None:
     run(test)
 
 
-class Answering(Hearing):
+class Answering(RecordingPeers):
     """Peers that answer with one name; before that, what `meanwhile` does."""
 
     def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
@@ -220,7 +220,7 @@ class Answering(Hearing):
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, ends: bool) -> None:
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
 
         async def meanwhile() -> None:
             if ends:
@@ -240,7 +240,7 @@ def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(monkeypatch: pyt
     nothing to tell any more."""
 
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         elsewhere = elsewhere_of(here, "n1", "n1", "n2")
         await elsewhere.start()
         for writer in ("n0", "n2"):
@@ -262,7 +262,7 @@ def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
 
     async def test() -> None:
-        here = Here()
+        here = PublisherFixture()
         here.registry.start()
         here.records.away = True
         here.write(b"/d/1")

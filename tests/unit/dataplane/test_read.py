@@ -26,7 +26,7 @@ MIB = BLOCK_SIZE_BYTES
 BODY = os.urandom(6 * MIB + 5)
 
 
-class World:
+class ReadPathFixture:
     def __init__(
         self,
         folder: Path,
@@ -74,7 +74,7 @@ class World:
     def content(self, id: FileId) -> bytes:
         return Path(self.store.volumes[0].data_path(id)).read_bytes()
 
-    async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
+    async def run(self, test: Callable[[ReadPathFixture], Awaitable[None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
         try:
             await asyncio.wait_for(test(self), 60)
@@ -86,12 +86,14 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> ReadPathFixture:
+    return ReadPathFixture(tmp_path)
 
 
-def test_a_commit_that_fails_is_heard_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(w: World) -> None:
+def test_a_commit_that_fails_is_heard_and_tried_again(
+    world: ReadPathFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         id = (await w.entry("f")).id
         real = os.rename
@@ -114,7 +116,7 @@ def test_a_commit_that_fails_is_heard_and_tried_again(world: World, monkeypatch:
 
 
 def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: Path) -> None:
-    async def begin(w: World) -> None:
+    async def begin(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         entry = await w.entry("f")
         writer = w.store.create(entry)
@@ -123,11 +125,11 @@ def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: 
         assert await w.reads.open(entry.id)
         assert w.whole == [entry.id]
 
-    asyncio.run(World(tmp_path).run(begin))
+    asyncio.run(ReadPathFixture(tmp_path).run(begin))
 
 
 def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: ReadPathFixture) -> None:
         for name, size in (("a", 10), ("b", MIB), ("c", 20)):
             w.origin.hold(name, os.urandom(size))
         entries = [await w.entry(name) for name in "abc"]
@@ -137,11 +139,11 @@ def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path) -> No
         assert isinstance(found[1], NoSpaceError)
         assert found[2] is True
 
-    asyncio.run(World(tmp_path).run(test))
+    asyncio.run(ReadPathFixture(tmp_path).run(test))
 
 
-def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: World) -> None:
-    async def test(w: World) -> None:
+def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         w.origin.hold("s", b"small")
         for name in "fs":
@@ -155,8 +157,8 @@ def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: World) -> No
     asyncio.run(world.run(test))
 
 
-def test_eviction_under_a_reader_is_not_its_trouble(world: World) -> None:
-    async def test(w: World) -> None:
+def test_eviction_under_a_reader_is_not_its_trouble(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         id = (await w.entry("f")).id
 
@@ -175,8 +177,8 @@ def test_eviction_under_a_reader_is_not_its_trouble(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_after_a_change_the_next_open_sees_the_new_version(world: World) -> None:
-    async def test(w: World) -> None:
+def test_after_a_change_the_next_open_sees_the_new_version(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         old = await w.entry("f")
         await w.reads.fill(old.id, 0, MIB, sequential=False)
@@ -193,8 +195,8 @@ def test_after_a_change_the_next_open_sees_the_new_version(world: World) -> None
     asyncio.run(world.run(test))
 
 
-def test_a_small_file_that_changed_at_its_open(world: World) -> None:
-    async def test(w: World) -> None:
+def test_a_small_file_that_changed_at_its_open(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("s", b"old")
         old = await w.entry("s")
         w.origin.hold("s", b"new!")
@@ -208,8 +210,8 @@ def test_a_small_file_that_changed_at_its_open(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_a_cancelled_caller_leaves_the_others_their_read(world: World) -> None:
-    async def test(w: World) -> None:
+def test_a_cancelled_caller_leaves_the_others_their_read(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         w.origin.hold("s", b"small")
         large, small = (await w.entry("f")).id, (await w.entry("s")).id
@@ -250,11 +252,11 @@ class HeldOrigin(MemoryOrigin):
 
 
 @pytest.mark.parametrize("others", ["nobody", "a load", "a reader"])
-def test_a_cancelled_load_ends_unless_others_want_the_file(world: World, others: str) -> None:
+def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPathFixture, others: str) -> None:
     body = os.urandom(60 * MIB)
     ranges = len(body) // (2 * MIB)
 
-    async def test(w: World) -> None:
+    async def test(w: ReadPathFixture) -> None:
         origin = HeldOrigin()
         w.namespace.attach(Mount("/held", "memory://", origin, 3600.0))
         origin.hold("f", body)
@@ -285,8 +287,8 @@ def test_a_cancelled_load_ends_unless_others_want_the_file(world: World, others:
     asyncio.run(world.run(test))
 
 
-def test_writers_nobody_uses_are_closed(world: World) -> None:
-    async def test(w: World) -> None:
+def test_writers_nobody_uses_are_closed(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         w.origin.hold("g", BODY)
         f, g = (await w.entry("f")).id, (await w.entry("g")).id
@@ -301,8 +303,8 @@ def test_writers_nobody_uses_are_closed(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_many_small_files_at_once(world: World) -> None:
-    async def test(w: World) -> None:
+def test_many_small_files_at_once(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         bodies = {f"s{number}": os.urandom(1000 + number) for number in range(50)}
         for name, body in bodies.items():
             w.origin.hold(name, body)
@@ -324,8 +326,8 @@ def test_many_small_files_at_once(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_who_leaves_in_the_midst_of_many_ends_nothing(world: World) -> None:
-    async def test(w: World) -> None:
+def test_who_leaves_in_the_midst_of_many_ends_nothing(world: ReadPathFixture) -> None:
+    async def test(w: ReadPathFixture) -> None:
         for number in range(40):
             w.origin.hold(f"s{number}", b"x" * (10 + number))
         ids = [(await w.entry(f"s{number}")).id for number in range(40)]

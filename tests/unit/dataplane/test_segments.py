@@ -14,21 +14,21 @@ from headrace.dataplane.source import ClusterSourceFactory
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
-from tests.unit.dataplane.test_many_nodes import MIB, World, body_of
+from tests.unit.dataplane.test_many_nodes import MIB, NodesFixture, body_of
 
 SEGMENT = 4 * MIB
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodesFixture:
     for room in (route, rebalance, test_many_nodes):
         monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(ClusterSourceFactory, "lane_bytes", SEGMENT)
-    return World(tmp_path)
+    return NodesFixture(tmp_path)
 
 
-def test_no_range_lies_in_two_segments(world: World) -> None:
-    async def test(world: World) -> None:
+def test_no_range_lies_in_two_segments(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         size = 6 * SEGMENT - 5
         world.put("model", body_of(size, 3)[:size])
         for node in world.nodes.values():
@@ -41,8 +41,8 @@ def test_no_range_lies_in_two_segments(world: World) -> None:
     asyncio.run(world.run(test))
 
 
-def test_all_owners_send_at_one_time_and_the_origin_once(world: World) -> None:
-    async def test(world: World) -> None:
+def test_all_owners_send_at_one_time_and_the_origin_once(world: NodesFixture) -> None:
+    async def test(world: NodesFixture) -> None:
         size = 6 * SEGMENT - 5
         world.put("model", body_of(size, 3)[:size])
         owners = [world.view.owners(b"/model", segment)[0].id for segment in range(6)]

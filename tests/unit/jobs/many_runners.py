@@ -146,7 +146,7 @@ class RecordsOfNode:
 class Runner:
     """One node."""
 
-    def __init__(self, world: World, id: str, records: Records) -> None:
+    def __init__(self, world: JobClusterFixture, id: str, records: Records) -> None:
         self.world = world
         self.id = id
         folder = world.folder / id
@@ -211,8 +211,8 @@ class Runner:
         self.store.close()
 
 
-class World:
-    """wrap: what is around the origin, for faults."""
+class JobClusterFixture:
+    """Several nodes that run jobs. `wrap` wraps the origin, for faults."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class World:
             having = {id for id, runner in self.runners.items() if await runner.has(name)}
             assert having == set(self.owners(name, copies)), name
 
-    async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
+    async def run(self, test: Callable[[JobClusterFixture], Awaitable[None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
         try:
             await self.start("".join(self.view.nodes))

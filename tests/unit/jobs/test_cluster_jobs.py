@@ -15,21 +15,21 @@ from headrace.cluster.records import Followers
 from headrace.origin.origin import Origin
 from headrace.testing.faulty import FaultyOrigin
 from headrace.wire.messages import JobState
-from tests.unit.jobs.many_runners import MIB, World
+from tests.unit.jobs.many_runners import MIB, JobClusterFixture
 
-Test = Callable[[World], Awaitable[None]]
+Test = Callable[[JobClusterFixture], Awaitable[None]]
 
 
-def run(world: World, test: Test) -> None:
+def run(world: JobClusterFixture, test: Test) -> None:
     asyncio.run(world.run(test))
 
 
-def size_of(world: World, names: list[str]) -> int:
+def size_of(world: JobClusterFixture, names: list[str]) -> int:
     return sum(len(world.bodies[name]) for name in names)
 
 
 def test_each_file_is_loaded_by_its_owner_alone_and_counted_once(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = [*w.put_many(60), *w.put_many(20, folder="e/f")]
         w.put("large", os.urandom(3 * MIB + 7))
         w.put("empty", b"")
@@ -43,22 +43,22 @@ def test_each_file_is_loaded_by_its_owner_alone_and_counted_once(tmp_path: Path)
         assert set(w.origin.reads) == set(names) - {"empty"}
         assert all(count == 1 for name, count in w.origin.reads.items() if name != "large")
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_replicas_are_loaded_and_not_counted(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(40)
         id = await w.runners["a"].jobs.submit("load", "/d", {"replicas": "2"})
         row = await w.agree(id)
         assert (row.files_done, row.bytes_done) == (40, size_of(w, names))
         await w.check_loaded(names, copies=2)
 
-    run(World(tmp_path, nodes="abcd"), test)
+    run(JobClusterFixture(tmp_path, nodes="abcd"), test)
 
 
 def test_segments_of_a_large_file_go_to_their_owners(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         w.put("large", os.urandom(8 * MIB + 3))
         id = await w.runners["a"].jobs.submit("load", "/large", {})
         row = await w.agree(id)
@@ -72,11 +72,11 @@ def test_segments_of_a_large_file_go_to_their_owners(tmp_path: Path) -> None:
                 there = writer is not None and writer.present(start, end)
                 assert there == (id in w.owners("large", segment=segment)), (segment, id)
 
-    run(World(tmp_path, segment_bytes=2 * MIB), test)
+    run(JobClusterFixture(tmp_path, segment_bytes=2 * MIB), test)
 
 
 def test_what_fails_is_told_by_path_and_tried_again(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(30)
         id = await w.runners["c"].jobs.submit("load", "/d", {})
         row = await w.agree(id)
@@ -94,7 +94,7 @@ def test_what_fails_is_told_by_path_and_tried_again(tmp_path: Path) -> None:
         }
         await w.check_loaded(names)
 
-    world = World(tmp_path)
+    world = JobClusterFixture(tmp_path)
     world.outer = outer = FaultyKeys(world.origin, "d/003", "d/017")
     run(world, test)
 
@@ -114,19 +114,19 @@ class FaultyKeys(FaultyOrigin):
 
 
 def test_a_failure_of_both_owners_is_one(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         w.put_many(10)
         id = await w.runners["a"].jobs.submit("load", "/d", {"replicas": "3"})
         row = await w.agree(id)
         assert (row.files_done, row.files_total, row.failed_files) == (9, 10, 1)
 
-    world = World(tmp_path)
+    world = JobClusterFixture(tmp_path)
     world.outer = FaultyKeys(world.origin, "d/005")
     run(world, test)
 
 
 def test_a_node_that_dies_in_the_middle_is_made_up_for(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(80)
         w.origin.hold_after = 30
         id = await w.runners["a"].jobs.submit("load", "/d", {})
@@ -149,11 +149,11 @@ def test_a_node_that_dies_in_the_middle_is_made_up_for(tmp_path: Path) -> None:
         for name in names:
             assert await w.runners[w.owners(name)[0]].has(name)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_a_node_that_joins_in_the_middle_does_its_share(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(80)
         w.origin.hold_after = 40
         id = await w.runners["b"].jobs.submit("load", "/d", {})
@@ -177,13 +177,13 @@ def test_a_node_that_joins_in_the_middle_does_its_share(tmp_path: Path) -> None:
         for name in mine:
             assert await w.runners["d"].has(name)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(tmp_path: Path) -> None:
     """What moved to the new node is not claimed by the old ones, and the rest goes on counting."""
 
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(60)
         w.origin.hold_after = 40
         id = await w.runners["a"].jobs.submit("load", "/d", {})
@@ -198,11 +198,11 @@ def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(tmp_path: Pa
         w.origin.release()
         assert (await w.agree(id)).files_done == 60
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_cancel_stops_all_nodes_and_a_retry_ends_it(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(50)
         w.origin.hold_after = 20
         id = await w.runners["a"].jobs.submit("load", "/d", {})
@@ -220,11 +220,11 @@ def test_cancel_stops_all_nodes_and_a_retry_ends_it(tmp_path: Path) -> None:
         assert (row.state, row.files_done, row.attempt) == ("done", 50, 2)
         await w.check_loaded(names)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_two_jobs_at_once(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         one, other = w.put_many(30, folder="x"), w.put_many(20, folder="y")
         ids = await asyncio.gather(
             w.runners["a"].jobs.submit("load", "/x", {}), w.runners["b"].jobs.submit("load", "/y", {})
@@ -235,11 +235,11 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
         await w.check_loaded([*one, *other])
         assert [row.id for row in w.runners["c"].jobs.rows()] == ["1", "2"]
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_a_job_of_high_priority_goes_first(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         low, high = w.put_many(200, folder="low"), w.put_many(20, folder="high")
         w.origin.hold_after = 0
         first = await w.runners["a"].jobs.submit("load", "/low", {"priority": "low"})
@@ -254,11 +254,11 @@ def test_a_job_of_high_priority_goes_first(tmp_path: Path) -> None:
         assert last_high < 64 + 20 + 8  # those that had their turn already go on
         await w.check_loaded([*low, *high])
 
-    run(World(tmp_path, nodes="a"), test)
+    run(JobClusterFixture(tmp_path, nodes="a"), test)
 
 
 def test_verify_fetches_again_what_does_not_match(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(5)
         await w.agree(await w.runners["a"].jobs.submit("load", "/d", {}))
         owner = w.runners[w.owners("d/002")[0]]
@@ -270,11 +270,11 @@ def test_verify_fetches_again_what_does_not_match(tmp_path: Path) -> None:
         assert w.origin.reads["d/002"] == 2
         await w.check_loaded(names)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_free_drops_what_every_node_has_borrowed_copies_too(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names, others = w.put_many(30), w.put_many(3, folder="e")
         await w.agree(await w.runners["a"].jobs.submit("load", "/", {}))
         for runner in w.runners.values():  # one of them owns it
@@ -286,11 +286,11 @@ def test_free_drops_what_every_node_has_borrowed_copies_too(tmp_path: Path) -> N
             assert [name for name in names if await runner.has(name)] == []
         await w.check_loaded(others)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_wrong_words_and_paths_are_refused_at_once(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         jobs = w.runners["a"].jobs
         with pytest.raises(PathNotFoundError):
             await jobs.submit("load", "/nothing", {})
@@ -304,11 +304,11 @@ def test_wrong_words_and_paths_are_refused_at_once(tmp_path: Path) -> None:
                 await call("7")
         assert w.records.values == {}
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_work_goes_on_while_etcd_is_away(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(40)
         w.origin.hold_after = 10
         id = await w.runners["a"].jobs.submit("load", "/d", {})
@@ -326,11 +326,11 @@ def test_work_goes_on_while_etcd_is_away(tmp_path: Path) -> None:
         assert (row.state, row.files_done) == ("done", 40)
         await w.check_loaded(names)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_a_job_that_etcd_lost_goes_on(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(40)
         w.origin.hold_after = 10
         id = await w.runners["a"].jobs.submit("load", "/d", {})
@@ -342,11 +342,11 @@ def test_a_job_that_etcd_lost_goes_on(tmp_path: Path) -> None:
         assert (row.state, row.files_done) == ("done", 40)
         await w.check_loaded(names)
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_progress_is_written_once_a_second_and_the_end_cleans_up(tmp_path: Path) -> None:
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         w.put_many(100)
         await w.agree(await w.runners["a"].jobs.submit("load", "/d", {}))
         for _ in range(100):
@@ -356,13 +356,13 @@ def test_progress_is_written_once_a_second_and_the_end_cleans_up(tmp_path: Path)
         assert set(w.records.values) == {"jobs/1"}
         assert all(count <= 3 for key, count in w.records.puts.items() if "/parts/" in key), w.records.puts
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.jobs.cluster_jobs.ENDED_KEPT_MAX", 3)
 
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         w.put_many(2)
         for _ in range(6):
             await w.end_of("b", await w.runners["b"].jobs.submit("load", "/d", {}))
@@ -372,13 +372,13 @@ def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(0.01)
         raise AssertionError([row.id for row in w.runners["c"].jobs.rows()])
 
-    run(World(tmp_path), test)
+    run(JobClusterFixture(tmp_path), test)
 
 
 def test_records_that_tell_at_once(tmp_path: Path) -> None:
     """As those of one process do: what is written is heard before the write returns."""
 
-    async def test(w: World) -> None:
+    async def test(w: JobClusterFixture) -> None:
         names = w.put_many(30)
         id = await w.runners["b"].jobs.submit("load", "/d", {"replicas": "2"})
         assert (await w.agree(id)).files_done == 30
@@ -389,4 +389,4 @@ def test_records_that_tell_at_once(tmp_path: Path) -> None:
         assert not any([await one.has(name) for one in w.runners.values() for name in names])
 
     shared = Followers()
-    run(World(tmp_path, records=lambda _: EmbeddedRecords(shared)), test)
+    run(JobClusterFixture(tmp_path, records=lambda _: EmbeddedRecords(shared)), test)

@@ -66,7 +66,7 @@ async def settled(tree: Tree) -> None:
 
 
 def version(tree: Tree, path: bytes) -> Version:
-    found = tree.namespace.known(path)
+    found = tree.namespace.entry_at(path)
     assert found is not None
     return found.version
 
@@ -78,9 +78,9 @@ def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> 
         assert await tree.names("/d") == ["a", "b", "new"]
         assert is_pending(version(tree, b"/d/b"))
         assert not is_pending(version(tree, b"/d/a"))
-        id = tree.namespace.known(b"/d/b")
+        id = tree.namespace.entry_at(b"/d/b")
         await tree.namespace.refresh_path(b"/d")
-        assert tree.namespace.known(b"/d/b") == id
+        assert tree.namespace.entry_at(b"/d/b") == id
         others.say(b"/d")
         await tree.namespace.refresh_path(b"/d")
         assert await tree.names("/d") == ["a", "b", "c"]
@@ -97,17 +97,17 @@ def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others: Other
         others.say(b"/d", file(b"x"))
         others.say(b"/e", file(b"x"))
         tree.changed.clear()
-        tree.namespace.stirred(b"/", True)
+        tree.namespace.schedule_refresh(b"/", True)
         await settled(tree)
         assert [name for _, name in tree.changed] == [b"x"]
-        assert tree.namespace.known(b"/e/x") is None
+        assert tree.namespace.entry_at(b"/e/x") is None
         others.say(b"/d", file(b"x", 2))
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
         assert "3-2" in version(tree, b"/d/x").token
         others.say(b"/d")
         origin.hold("d/x", b"persisted")
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
         assert version(tree, b"/d/x").size_bytes == len(b"persisted")
 
@@ -119,9 +119,9 @@ def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
         tree.attach("/", origin_with("d/a", "d/b"))
         await tree.names("/d")
         others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
-        directory = tree.namespace.claim_directory(b"/d")
+        directory = tree.namespace.ensure_directory(b"/d")
         for _ in range(2):
             (page,) = tree.namespace.names(directory)
             assert sorted((row.name, is_pending(Version(0, 0, row.token))) for row in page.rows) == [
@@ -143,11 +143,11 @@ def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: O
         tree.attach("/", origin)
         await tree.names("/d")
         origin.hold("d/last", b"last")
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
         assert sorted(await tree.names("/d")) == ["a"]
         others.gone = True
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
         assert sorted(await tree.names("/d")) == ["a", "last"]
 
@@ -164,9 +164,9 @@ def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, othe
         first, second = (asyncio.ensure_future(tree.namespace.refresh_path(b"/d")) for _ in range(2))
         await asyncio.sleep(0)
         origin.delete("d/a")
-        tree.namespace.was_removed(b"/d", folder=True)
+        tree.namespace.record_removal(b"/d", folder=True)
         await asyncio.gather(first, second)
-        assert tree.namespace.known(b"/d") is None
+        assert tree.namespace.entry_at(b"/d") is None
 
     run(test)
 
@@ -185,7 +185,7 @@ def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         tree.attach("/", origin)
         await tree.names("/d")
         others.say(b"/d", file(b"x"), file(b"a"), hidden=(b"gone",))
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
 
         def persist() -> None:
@@ -201,11 +201,11 @@ def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         if persisted == "after":
             persist()
         others.say(b"/d")
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await asyncio.sleep(0.01)
         shown: list[list[bytes]] = []
         on_changed = tree.namespace._on_changed
-        known = tree.namespace.known(b"/d")
+        known = tree.namespace.entry_at(b"/d")
         assert known is not None
         directory = known.id
 
@@ -232,13 +232,13 @@ def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others:
         tree.attach("/", origin_with("d/a", "d/b"))
         await tree.names("/d")
         others.say(b"/d", file(b"a"), file(b"new"), folder(b"made"), hidden=(b"b",))
-        tree.namespace.stirred(b"/d", False)
+        tree.namespace.schedule_refresh(b"/d", False)
         await settled(tree)
-        directory = tree.namespace.claim_directory(b"/d")
+        directory = tree.namespace.ensure_directory(b"/d")
         before = tree.namespace._pending_rows.listing(b"/d")
-        tree.namespace.was_put(b"/d/new", Version(9, 9, '"new"'))
-        tree.namespace.was_made(b"/d/made")
-        tree.namespace.was_removed(b"/d/b")
+        tree.namespace.record_put(b"/d/new", Version(9, 9, '"new"'))
+        tree.namespace.record_directory(b"/d/made")
+        tree.namespace.record_removal(b"/d/b")
         for _ in range(2):
             (page,) = tree.namespace.names(directory)
             told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
@@ -265,12 +265,12 @@ def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
         assert await tree.names("/") == ["a", "new"]
         assert await tree.names("/new") == ["deep", "f"]
         assert await tree.names("/new/deep") == ["g"]
-        assert tree.namespace.is_written_over(b"/new/f")
-        assert not tree.namespace.is_written_over(b"/a")
+        assert tree.namespace.is_pending(b"/new/f")
+        assert not tree.namespace.is_pending(b"/a")
         others.said.clear()
-        tree.namespace.stirred(b"/", True)
+        tree.namespace.schedule_refresh(b"/", True)
         await settled(tree)
         assert await tree.names("/") == ["a"]
-        assert tree.namespace.known(b"/new/deep/g") is None
+        assert tree.namespace.entry_at(b"/new/deep/g") is None
 
     run(test)

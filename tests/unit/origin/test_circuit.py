@@ -27,8 +27,8 @@ BACK_WITHIN_S = 2.0
 CALLS = ("head", "list", "read")
 
 
-class World:
-    """Many keys of one origin, and calls about them as the node makes them: range reads through a gate."""
+class CircuitFixture:
+    """Many keys of one origin, and the node's calls for them: range reads through a gate."""
 
     def __init__(self, keys: int) -> None:
         self.memory = MemoryOrigin()
@@ -70,7 +70,7 @@ class World:
 def test_a_thousand_calls_wait_and_one_asks(
     monkeypatch: pytest.MonkeyPatch, kind: str, away_s: float
 ) -> None:
-    world = World(1000)
+    world = CircuitFixture(1000)
 
     async def body() -> None:
         world.away()
@@ -98,7 +98,7 @@ def test_a_thousand_calls_wait_and_one_asks(
 def test_what_waits_longer_than_its_limit_fails_with_the_cause(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    world = World(20)
+    world = CircuitFixture(20)
 
     async def body() -> None:
         world.away()
@@ -115,7 +115,7 @@ def test_what_waits_longer_than_its_limit_fails_with_the_cause(
 
 def test_reads_that_wait_hold_no_place_among_the_reads_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is one for all origins: those that answer are read meanwhile."""
-    world, other = World(200), World(1)
+    world, other = CircuitFixture(200), CircuitFixture(1)
     other.gate = world.gate
 
     async def body() -> None:
@@ -133,7 +133,7 @@ def test_reads_that_wait_hold_no_place_among_the_reads_in_flight(monkeypatch: py
 
 
 def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(100)
+    world = CircuitFixture(100)
 
     async def body() -> None:
         await asyncio.gather(*(world.call("read", key) for key in world.versions))
@@ -154,7 +154,7 @@ def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -
     ids=lambda error: type(error).__name__,
 )
 def test_answers_about_keys_open_nothing(monkeypatch: pytest.MonkeyPatch, error: HeadraceError) -> None:
-    world = World(10)
+    world = CircuitFixture(10)
 
     async def body() -> None:
         world.faulty.fail("head", error)
@@ -169,7 +169,7 @@ def test_answers_about_keys_open_nothing(monkeypatch: pytest.MonkeyPatch, error:
 
 
 def test_one_call_that_fails_again_and_again_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(1)
+    world = CircuitFixture(1)
 
     async def body() -> None:
         world.faulty.fail("head", PlannedFault.UNAVAILABLE)
@@ -183,7 +183,7 @@ def test_one_call_that_fails_again_and_again_opens_nothing(monkeypatch: pytest.M
 
 def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many want it: when the circuit opens for it, another key is the one that tries."""
-    world = World(30)
+    world = CircuitFixture(30)
 
     async def body() -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_probe_that_hears_nothing_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(20)
+    world = CircuitFixture(20)
 
     async def body() -> None:
         world.away()
@@ -225,7 +225,7 @@ def test_a_probe_that_hears_nothing_is_followed_by_another(monkeypatch: pytest.M
 
 def test_what_the_origin_asks_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After: nobody asks before, and who can't wait so long is told at once."""
-    world = World(50)
+    world = CircuitFixture(50)
 
     async def wished(key: str, error: HeadraceError) -> float:
         return 8.0
@@ -249,7 +249,7 @@ def test_what_the_origin_asks_for_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second request is refused for ten seconds."""
-    world = World(300)
+    world = CircuitFixture(300)
 
     async def body() -> None:
         world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=range(0, 100_000, 2))
@@ -262,7 +262,7 @@ def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_cancelled_waiters_are_forgotten_and_the_next_one_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(50)
+    world = CircuitFixture(50)
 
     async def body() -> None:
         world.away()

@@ -39,7 +39,7 @@ class SlowOrigin(MemoryOrigin):
             self.open -= 1
 
 
-class World:
+class HedgeFixture:
     def __init__(self) -> None:
         self.slow = SlowOrigin()
         self.version = self.slow.hold("f", DATA)
@@ -60,7 +60,7 @@ class World:
 
 
 def test_a_silent_read_is_asked_for_again_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         for _ in range(KNOWN):
@@ -76,7 +76,7 @@ def test_a_silent_read_is_asked_for_again_and_ended(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_first_read_of_all_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.slow.delays_s = [1e9]
@@ -86,7 +86,7 @@ def test_the_first_read_of_all_is_not_waited_for_either(monkeypatch: pytest.Monk
 
 
 def test_what_is_slow_as_a_whole_is_asked_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, reads = World(), 400
+    world, reads = HedgeFixture(), 400
 
     async def body() -> None:
         world.slow.usual_s = 10.0
@@ -108,7 +108,7 @@ def test_what_is_slow_as_a_whole_is_asked_little_more(monkeypatch: pytest.Monkey
 def test_the_first_good_answer_counts_and_a_good_one_that_is_late_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.slow.delays_s = [LEAST_S + 1.0, 1e9, 1e9]
@@ -120,7 +120,7 @@ def test_the_first_good_answer_counts_and_a_good_one_that_is_late_too(
 def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.faulty.fail("read", PlannedFault.HANG, numbers=0)
@@ -132,7 +132,7 @@ def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent(
 
 
 def test_an_answer_that_it_is_another_version_ends_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.faulty.fail("read", PlannedFault.HANG, numbers=0)
@@ -147,7 +147,7 @@ def test_an_answer_that_it_is_another_version_ends_both(monkeypatch: pytest.Monk
 def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.faulty.fail("read", PlannedFault.HANG)
@@ -162,7 +162,7 @@ def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline(
 
 
 def test_a_cancel_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = HedgeFixture()
 
     async def body() -> None:
         world.faulty.fail("read", PlannedFault.HANG)

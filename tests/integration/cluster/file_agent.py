@@ -1,5 +1,6 @@
-"""Does what it is told with files below one folder, in a process of its own: a mount may hang. One JSON line a request,
-[kind, …], and one an answer: the errno, or 0, and what was read."""
+"""Run file operations below one directory in a process of its own, because a mount may hang.
+
+Each request is a JSON line [kind, …]; each answer is a JSON line with the errno, or 0, and the bytes read."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ Tree = dict[str, str]
 """Name → "dir", or the bytes in base64."""
 
 
-class Hands:
-    """The side of the test."""
+class FileAgent:
+    """The test's end of an agent."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._process: subprocess.Popen[str] | None = None
 
     def do(self, *request: Any) -> Any:
-        """[errno, what was read]."""
+        """Run a request and return [errno, bytes read]."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(self._root)],

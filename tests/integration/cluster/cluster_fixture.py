@@ -1,4 +1,4 @@
-"""Several hosts with one origin and one etcd: a cluster as its users run it, on loopback ports."""
+"""Run a cluster as its users do: several hosts with one origin and one etcd, on loopback ports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.integration.cli.host import Host, Up, wait_until
 SEEN_WITHIN_S = 60.0
 
 
-class Town:
-    """Nodes `n0`, `n1`, …; each with a mount. settings: of every node."""
+class ClusterFixture:
+    """A cluster of nodes `n0`, `n1`, …, each with a mount. `settings` are those of every node."""
 
     def __init__(self, base: Path, etcd: str, **settings: object) -> None:
         self.base = base
@@ -29,7 +29,7 @@ class Town:
         self._settings.setdefault("allowed_origins", f"file://{base}")
 
     def add(self, **settings: object) -> Host:
-        """One more host, whose node is not started yet."""
+        """Add a host, without starting its node."""
         number = len(self.hosts)
         base = self.base / f"n{number}"
         base.mkdir()
@@ -41,7 +41,7 @@ class Town:
         return host
 
     def start(self, count: int) -> None:
-        """So many hosts, which see each other on return."""
+        """Start so many hosts. They see each other on return."""
         for _ in range(count):
             self.up(self.add())
         self.wait_members(count)

@@ -1,4 +1,4 @@
-"""Training jobs, each a fork of one process that has torch imported already, which takes seconds."""
+"""Fork training jobs from one process that has imported torch already, because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RATE_HZ = "50"
 LIMIT_S = 60.0
 
 
-class Nursery:
-    """close() ends what is left. Each job is a session of its own, so that its workers end with it."""
+class JobForkServer:
+    """Starts training jobs; `close` ends those left. Each job is a session of its own, so its workers end with it."""
 
     def __init__(self, log: Path) -> None:
         paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
