@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headrace.config import load
 from headrace.sdk.brokered import broker_registry
@@ -29,6 +30,12 @@ _USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,
 }
+
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(
+    "busy"
+)  # an example that took long says that the machine is busy, not that the code is wrong
 
 
 def pytest_configure() -> None:
