@@ -24,11 +24,12 @@ ENVIRONMENTS = {
     "check": ("check",),
     "demo": ("demo",),
     "bench": ("bench",),
+    "docs": ("docs",),
     "release": ("release",),
     "runtime": ("fsspec", "cluster", "checkpoint", "s3", "rest", "webhdfs", "diagnose"),
 }
 """By file, the extras that it installs. The first one decides the versions that the others have, too."""
-BARE = ("build", "release")
+BARE = ("build", "docs", "release")
 """Environments of tools, without the program."""
 TORCH = ("test", "bench")
 """Environments with torch, which has files of its own: its wheels bring CUDA, or do not."""

@@ -1,4 +1,4 @@
-"""Generates docs/cli.md, docs/errors.md, docs/configuration.md, docs/openapi.json for `./dev docs`."""
+"""Generates docs/cli.md, docs/errors.md, docs/configuration.md, docs/metrics.md, docs/openapi.json for `./dev docs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.base.errors import error_classes
 from headrace.cli.examples import EXAMPLES, FIELDS
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
 from headrace.config import describe as configuration
-from headrace.rest import openapi
+from headrace.rest import metrics, openapi
 
 _CLI_HEAD = """# The command line
 
@@ -54,6 +54,17 @@ A command that fails prints one line: `headrace: what failed: why (what to do)`.
 |---|---|---|---|
 """
 
+_METRICS_HEAD = """# Metrics
+
+Written by `./dev docs` from `src/headrace/rest/metrics.py`: don't edit.
+
+The REST API serves these at `/metrics`, in the text format of Prometheus ([rest.md](rest.md)). Each value is a field of
+`headrace status --json`.
+
+| metric | kind | field of the status | meaning |
+|---|---|---|---|
+"""
+
 _MEANINGS = {
     "internal": "A defect of Headrace, or one of its processes ended without a message.",
     "path.not_found": "No such file or directory.",
@@ -92,12 +103,24 @@ def errors_page() -> str:
     return _ERRORS_HEAD + "\n".join(rows) + "\n"
 
 
+def metrics_page() -> str:
+    """Return the table of metrics, from the REST gateway's."""
+    rows = []
+    for metric in metrics.METRICS:
+        label = [metric.label.upper(), metric.each] if metric.each else []
+        field = ".".join([*metric.where, *label])
+        rows.append(f"| `{metric.name}` | {metric.kind} | `{field}` | {metric.text} |")
+    rows.append("| `headrace_cluster_members` | gauge | `cluster.members` | Nodes in the cluster. |")
+    return _METRICS_HEAD + "\n".join(rows) + "\n"
+
+
 def pages() -> dict[str, str]:
     """Return the text of each generated page by its file name in docs/."""
     return {
         "cli.md": cli_page(),
         "errors.md": errors_page(),
         "configuration.md": configuration.page(),
+        "metrics.md": metrics_page(),
         "openapi.json": openapi.text(),
     }
 
