@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages outside docs/ join the site, links between them work, and one line of the navigation lists a directory.
+"""Add pages outside docs/ to the site, correct the links between them, and expand directories of the navigation.
 
 Pages are plain Markdown whose links are relative to the repository, so that a code host shows them too. The site has
 the files of docs/ at its root and all others at their path in the repository.
