@@ -106,7 +106,7 @@ def test_a_command_waits_for_a_node_that_is_started_again(make_host: MakeHost) -
     kill(up.ready["node_pid"])
     done = host.headrace("ls", "/")
     assert done.returncode != 0
-    assert "it is being started again" in done.stderr
+    assert "it is restarting" in done.stderr
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(host.ok, "ls", "/")
         time.sleep(1.0)

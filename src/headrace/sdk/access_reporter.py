@@ -1,7 +1,7 @@
-"""Telling the node which files were used, for its eviction: in batches, from one thread, lost without harm.
+"""Report file accesses to the node, for its eviction. One thread sends them in batches; lost reports do no harm.
 
-`touch` is on the hot way of an open: an append and a comparison. The thread begins with the first touch, also in a
-child after a fork, and waits without waking while nothing is touched.
+`touch` is on the hot path of an open: it costs an append and a comparison. The thread starts with the first touch,
+also in a child after a fork. It sleeps without waking up while nothing is touched.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ log = logging.getLogger(__name__)
 BATCH = 4096
 INTERVAL_S = 1.0
 WAITING_MAX = 100_000
-"""While the node does not answer."""
+"""The most ids that are kept while the node does not answer; beyond that, all are dropped."""
 
 
 class AccessReporter:
+    """Collects the ids of opened files and sends them to the node about once a second."""
+
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._ids: list[int] = []
@@ -38,31 +40,31 @@ class AccessReporter:
             self._ids = []
 
     def close(self) -> None:
-        """What was not sent yet is sent, if the node is there."""
+        """Let the thread send the remaining ids, if the node answers, and end. Does not wait for it."""
         self._closed = True
-        self._some.set()
-        self._many.set()
+        self._has_ids.set()
+        self._has_batch.set()
 
     def reset_after_fork(self) -> None:
         self._ids = []
         self._reset()
 
     def _reset(self) -> None:
-        self._some, self._many = threading.Event(), threading.Event()
+        self._has_ids, self._has_batch = threading.Event(), threading.Event()
         self._closed = False
 
     def _wake(self, count: int) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, daemon=True, name="touches")
             self._thread.start()
-        (self._some if count == 1 else self._many).set()
+        (self._has_ids if count == 1 else self._has_batch).set()
 
     def _run(self) -> None:
         while not self._closed:
-            self._some.wait()
-            self._some.clear()
-            self._many.wait(INTERVAL_S)
-            self._many.clear()
+            self._has_ids.wait()
+            self._has_ids.clear()
+            self._has_batch.wait(INTERVAL_S)
+            self._has_batch.clear()
             ids, self._ids = self._ids, []
             if ids:
                 self._send(ids)
@@ -71,4 +73,4 @@ class AccessReporter:
         try:
             self._connections.ask(Touch(ids=ids), patience_s=0)
         except HeadraceError as error:
-            log.debug("touches lost count=%d error=%s", len(ids), error)
+            log.debug("accesses were not reported count=%d error=%s", len(ids), error)

@@ -1,4 +1,4 @@
-"""Breaking off a blocked call from another thread."""
+"""Cancel a blocked call from another thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 
 
 class Cancel:
-    """One blocked call's way out. `set` wakes it; it then raises CancelledByUserError.
+    """Cancels one blocked call. `set` wakes the call, which then raises CancelledByUserError.
 
-    The descriptor is made only when somebody waits, and belongs to this object: `close` when the call is over.
-    """
+    The descriptor is created when a call first waits on it, and belongs to this object. Call `close` when the call
+    has ended."""
 
     __slots__ = ("_fd", "_lock", "_set")
 
@@ -30,14 +30,14 @@ class Cancel:
         return self._set
 
     def fileno(self) -> int:
-        """Readable once set."""
+        """Return a descriptor that becomes readable when this is set."""
         with self._lock:
             if self._fd < 0:
                 self._fd = os.eventfd(1 if self._set else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             return self._fd
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleeps so long, or until it is set; whether it is."""
+        """Sleep until the timeout or until this is set; return whether it is set."""
         return bool(select.select([self], [], [], timeout_s)[0])
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Telling the node what was written here: in order, in batches, from one thread, again until it has heard.
+"""Report changed paths to the node: in order, in batches, from one thread, and repeatedly until the node answers.
 
-What is not told because this process dies, the node finds by looking over the upper layer.
+If this process dies first, the node finds the unreported changes by a scan of the upper layer.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ log = logging.getLogger(__name__)
 
 BATCH = 4096
 PAUSE_S = 0.05
-"""Between two messages: the makers of many small files have better use for the processor."""
+"""The pause between two messages, which leaves the processor to writers of many small files."""
 
 
 class ChangeReporter:
-    """source: random; which client tells."""
+    """Queues changed paths and sends them to the node. source: a random number that identifies this client."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.source = int.from_bytes(os.urandom(8), "little") >> 2 | 1
-        self._told: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
     def add(self, paths: list[bytes], *, begun: bool = False) -> None:
-        """begun: they are about to be written."""
-        self._told.put(Changed(paths=[], begun=paths) if begun else Changed(paths=paths))
+        """Queue paths. begun: they are about to be written."""
+        self._queue.put(Changed(paths=[], begun=paths) if begun else Changed(paths=paths))
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -44,36 +44,36 @@ class ChangeReporter:
                     self._thread.start()
 
     def close(self, *, wait_s: float = 0.0) -> None:
-        """wait_s: so long at most until the node has heard all."""
-        self._told.put(None)
+        """Stop the thread after all queued paths. wait_s: the longest time to wait until the node has them all."""
+        self._queue.put(None)
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
         while True:
-            first = self._told.get()
+            first = self._queue.get()
             if first is None:
                 return
-            paths, begun, last = list(first.paths), list(first.begun), False
-            while len(paths) < BATCH and not self._told.empty():
-                more = self._told.get()
+            paths, begun, is_last = list(first.paths), list(first.begun), False
+            while len(paths) < BATCH and not self._queue.empty():
+                more = self._queue.get()
                 if more is None:
-                    last = True
+                    is_last = True
                     break
                 paths += more.paths
                 begun += more.begun
-            self._tell(Changed(list(dict.fromkeys(paths)), self.source, list(dict.fromkeys(begun))))
-            if last:
+            self._send(Changed(list(dict.fromkeys(paths)), self.source, list(dict.fromkeys(begun))))
+            if is_last:
                 return
             time.sleep(PAUSE_S)
 
-    def _tell(self, what: Changed) -> None:
+    def _send(self, change: Changed) -> None:
         while True:
             try:
-                self._connections.ask(what)
+                self._connections.ask(change)
                 return
             except CancelledByUserError:
                 return
             except HeadraceError as error:
-                log.info("the node was not told of changes, again error=%s", error)
+                log.info("changes were not reported to the node, retrying error=%s", error)
                 time.sleep(RECONNECT_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What all doors of one process share: one client for each node of this host."""
+"""Share one client for each node of this host among all APIs of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.sdk.vfs_registry import VfsRegistry
 
 
 class ClientRegistry(VfsRegistry[LocalVfs]):
-    """One `LocalVfs` a node for all of this process: an index may be open in it once only."""
+    """Keeps one `LocalVfs` per node for the whole process, because a process may open an index only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,32 +23,35 @@ class ClientRegistry(VfsRegistry[LocalVfs]):
         return self.reach(socket, lambda: LocalVfs(NodeClient(socket, role="sdk", patience_s=patience_s)))
 
     def _end_telling(self) -> None:
-        """All else stays open: files that nobody closed are closed after this."""
-        for paths in self.made.values():
-            paths.client.end_telling(TELL_S_MAX)
+        """Report the last changes to the nodes. Everything else stays open: files that were not closed are closed
+        later."""
+        for vfs in self.made.values():
+            vfs.client.end_telling(TELL_S_MAX)
 
 
 HOSTS = ClientRegistry()
 
 
 def open_vfs(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> LocalVfs:
-    """The namespace of this host's node, which `find_node` finds; where this user has none, of another user's that is
-    open to others; where none runs, by the nodes of the setting `nodes`.
-    nodes: REST APIs of nodes of other hosts, instead. NodeUnavailableError, NotAllowedError, UsageError."""
+    """Open the namespace of this host's node, which `find_node` finds. If this user has no node, use another user's
+    node that is open to others. If there is none either, use the nodes of the setting `nodes`.
+
+    nodes: REST APIs of nodes of other hosts, which are used instead. Raise NodeUnavailableError, NotAllowedError or
+    UsageError."""
     if nodes is None:
         try:
             return HOSTS.get(find_node(socket=socket, cache=cache), patience_s)
         except NodeUnavailableError:
             from headrace.sdk.brokered.broker_registry import (
-                open_brokered_vfs,  # not wanted where this user's node runs
+                open_brokered_vfs,  # not needed if this user's node runs
             )
 
-            brokered = open_brokered_vfs(cache=cache, socket=socket, patience_s=patience_s)
-            if brokered is not None:
-                return cast(LocalVfs, brokered)  # it has the calls of a LocalVfs that programs make
+            brokered_vfs = open_brokered_vfs(cache=cache, socket=socket, patience_s=patience_s)
+            if brokered_vfs is not None:
+                return cast(LocalVfs, brokered_vfs)  # it has the calls of LocalVfs that programs make
             nodes = configured_nodes()
             if socket is not None or cache is not None or not nodes:
                 raise
-    from headrace.sdk.remote.remote_registry import REMOTES  # not wanted where there is a node
+    from headrace.sdk.remote.remote_registry import REMOTES  # not needed if a node runs here
 
-    return cast(LocalVfs, REMOTES.get(nodes, patience_s))  # it has the calls of a LocalVfs that programs make
+    return cast(LocalVfs, REMOTES.get(nodes, patience_s))  # it has the calls of LocalVfs that programs make

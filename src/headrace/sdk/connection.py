@@ -1,7 +1,7 @@
-"""Talking with the node over its unix socket: blocking, one request at a time, safe after a fork.
+"""Send requests to the node over its unix socket: blocking, one request at a time, safe after a fork.
 
 `Connection` is one socket. `Connections` is a pool of them for a process with many threads; it also waits for a node
-that is being restarted. Closing a connection while a request is under way cancels the request in the node.
+that is restarting. When a connection closes during a request, the node cancels the request.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ RECONNECT_PAUSE_S = 0.05
 
 
 class Connection:
-    """welcome: what the node said of itself. Not thread-safe."""
+    """Carries one request at a time to the node. welcome: the node's description of itself. Not thread-safe."""
 
     def __init__(self, socket_path: str, *, role: str, cancel: Cancel | None = None) -> None:
         self.pid = os.getpid()
-        self.usable = True  # no answer is outstanding, and it is open
-        self.used = False  # before: its node may be gone
+        self.usable = True  # it is open, and no answer is outstanding
+        self.used = False  # returned to the pool at least once: its node may have ended since
         self._path = socket_path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._socket.connect(socket_path)
-            owner = peer_of(self._socket).uid
+            owner_uid = peer_of(self._socket).uid
         except OSError as error:
             self._socket.close()
-            raise self._gone(error.strerror or str(error)) from error
-        if not is_trusted(owner):
+            raise self._unavailable(error.strerror or str(error)) from error
+        if not is_trusted(owner_uid):
             self._socket.close()
             raise NotAllowedError(
                 f"node at {socket_path}",
-                why=f"user {owner} runs it, and its index would be read as it is",
-                hint="run this as that user",
+                why=f"user {owner_uid} runs it, and only a node of this user or of root is trusted",
+                hint="run this program as that user",
             )
         hello = Hello(protocol=PROTOCOL, pid=self.pid, role=role)
         answer = self.ask(hello, deadline=Deadline.after(10), cancel=cancel)
         if not isinstance(answer, Welcome):
-            raise ProtocolError("the node did not welcome us", why=type(answer).__name__)
+            raise ProtocolError(
+                "the node did not accept the connection", why=f"it answered {type(answer).__name__}"
+            )
         self.welcome = answer
 
     def ask(
         self, request: Message, *, deadline: Deadline | None = None, cancel: Cancel | None = None
     ) -> Answer:
-        """The answer; a Failure is raised as the error it carries. A deadline or cancel that strikes closes the
-        connection, because the answer may still come."""
+        """Send a request and return the answer; raise a Failure as the error it carries. When the deadline passes or
+        the call is cancelled, close the connection, because the answer may still arrive."""
         self.usable = False
         self.send(request)
         answer = self._receive(deadline, cancel)
@@ -72,7 +74,8 @@ class Connection:
         return answer
 
     def stream(self, request: Message) -> Iterator[Answer]:
-        """Answers until one that says it is the last (JobState.done) or, for events, until the node goes."""
+        """Yield answers until the one that is marked as the last (JobState.done) or, for events, until the node
+        closes the connection."""
         self.usable = False
         self.send(request)
         while True:
@@ -87,7 +90,7 @@ class Connection:
             self._socket.sendall(frame.encode(request))
         except OSError as error:
             self.close()
-            raise self._gone(str(error)) from error
+            raise self._unavailable(str(error)) from error
 
     def receive(self, *, deadline: Deadline | None = None, cancel: Cancel | None = None) -> Answer:
         answer = self._receive(deadline, cancel)
@@ -112,10 +115,10 @@ class Connection:
                 part = self._socket.recv(count)
             except OSError as error:
                 self.close()
-                raise self._gone(str(error)) from error
+                raise self._unavailable(str(error)) from error
             if not part:
                 self.close()
-                raise self._gone("it closed the connection")
+                raise self._unavailable("it closed the connection")
             parts.append(part)
             count -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -129,12 +132,12 @@ class Connection:
         ready = poll.poll(None if left_s == float("inf") else left_s * 1000)
         if cancel is not None and cancel.is_set():
             self.close()
-            raise CancelledByUserError("call broken off")
+            raise CancelledByUserError("call cancelled")
         if not ready:
             self.close()
-            raise DeadlineExceededError("no answer from the node", why="not within the time allowed")
+            raise DeadlineExceededError("no answer from the node", why="none arrived within the deadline")
 
-    def _gone(self, why: str) -> NodeUnavailableError:
+    def _unavailable(self, why: str) -> NodeUnavailableError:
         return NodeUnavailableError(
             f"no node answers at {self._path}",
             why=why,
@@ -143,8 +146,8 @@ class Connection:
 
 
 class Connections:
-    """A pool. patience_s: how long `ask` waits for a node that is away (being restarted) before it gives up.
-    on_welcome: told what the node says of itself on each new connection."""
+    """Pools connections. patience_s: how long `ask` retries while the node is restarting. on_welcome: called with the
+    node's description of itself on each new connection."""
 
     def __init__(
         self,
@@ -163,12 +166,12 @@ class Connections:
     def ask(
         self, request: Message, *, cancel: Cancel | None = None, patience_s: float | None = None
     ) -> Answer:
-        """Like Connection.ask; asks again, on a new connection, while the node is away: every request of ours may
-        be repeated without harm."""
-        give_up = Deadline.after(self._patience_s if patience_s is None else patience_s)
+        """Send a request as Connection.ask does. Retry on a new connection while the node is away: every request of a
+        client is idempotent."""
+        deadline = Deadline.after(self._patience_s if patience_s is None else patience_s)
         while True:
             if cancel is not None and cancel.is_set():
-                raise CancelledByUserError("call broken off")
+                raise CancelledByUserError("call cancelled")
             connection: Connection | None = None
             try:
                 connection = self.take(cancel)
@@ -176,8 +179,8 @@ class Connections:
             except NodeUnavailableError:
                 if connection is not None and connection.used:
                     self.close()
-                    continue  # of a node that is gone, as all in the pool are; a new one may be there
-                if give_up.passed():
+                    continue  # its node ended, so the whole pool is dead; a new node may answer
+                if deadline.passed():
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
             finally:
@@ -185,7 +188,7 @@ class Connections:
                     self.give(connection)
 
     def take(self, cancel: Cancel | None = None) -> Connection:
-        """A connection of the caller's own; a new one where none is free."""
+        """Return a connection for the caller's exclusive use, a new one if none is free."""
         with self._lock:
             while self._free:
                 connection = self._free.pop()
@@ -202,12 +205,13 @@ class Connections:
             self._free.clear()
 
     def reset_after_fork(self) -> None:
-        """In a child: the lock may be held by a thread that is not there, the sockets are the parent's."""
+        """Replace the lock and the pool in a child: a thread of the parent may hold the lock, and the sockets belong
+        to the parent."""
         self._lock = threading.Lock()
         self._free = []
 
     def give(self, connection: Connection) -> None:
-        """Back into the pool; only one that has no answer outstanding."""
+        """Return a connection to the pool. It must have no outstanding answer."""
         connection.used = True
         with self._lock:
             self._free.append(connection)

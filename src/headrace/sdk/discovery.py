@@ -1,6 +1,6 @@
-"""Which nodes run on this host: by the state files of the run folder, and by who listens there.
+"""Find the nodes that run on this host, by the state files of the run directory and by the sockets that answer.
 
-The files are written by the command line (`cli/state.py`).
+The command line writes the state files (`cli/state.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from headrace.base.trusted_owner import is_trusted
 from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
 
-STARTED_AGAIN_S = 5.0
-"""That a command, or a program, waits for a node that ended and is being started again."""
+RESTART_S = 5.0
+"""How long a command or a program waits for a node that ended and is restarting."""
 
 
 class RunState(msgspec.Struct, kw_only=True):
-    """kind: "up", "fuse", "s3", "webhdfs", "rest" or "node". s3, webhdfs, rest: where a gateway of it listens. Pids are
-    0 where there is no such process. began: of `pid`, by `began_at`, so that another process that got its number later
-    is not taken for it. credentials: files that its gateways made for clients of this host, by the same words."""
+    """Describes a running command. kind: "up", "fuse", "s3", "webhdfs", "rest" or "node". s3, webhdfs, rest: where
+    its gateway listens. A pid is 0 if there is no such process. began: the start time of `pid` by `began_at`, so that
+    a later process with the same pid is not mistaken for it. credentials: files that its gateways created
+    for clients of this host, by gateway."""
 
     kind: str
     pid: int
@@ -46,63 +47,65 @@ class RunState(msgspec.Struct, kw_only=True):
     credentials: dict[str, str] = {}
 
     def alive(self) -> bool:
-        """The process that wrote this runs, and is no other one with its pid: a file that only this user can write says
-        when it began."""
+        """Return whether the process that wrote this still runs. The start time tells it from another process with
+        its pid, and only this user can write the file."""
         return self.began != 0 and self.began == began_at(self.pid)
 
 
 def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
-    """The socket of a node of this host: the one named, or the one that owns this cache folder, whether it runs or not;
-    else the only one that runs. NodeUnavailableError when none does, UsageError when several do."""
+    """Return the socket of a node of this host: the named one, or that of the node that owns a cache directory, even
+    if the node does not run; else that of the only one that runs. Raise NodeUnavailableError when none runs,
+    UsageError when several do."""
     if socket is not None:
-        return _of_believed(os.path.abspath(socket))
+        return _trusted_socket(os.path.abspath(socket))
     loaded = load()
     run_folder = loaded.config.run_folder
     if cache is not None:
-        return _of_believed(socket_path_of(run_folder, cache.split(":", 1)[0]))
+        return _trusted_socket(socket_path_of(run_folder, cache.split(":", 1)[0]))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
-    hint = "choose by cache=DIR, or HEADRACE_CACHE=DIR:SIZE"
+    hint = "choose one with cache=DIR or HEADRACE_CACHE=DIR:SIZE"
     return select_node(running_sockets(run_folder, states), loaded, states, hint=hint)
 
 
-def _of_believed(socket_path: str) -> str:
-    """A socket in a run folder of another user's is no node of this one's, also for root, who could enter it."""
+def _trusted_socket(socket_path: str) -> str:
+    """Return the socket path if its directory is trusted, or missing. Raise NodeUnavailableError when the directory
+    belongs to another user, also for root, who could enter it."""
     folder = os.path.dirname(socket_path)
     with contextlib.suppress(FileNotFoundError, PermissionError):
         if not is_trusted(os.stat(folder).st_uid):
             raise NodeUnavailableError(
-                f"no node of this user's at {socket_path}",
-                why=f"{folder} is of another user",
-                hint="have it be open to others (`--allow-other`)",
+                f"no node of this user listens at {socket_path}",
+                why=f"{folder} belongs to another user",
+                hint="start that node with `--allow-other`",
             )
     return socket_path
 
 
 def configured_nodes() -> str:
-    """REST APIs of nodes of other hosts, by the settings; "": none."""
+    """Return the REST APIs of nodes of other hosts from the settings; "" if there are none."""
     return load().config.nodes
 
 
 def read_states(folder: str) -> list[RunState]:
-    """All there are, those of dead processes too."""
-    found = []
+    """Return all state files that can be read, including those of dead processes."""
+    states = []
     for name in _names_in(folder):
         if name.endswith(".json"):
             try:
                 with open(os.path.join(folder, name), "rb", opener=_own_file) as source:
-                    found.append(decode_json(source.read(), RunState))
+                    states.append(decode_json(source.read(), RunState))
             except (OSError, msgspec.MsgspecError):
-                continue  # removed meanwhile, or of another version
-    return found
+                continue  # removed meanwhile, or written by another version
+    return states
 
 
 def _own_file(path: str, flags: int) -> int:
-    """Opens no link, and waits for no pipe."""
+    """Open a file, but follow no link and wait for no pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _names_in(folder: str) -> list[str]:
-    """None where there is no such folder, or it is another user's, also for root."""
+    """Return the names in a directory; none if it is missing or belongs to another user, also for root."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -116,39 +119,42 @@ def _names_in(folder: str) -> list[str]:
 
 
 def answers(socket_path: str) -> bool:
-    """Somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
-        one.settimeout(1)
+    """Return whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1)
         try:
-            one.connect(socket_path)
+            connection.connect(socket_path)
         except OSError:
             return False
     return True
 
 
 def running_sockets(run_folder: str, states: list[RunState]) -> list[str]:
-    """The sockets of the nodes of this run folder that answer."""
-    known = {state.socket for state in states}
-    known |= {os.path.join(run_folder, name) for name in _names_in(run_folder) if name.endswith(".sock")}
-    return sorted(one for one in known if answers(one))
+    """Return the sockets of the nodes of this run directory that answer."""
+    paths = {state.socket for state in states}
+    paths |= {os.path.join(run_folder, name) for name in _names_in(run_folder) if name.endswith(".sock")}
+    return sorted(path for path in paths if answers(path))
 
 
 def select_node(running: list[str], loaded: Loaded, states: list[RunState], *, hint: str) -> str:
-    """Of several, the one whose cache the settings name. NodeUnavailableError, UsageError. hint: how to choose."""
+    """Return the only running node, or of several the one whose cache the settings name. hint: how the user can
+    choose. Raise NodeUnavailableError or UsageError."""
     config = loaded.config
     if not running:
-        away = [state for state in states if state.kind == "up" and state.alive()]
-        if away:
-            if len(away) == 1 and _comes_back(away[0].socket):  # of several, nobody said which
-                return away[0].socket
+        restarting = [state for state in states if state.kind == "up" and state.alive()]
+        if restarting:
+            if len(restarting) == 1 and _wait_for_restart(
+                restarting[0].socket
+            ):  # of several, the choice is open
+                return restarting[0].socket
             raise NodeUnavailableError(
-                f"the node of {away[0].mountpoint or away[0].socket} does not answer",
-                why="it is being started again",
-                hint=f"try again; {away[0].log} says why it ended",
+                f"the node of {restarting[0].mountpoint or restarting[0].socket} does not answer",
+                why="it is restarting",
+                hint=f"try again; see {restarting[0].log} for why it ended",
             )
         raise NodeUnavailableError(
             "no node runs on this host",
-            why=f"none listens in {config.run_folder}",
+            why=f"no socket in {config.run_folder} answers",
             hint="start one with `headrace up`",
         )
     if len(running) > 1 and loaded.sources["cache"] != "default" and config.socket_path in running:
@@ -156,26 +162,26 @@ def select_node(running: list[str], loaded: Loaded, states: list[RunState], *, h
     if len(running) > 1:
         raise UsageError(
             f"{len(running)} nodes run on this host",
-            why="; ".join(_described(one, states) for one in running),
+            why="; ".join(_describe(path, states) for path in running),
             hint=hint,
         )
     return running[0]
 
 
-def _comes_back(socket_path: str) -> bool:
-    """Whether a node answers within the time that starting it again usually takes."""
-    end_s = time.monotonic() + STARTED_AGAIN_S
+def _wait_for_restart(socket_path: str) -> bool:
+    """Wait as long as a restart of a node usually takes; return whether the node answers."""
+    deadline_s = time.monotonic() + RESTART_S
     while not answers(socket_path):
-        if time.monotonic() > end_s:
+        if time.monotonic() > deadline_s:
             return False
         time.sleep(0.05)
     return True
 
 
-def _described(socket: str, states: list[RunState]) -> str:
-    ours = [state for state in states if state.socket == socket]
-    folders = [folder for state in ours for folder in state.cache[:1]]
-    mountpoints = [state.mountpoint for state in ours if state.mountpoint]
+def _describe(socket: str, states: list[RunState]) -> str:
+    node_states = [state for state in states if state.socket == socket]
+    folders = [folder for state in node_states for folder in state.cache[:1]]
+    mountpoints = [state.mountpoint for state in node_states if state.mountpoint]
     return " ".join(
         [
             f"--cache {folders[0]}" if folders else f"--socket {socket}",
@@ -185,8 +191,8 @@ def _described(socket: str, states: list[RunState]) -> str:
 
 
 def began_at(pid: int) -> int:
-    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none, or it has
-    ended and was not waited for."""
+    """Return when a process started, in clock ticks since the boot (proc(5), field 22 of stat); 0 if there is no such
+    process, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             words = source.read().rpartition(b")")[2].split()
