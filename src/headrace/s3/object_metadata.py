@@ -170,8 +170,8 @@ class MetadataLookup:
 
     def of_cached_file(self, path: bytes, cached_file: WholeFile) -> ObjectMetadata | None:
         """Return the metadata of a complete cached file, as `cached` does."""
-        if cached_file.told is not None:
-            return cached_file.told if self._has_metadata(path) else ObjectMetadata()
+        if cached_file.metadata is not None:
+            return cached_file.metadata if self._has_metadata(path) else ObjectMetadata()
         return self.cached(path, cached_file.entry, cached_file.fd)
 
     def of(self, path: bytes, file_stat: FileStat, target: SafePath | int) -> ObjectMetadata | None:

@@ -1,8 +1,8 @@
-"""A folder that training data lies in: in the namespace of this host's node (`headrace:///PATH`, no mount needed), or
-any folder of this host's file systems, mounts among them. Data sets (`integrations/torch_data.py`) read both the same
-way.
+"""Open a directory of training data: in the namespace of this host's node (`headrace:///PATH`, which needs no mount),
+or any directory of this host's file systems, including mounts. Data sets (`integrations/torch_data.py`) read both in
+the same way.
 
-Places may be pickled, and used by a child after a fork. Thread-safe.
+A `Folder` may be pickled, and used by a child after a fork. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,34 +14,36 @@ from typing import Any, Protocol
 
 from headrace.base.errors import NotADirectoryPathError, UsageError
 from headrace.sdk.cache import Cache, connect
-from headrace.sdk.mapped_files import URL, mapped, told
+from headrace.sdk.mapped_files import URL, mapped, translating_errors
 from headrace.sdk.streams import Content
 
 THREADS = 16
 
 
 class Folder(Protocol):
-    """Names are text, relative to it, with slashes."""
+    """Lists and reads the files of a directory. Names are text, relative to it, with slashes."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name that messages use for it."""
 
     def names(self) -> list[str]:
-        """Of all files in it and below, sorted. PathNotFoundError, NotADirectoryPathError."""
+        """Return the names of all files in and below it, sorted. Raise PathNotFoundError or NotADirectoryPathError."""
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
-        """In that order. PathNotFoundError, OriginError and its kinds."""
+        """Read files and return their bytes in the order of the names. Raise PathNotFoundError, OriginError and its
+        subclasses."""
 
     def map(self, name: str) -> memoryview:
-        """All of a file; blocks until it is here. Writing to it changes this process's memory only."""
+        """Return a whole file; block until it is on this host. Writing to it changes this process's memory only."""
 
     def open(self, name: str) -> Content:
-        """For ranges: only what is asked for is fetched. The caller closes it."""
+        """Open a file for reads of ranges; only those are fetched. The caller closes it."""
 
 
 def open_folder(where: str, *, cache: str | None = None, socket: str | None = None) -> Folder:
-    """where: `headrace:///PATH`, of the node that `headrace.connect` finds by `cache` and `socket`; or a folder."""
+    """Open a directory. where: `headrace:///PATH`, of the node that `headrace.connect` finds by `cache` and `socket`;
+    or a path."""
     if not where.startswith(URL):
         return LocalFolder(os.path.abspath(where))
     host, slash, path = where[len(URL) :].partition("/")
@@ -51,21 +53,24 @@ def open_folder(where: str, *, cache: str | None = None, socket: str | None = No
 
 
 def files_at(where: str, *, cache: str | None = None, socket: str | None = None) -> tuple[Folder, list[str]]:
-    """As place_at; `where` may also be one file. The folder, and the names of the files that are meant."""
-    place = open_folder(where, cache=cache, socket=socket)
+    """Open a directory as open_folder does; `where` may also be one file. Return the directory and the names of the
+    files."""
+    folder = open_folder(where, cache=cache, socket=socket)
     try:
-        return place, place.names()
+        return folder, folder.names()
     except NotADirectoryPathError:
-        folder, _, name = (
+        parent, _, name = (
             where.rpartition("/") if where.startswith(URL) else os.path.abspath(where).rpartition("/")
         )
-        return open_folder(f"{folder}/", cache=cache, socket=socket), [name]
+        return open_folder(f"{parent}/", cache=cache, socket=socket), [name]
 
 
 class NodeFolder:
+    """Reads a directory of the namespace through this host's node."""
+
     def __init__(self, path: str, *, cache: str | None, socket: str | None) -> None:
         self._path = path
-        self._chosen = (cache, socket)
+        self._cache_and_socket = (cache, socket)
         self._cache: Cache | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,31 +83,33 @@ class NodeFolder:
     @property
     def _connected(self) -> Cache:
         if self._cache is None:
-            cache, socket = self._chosen
+            cache, socket = self._cache_and_socket
             self._cache = connect(cache=cache, socket=socket)
         return self._cache
 
     def names(self) -> list[str]:
-        found = []
+        names = []
         for folder, _, files in self._connected.walk(self._path):
-            below = folder[len(self._path.rstrip("/")) :].strip("/")
-            found += [f"{below}/{name}" if below else name for name in files]
-        return sorted(found)
+            prefix = folder[len(self._path.rstrip("/")) :].strip("/")
+            names += [f"{prefix}/{name}" if prefix else name for name in files]
+        return sorted(names)
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
-        return [part.data for part in self._connected.read_many(map(self._at, names))]
+        return [result.data for result in self._connected.read_many(map(self._path_of, names))]
 
     def map(self, name: str) -> memoryview:
-        return self._connected.map(self._at(name))
+        return self._connected.map(self._path_of(name))
 
     def open(self, name: str) -> Content:
-        return self._connected.content(self._at(name))
+        return self._connected.content(self._path_of(name))
 
-    def _at(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         return f"{self._path.rstrip('/')}/{name}"
 
 
 class LocalFolder:
+    """Reads a directory of this host's file systems."""
+
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
@@ -119,22 +126,22 @@ class LocalFolder:
 
     def names(self) -> list[str]:
         if not os.path.isdir(self._folder):
-            with told(self._folder):
+            with translating_errors(self._folder):
                 os.stat(self._folder)
-            raise NotADirectoryPathError(self._folder, why="it is no directory")
-        with told(self._folder):
+            raise NotADirectoryPathError(self._folder, why="it is not a directory")
+        with translating_errors(self._folder):
             return sorted(self._names_below())
 
     def _names_below(self) -> Iterator[str]:
         pending = [(self._folder, "")]
         while pending:
-            folder, below = pending.pop()
+            folder, prefix = pending.pop()
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_dir():
-                        pending.append((entry.path, f"{below}{entry.name}/"))
+                        pending.append((entry.path, f"{prefix}{entry.name}/"))
                     else:
-                        yield below + entry.name
+                        yield prefix + entry.name
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         if len(names) == 1:
@@ -143,15 +150,15 @@ class LocalFolder:
 
     def _read(self, name: str) -> bytes:
         path = os.path.join(self._folder, name)
-        with told(path), open(path, "rb", buffering=0) as file:
+        with translating_errors(path), open(path, "rb", buffering=0) as file:
             return file.read()
 
     def _threads(self) -> ThreadPoolExecutor:
-        """A fork's child has none of its parent's. Without a lock, which a fork could leave locked: two pools are no
-        harm."""
+        """Return the pool of this process; a child has no threads of its parent. There is no lock, which a fork could
+        leave locked: a second pool does no harm."""
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
-            pool = self._pool = os.getpid(), ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-place")
+            pool = self._pool = os.getpid(), ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-folder")
         return pool[1]
 
     def map(self, name: str) -> memoryview:
@@ -163,6 +170,6 @@ class LocalFolder:
 
     def open(self, name: str) -> Content:
         path = os.path.join(self._folder, name)
-        with told(path):
+        with translating_errors(path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             return Content(os.fstat(fd).st_size, fd=fd, grows=True)

@@ -1,4 +1,6 @@
-"""What a change of names owes to the other nodes of the cluster, by the marks that the node sets on folders."""
+"""Decide whether a change of names must first reach the cluster's records, by the marks that the node sets on
+directories.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,16 @@ from headrace.overlay.upper import Upper, split
 
 
 class LeaseRequiredError(Exception):
-    """A new name is to be made in a folder, exclusively: the node must have the right to it first (`Client.claim`), and
-    then again."""
+    """Means that a name is to be created exclusively in a directory for which the node has no lease. Acquire the
+    lease (`NodeClient.claim`), then try again."""
 
     def __init__(self, folder: bytes) -> None:
         self.folder = folder
 
 
 class LeaseCheck:
-    """The layer's lock is held. The file of the marks is opened when it is needed: the node makes the layer."""
+    """Checks marks of the upper layer while the caller holds the layer's lock. The file of the marks is opened when
+    it is first needed, because the node creates the layer."""
 
     def __init__(self, upper: Upper, modes: WriteModes) -> None:
         self._upper = upper
@@ -24,23 +27,23 @@ class LeaseCheck:
         self._marks: DirectoryFlags | None = None
 
     def know(self, path: bytes) -> bool:
-        """Whether they know that something is written in the folder of a path, or need not; where close waits for
-        copies it waits for that, too."""
-        if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
+        """Return whether other nodes know that the path's directory has dirty names, or need not know. When close
+        waits for replicas, that wait includes this."""
+        if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return True
         folder = split(path)[0]
-        return self._opened().is_published(self._upper.at(folder), folder)
+        return self._flags().is_published(self._upper.at(folder), folder)
 
     def check_right(self, path: bytes) -> None:
-        """Before a name is made that must not be made on another node at the same time; its folder is in the upper
-        layer. LeaseRequiredError."""
+        """Check the lease before a name is created that no other node may create at the same time. The name's
+        directory must be in the upper layer. Raise LeaseRequiredError."""
         folder = split(path)[0]
-        if self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
+        if self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return
-        if not self._opened().is_leased(self._upper.at(folder), folder):
+        if not self._flags().is_leased(self._upper.at(folder), folder):
             raise LeaseRequiredError(folder)
 
-    def _opened(self) -> DirectoryFlags:
+    def _flags(self) -> DirectoryFlags:
         if self._marks is None:
             self._marks = DirectoryFlags(self._upper.marks_path)
         return self._marks

@@ -1,7 +1,7 @@
-"""The hit path: what a client of the host reads by itself, without asking the node.
+"""Serve the hit path: what a client of the host reads by itself, without a request to the node.
 
-No call here blocks on another process. The index may be replaced under us when a node had to make it anew, or
-the node may have another disk or other modes of writing when it comes back; the client then makes a new LocalCache.
+No call here blocks on another process. A node that rebuilt its index replaces it, and a node that restarts may have
+another disk or other write modes. The client then creates a new LocalCache.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _READ = os.O_RDONLY | os.O_CLOEXEC
 
 
 class WholeFile(NamedTuple):
-    """fd: of all bytes, the caller's to close. told: what the index says of its extras, if it does."""
+    """Holds a complete file. fd: of all bytes; the caller closes it. metadata: as the index has it; None if it has
+    none."""
 
     fd: int
     entry: Entry
-    told: ObjectMetadata | None
+    metadata: ObjectMetadata | None
 
 
 class LocalCache:
-    """Index and cache files, read-only. touch: told of each file that `open_whole` opens. index: the node's, where it
-    is open: a process opens one only once.
+    """Reads the index and the cache files. touch: called for each file that `open_whole` opens. index: the node's own
+    index, if this process has it open, because a process opens it only once.
 
-    A volume that the index names and the node did not is a disk that it has been given since: what lies there is asked
-    for, and the node's answer brings another LocalCache."""
+    If the index names a volume that the node's welcome did not name, the node has been given a disk since. Files on
+    it are requested from the node, and its answer brings another LocalCache."""
 
     def __init__(self, welcome: Welcome, touch: Callable[[FileId], None], index: Index | None = None) -> None:
         self._touch = touch
@@ -48,54 +49,55 @@ class LocalCache:
         self.durable_puts = welcome.durable_puts
 
     def fresh_for_s(self, directory: FileId) -> float:
-        """Seconds for which the directory's whole listing is still good; 0 when it must be asked for."""
+        """Return the seconds for which the listing of a whole directory stays fresh; 0 if the node must list it
+        again."""
         return max(0.0, (self.index.fresh_until_ns(directory) - now_ns()) / 1e9)
 
     def complete_path(self, id: FileId) -> str | None:
-        """The cache file, when it is complete and trusted."""
+        """Return the path of the cache file if it is complete and trusted."""
         cached = self.index.cached(id)
         if cached is None or not cached.trusted or cached.volume >= len(self.volumes):
             return None
         return data_path(self.volumes[cached.volume], id)
 
     def open_whole(self, parent: FileId, name: bytes) -> tuple[int, int] | None:
-        """A descriptor of the cache file, and the size, where nobody has to be asked for anything; None: else. The
-        caller closes it."""
-        found = self.index.whole_file(parent, name, now_ns())
-        if found is None:
+        """Return a descriptor of the cache file and the size if no request to the node is needed; else None. The
+        caller closes the descriptor."""
+        row = self.index.whole_file(parent, name, now_ns())
+        if row is None:
             return None
-        id, size_bytes, volume, _, _ = found
+        id, size_bytes, volume, _, _ = row
         try:
             fd = os.open(DATA_NAME % (id & 255, id), _READ, dir_fd=self._folders[volume])
         except (OSError, IndexError):
-            return None  # evicted just now; whoever goes the long way hears of anything else
+            return None  # evicted just now; the slow path reports any other error
         self._touch(id)
         return fd, size_bytes
 
     def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
-        """As open_whole, with all that the index says of the file."""
-        found = self.index.whole_entry(parent, name, now_ns())
-        if found is None:
+        """Open a file as open_whole does; return it with everything that the index has about it."""
+        row = self.index.whole_entry(parent, name, now_ns())
+        if row is None:
             return None
-        entry, volume, told = found
+        entry, volume, extras = row
         try:
             fd = os.open(DATA_NAME % (entry.id & 255, entry.id), _READ, dir_fd=self._folders[volume])
         except (OSError, IndexError):
             return None
         self._touch(entry.id)
-        return WholeFile(fd, entry, extras_by(told))
+        return WholeFile(fd, entry, extras_by(extras))
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
-        """Opens the cache file, complete or not; None when nothing trusted is cached. sums: its checksums will be
-        asked for."""
+        """Open the cache file, complete or not; None if nothing trusted is cached. sums: the caller also needs its
+        checksums."""
         cached = self.index.cached(id)
         if cached is None or cached.unverified or cached.volume >= len(self.volumes):
             return None
         return CacheReader.open(self.volumes[cached.volume], cached, sums=sums)
 
     def present_share(self, id: FileId) -> float:
-        """How much of a file is cached, 0 to 1; of one that was there before a power loss and was not checked
-        since: 0."""
+        """Return the cached share of a file, 0 to 1. A file that was cached before a power loss and not verified
+        since counts as 0."""
         try:
             reader = self.reader(id)
         except HeadraceError:
@@ -124,8 +126,8 @@ class LocalCache:
 
 
 def _folder(volume: str) -> int:
-    """A descriptor of where its cache files are: a name from there on is looked up sooner than a path. -1: a disk that
-    is away; the node may know more."""
+    """Open the directory of a volume's cache files: a lookup relative to it is faster than one of a path. Return -1
+    if the disk is away; the node may know more."""
     try:
         return os.open(files_folder(volume), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""Files that are wanted whole: fetched by the node as fast as it can, then mapped from the cache file.
+"""Map whole files from the cache, after the node has fetched them as fast as it can.
 
-`files_at` opens a folder, `ModelFolder.whole` brings one file. What lies in a mount of Headrace's is asked of the
-mount's node, and no byte passes through the kernel's FUSE or a socket; what lies elsewhere is mapped as it is. All
-who ask for one file, of whatever process of the host, wait for the same reads. Thread-safe but for `close`.
+`open_model_folder` opens a directory, and `ModelFolder.whole` maps one file. Files in a mount of Headrace are
+requested from the mount's node, and no byte passes through FUSE or a socket; other files are mapped directly.
+Requests for the same file, from all processes of the host, wait for the same reads. Thread-safe but for `close`.
 """
 
 from __future__ import annotations
@@ -36,40 +36,39 @@ from headrace.sdk.node_client import CHANGED_ATTEMPTS, NodeClient, connect
 URL = "headrace://"
 PATIENCE_S = 60.0
 _MAP_NORESERVE = 0x4000
-"""include/uapi/asm-generic/mman.h; Python does not name it. Else the kernel counts a mapping as memory that may be
-written, for each rank, and refuses one that is larger than the machine's."""
+"""include/uapi/asm-generic/mman.h; Python has no name for it. Without it the kernel reserves memory for the
+whole mapping, in each rank, and refuses one that is larger than the host's memory."""
 
 
 class ModelFolder(Protocol):
-    """A folder. Names are relative to it."""
+    """Lists and reads the files of a directory. Names are relative to it."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name that messages use for it."""
 
     def names(self) -> list[str]:
-        """Of the files in it, sorted."""
+        """Return the names of the files in it, sorted."""
 
     def read(self, name: str) -> bytes:
-        """A small file. PathNotFoundError."""
+        """Read a small file. Raise PathNotFoundError."""
 
     def whole(self, name: str, cancel: Cancel) -> memoryview:
-        """All of a file, mapped; blocks until all of it is here. Writing to it changes this process's memory only, and
-        it stays what it is when the file is replaced or evicted. Errors of the origin; PathNotFoundError;
-        CancelledByUserError, where a node is asked."""
+        """Map a whole file; block until all bytes are on this host. Writing to it changes this process's memory only,
+        and its content stays when the file is replaced or evicted. Raise the origin's errors, PathNotFoundError, or
+        CancelledByUserError during a request to a node."""
 
     def close(self) -> None: ...
 
 
 def open_model_folder(where: str, *, socket: str | None = None) -> tuple[ModelFolder, str]:
-    """The folder that `where` means, and "" or the name of the one file in it.
+    """Return the directory that `where` names, with "", or the directory above it with the name of the file.
 
     where: a path, or `headrace:///PATH` in the namespace of a node: the one at `socket`, else that of the configured
-    cache. PathNotFoundError; NodeUnavailableError.
-    """
+    cache. Raise PathNotFoundError or NodeUnavailableError."""
     if where.startswith(URL):
-        return _node_files_at(where, socket)
-    with told(where):
+        return _open_in_namespace(where, socket)
+    with translating_errors(where):
         mode = os.stat(where).st_mode
     if stat.S_ISDIR(mode):
         return LocalModelFolder(where), ""
@@ -77,36 +76,36 @@ def open_model_folder(where: str, *, socket: str | None = None) -> tuple[ModelFo
     return LocalModelFolder(folder or "."), name
 
 
-def _node_files_at(url: str, socket: str | None) -> tuple[ModelFolder, str]:
-    from urllib.parse import unquote  # a program that reads by the library needs no URLs
+def _open_in_namespace(url: str, socket: str | None) -> tuple[ModelFolder, str]:
+    from urllib.parse import unquote  # the other calls of the library need no URLs
 
     host, slash, path = url[len(URL) :].partition("/")
     if host or not slash:
         raise UsageError(url, why="not a path of a node", hint=f"write {URL}/FOLDER, with three slashes")
-    whole = os.fsencode("/" + unquote(path).strip("/"))
+    namespace_path = os.fsencode("/" + unquote(path).strip("/"))
     try:
         client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
     except NodeUnavailableError:
         from headrace.sdk.brokered.model_folder import (
-            open_brokered_model_folder,  # not wanted where this user's node runs
+            open_brokered_model_folder,  # not needed if this user's node runs
         )
 
-        brokered = open_brokered_model_folder(whole, socket, patience_s=PATIENCE_S)
-        if brokered is None:
+        brokered_folder = open_brokered_model_folder(namespace_path, socket, patience_s=PATIENCE_S)
+        if brokered_folder is None:
             raise
-        return brokered
+        return brokered_folder
     try:
-        if client.resolve(whole).kind is Kind.DIRECTORY:
-            return NodeModelFolder(client, whole), ""
-        folder, _, name = whole.rpartition(b"/")
-        return NodeModelFolder(client, folder or b"/"), os.fsdecode(name)
+        if client.resolve(namespace_path).kind is Kind.DIRECTORY:
+            return NodeModelFolder(client, namespace_path), ""
+        parent, _, name = namespace_path.rpartition(b"/")
+        return NodeModelFolder(client, parent or b"/"), os.fsdecode(name)
     except BaseException:
         client.close()
         raise
 
 
 class LocalModelFolder:
-    """A folder of this host's file systems, mounts of ours among them."""
+    """Maps files of this host's file systems, including mounts of Headrace."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -118,12 +117,12 @@ class LocalModelFolder:
         return self._folder
 
     def names(self) -> list[str]:
-        with told(self._folder):
-            return sorted(one.name for one in os.scandir(self._folder) if one.is_file())
+        with translating_errors(self._folder):
+            return sorted(entry.name for entry in os.scandir(self._folder) if entry.is_file())
 
     def read(self, name: str) -> bytes:
         path = os.path.join(self._folder, name)
-        with told(path), open(path, "rb") as file:
+        with translating_errors(path), open(path, "rb") as file:
             return file.read()
 
     def whole(self, name: str, cancel: Cancel) -> memoryview:
@@ -132,16 +131,16 @@ class LocalModelFolder:
             client = self._client_of(path)
             if client is None:
                 break
-            with told(path):
-                found = os.stat(path)
-            if not _is_it(client, found):
+            with translating_errors(path):
+                status = os.stat(path)
+            if not _is_same_file(client, status):
                 break
             try:
-                return _fetched(client, FileId(found.st_ino), found.st_size, cancel)
-            except (StaleIdError, VersionChangedError):  # replaced since: the name means another file now
+                return _fetch_and_map(client, FileId(status.st_ino), status.st_size, cancel)
+            except (StaleIdError, VersionChangedError):  # replaced: the name now means another file
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
-        with told(path):
+        with translating_errors(path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return mapped(fd, os.fstat(fd).st_size)
@@ -149,9 +148,10 @@ class LocalModelFolder:
                 os.close(fd)
 
     def _client_of(self, path: str) -> NodeClient | None:
-        """None for a file of no mount, for one that was written here and lies in no cache, and where this process
-        can't reach the node or its cache: the mount itself can be read in any case. Nobody but a mount is believed: any
-        user can give a plain file the attribute, and what listens there would be trusted as a node."""
+        """Return the client of the node that serves a file's mount. Return None for a file outside a mount, for one
+        that was written here and is in no cache, and if this process can't reach the node or its cache. The mount
+        itself can be read in each case. Only a mount's attribute is trusted: any user can set it on a plain file, and
+        the socket that it names would be trusted as a node's."""
         try:
             if not _is_in_a_mount(path):
                 return None
@@ -174,7 +174,7 @@ class LocalModelFolder:
 
 
 class NodeModelFolder:
-    """A folder in the namespace of a node: what the origins hold. Closes the client at its end."""
+    """Maps files of a directory in a node's namespace, as the origins have them. `close` closes the client."""
 
     def __init__(self, client: NodeClient, folder: bytes) -> None:
         self._client = client
@@ -185,19 +185,19 @@ class NodeModelFolder:
         return URL + os.fsdecode(self._folder)
 
     def names(self) -> list[str]:
-        found = self._client.list_path(self._folder)
-        return sorted(os.fsdecode(one.name) for one in found if one.kind is Kind.FILE)
+        entries = self._client.list_path(self._folder)
+        return sorted(os.fsdecode(entry.name) for entry in entries if entry.kind is Kind.FILE)
 
     def read(self, name: str) -> bytes:
         return b"".join(self._client.read(self._path(name)))
 
     def whole(self, name: str, cancel: Cancel) -> memoryview:
         for attempt in range(CHANGED_ATTEMPTS):
-            found = self._client.resolve(self._path(name))
-            if found.kind is Kind.DIRECTORY:
+            entry = self._client.resolve(self._path(name))
+            if entry.kind is Kind.DIRECTORY:
                 raise IsADirectoryPathError(f"{self.name}/{name}", why="it is a directory")
             try:
-                return _fetched(self._client, found.id, found.version.size_bytes, cancel)
+                return _fetch_and_map(self._client, entry.id, entry.version.size_bytes, cancel)
             except (StaleIdError, VersionChangedError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
@@ -211,21 +211,22 @@ class NodeModelFolder:
 
 
 def _is_in_a_mount(path: str) -> bool:
-    """Tell whether a file is on a mount of Headrace's that root or this user made. OSError."""
+    """Return whether a file is on a mount of Headrace that root or this user mounted. Raise OSError."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     return any(mount.device == number for mount in believed_mounts())
 
 
-def _is_it(client: NodeClient, found: os.stat_result) -> bool:
-    """Whether an inode of a mount is what the node knows by its number, and no copy that kept the attribute."""
-    entry = client.entry(FileId(found.st_ino))
+def _is_same_file(client: NodeClient, status: os.stat_result) -> bool:
+    """Return whether an inode of a mount is the file that the node has under its number, and not a copy that kept the
+    attribute."""
+    entry = client.entry(FileId(status.st_ino))
     if entry is None:
         return False
-    return (entry.version.size_bytes, entry.mtime_ns) == (found.st_size, found.st_mtime_ns)
+    return (entry.version.size_bytes, entry.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-def _fetched(client: NodeClient, id: FileId, size_bytes: int, cancel: Cancel) -> memoryview:
+def _fetch_and_map(client: NodeClient, id: FileId, size_bytes: int, cancel: Cancel) -> memoryview:
     client.touch(id)
     file = client.open(id, cancel)
     try:
@@ -235,20 +236,20 @@ def _fetched(client: NodeClient, id: FileId, size_bytes: int, cancel: Cancel) ->
 
 
 def mapped(fd: int, size_bytes: int) -> memoryview:
-    """The whole file, copied page by page where it is written to. The descriptor may be closed afterwards."""
+    """Map a whole file; pages are copied when they are written to. The descriptor may be closed afterwards."""
     if size_bytes == 0:
         return memoryview(b"")
     flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     view = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=protection))
-    # what is not in memory comes from the disk in one sweep, else page fault by page fault: not by mmap.madvise, which
-    # keeps the interpreter's lock meanwhile
+    # read what is not in memory in one sweep, not page fault by page fault; mmap.madvise would hold the
+    # interpreter's lock meanwhile
     c_library().madvise(address_of(view), size_bytes, mmap.MADV_WILLNEED)
     return view
 
 
 @contextmanager
-def told(path: str) -> Iterator[None]:
-    """Errors of the operating system become ours, with the path."""
+def translating_errors(path: str) -> Iterator[None]:
+    """Translate errors of the operating system to HeadraceError, with the path."""
     try:
         yield
     except HeadraceError:
