@@ -1,8 +1,9 @@
-"""The merged tree of a host by path: what a program calls that has no mount, such as fsspec's `headrace://`.
+"""Provide the merged tree of a host by path, for programs that use no mount, such as fsspec's `headrace://`.
 
-Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes
+Reads go to cache files and to the upper layer directly, and wait for the node if bytes or names are missing. Writes
 go to the upper layer as those of a mount do (`sdk/merged_tree.py`), so that every mount of the host shows them and
-the node persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
+the node persists them. All calls block. They are thread-safe, and safe after a fork. They raise HeadraceError in
+place of the operating system's errors.
 
 Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
 """
@@ -34,33 +35,34 @@ from headrace.sdk.lease_check import LeaseRequiredError
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.sdk.node_client import NodeClient
 from headrace.sdk.os_errors import read_only as _read_only
-from headrace.sdk.os_errors import translating_os_errors as _told
+from headrace.sdk.os_errors import translating_os_errors
 from headrace.sdk.streams import WriteStream
 from headrace.sdk.vfs_reader import VfsReader, is_directory
 
 TELL_S_MAX = 5.0
 COPIES_MAX = 10
-"""So often what a change needs is copied up and gone again before it gives up."""
+"""How often a change copies up a file that disappears again before it fails."""
 
 Result = TypeVar("Result")
 
 
 class LocalVfs(VfsReader):
-    """client: belongs to this from now on."""
+    """Reads and changes the namespace of this host's node. client: owned by this object."""
 
     def __init__(self, client: NodeClient) -> None:
         tree = MergedTree(
             client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
         )
         super().__init__(client, tree)
-        self._to_wait_for: list[bytes] = []
+        self._unsettled: list[bytes] = []
         self.durable = DurableWrites(os.fsencode(client.upper), lambda: client.local.durable_puts)
         self._umask = _umask()
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     def close(self) -> None:
-        """The node has heard what was written on return, if it is there; else it finds it by itself, later."""
+        """Report the last changes and close the client. A node that does not answer in time finds the changes later,
+        by itself."""
         if self._pressure is not None:
             self._pressure.close()
         self.tree.upper.close()
@@ -78,81 +80,87 @@ class LocalVfs(VfsReader):
         commits: bool = True,
         check: Callable[[FileStat | None], None] | None = None,
     ) -> WriteStream:
-        """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
-        replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. parents: folders
-        above are made with it. commits: as of WriteStream. check: called with what the name is just before the file
-        gets it, while nobody can change that; what it raises, `commit` raises, and nothing has changed."""
-        whole = self._to_make(path, replace=replace, parents=parents)
-        with _told(path):
-            fd, made = self._new_file()
+        """Create a file that appears under its name, complete, when the stream is closed. Raise PathExistsError, at
+        once or at close, if it may not replace an existing path; ReadOnlyError, IsADirectoryPathError, or
+        PathNotFoundError for the directory.
+
+        parents: create missing directories above it. commits: as for WriteStream. check: called with the stat of the
+        name just before the file gets it, while no process can change it. If it raises, `commit` raises that error
+        and nothing has changed."""
+        real_path = self._new_path(path, replace=replace, parents=parents)
+        with translating_os_errors(path):
+            fd, temp_path = self._new_file()
         return WriteStream(
             fd,
             os.fsdecode(path),
-            finish=lambda fd: self._publish(fd, made, whole, replace=replace, parents=parents, check=check),
-            abandon=lambda _: _unlink(made),
+            finish=lambda fd: self._publish(
+                fd, temp_path, real_path, replace=replace, parents=parents, check=check
+            ),
+            abandon=lambda _: _unlink(temp_path),
             commits=commits,
         )
 
     def append(self, path: bytes) -> WriteStream:
-        """In place, as by a mount: others see what is written at once. What is abandoned is cut off again, unless
-        somebody else has written behind it."""
-        fd, whole, new = self.open_in_place(path, 0)
+        """Append to a file in place, as a mount does: other readers see the bytes at once. If the stream is
+        abandoned, its bytes are cut off again, unless another writer appended after them."""
+        fd, real_path, is_new = self.open_in_place(path, 0)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-        begin = os.lseek(fd, 0, os.SEEK_END)
+        size_before = os.lseek(fd, 0, os.SEEK_END)
 
         def finish(fd: int) -> None:
-            self.tell(whole, fd)
+            self.tell(real_path, fd)
 
         def abandon(fd: int) -> None:
             with contextlib.suppress(FileNotFoundError):
-                if new and os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
-                    self.remove(whole)
+                if is_new and os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
+                    self.remove(real_path)
                 elif os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
-                    os.ftruncate(fd, begin)
+                    os.ftruncate(fd, size_before)
                     finish(fd)
 
         return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon)
 
     def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
-        """A descriptor for reading and writing, where the path leads, and whether the file is new. flags: O_EXCL,
-        O_TRUNC. Who has written calls `tell`. Errors as of create."""
-        whole, _ = self.find(path)
-        self.check_writable(whole)
+        """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether
+        the file is new. flags: O_EXCL, O_TRUNC. The caller calls `tell` after its writes. Raise the errors of create.
+        """
+        real_path, _ = self.find(path)
+        self.check_writable(real_path)
         owner = Owner(os.geteuid(), os.getegid())
         mode = 0o666 & ~self._umask
-        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, flags), flush=False)
-        return fd, whole, new
+        fd, new = self._change(path, lambda: self.tree.create(real_path, mode, owner, flags), flush=False)
+        return fd, real_path, new
 
     def tell(self, path: bytes, fd: int | None = None) -> None:
-        """A file was written in place: the node hears of it; in mode `through` the origin has it on return.
-        fd: by which it was written, where the disk is to have it, too; None: the caller syncs what must be."""
+        """Report to the node that a file was written in place; in mode `through` the origin has it on return. fd: the
+        descriptor that was written, to make its bytes durable too; None: the caller syncs them if it needs to."""
         if fd is not None:
             self._write_back(fd, path)
         self._change(path, lambda: self._changed([path]), flush=fd is not None)
-        self._slow()
+        self._throttle()
 
     def sync_names(self, path: bytes) -> None:
-        """What was made, renamed and removed in a directory here survives a power loss on return."""
-        whole, found = self.get(path)
-        if isinstance(found, os.stat_result):
-            with _told(path):
-                self.tree.upper.at(whole).sync()
+        """Make creations, renames and removals in a directory of the upper layer durable."""
+        real_path, stat = self.get(path)
+        if isinstance(stat, os.stat_result):
+            with translating_os_errors(path):
+                self.tree.upper.at(real_path).sync()
 
     def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
-        """A file's bytes, by the kernel; the target is replaced whole, or not at all. parents: as of create."""
+        """Copy a file's bytes in the kernel; the target is replaced completely or not at all. parents: as in create."""
         content = self.content(source)
         try:
-            with self.create(target, replace=True, parents=parents) as stream, _told(target):
+            with self.create(target, replace=True, parents=parents) as stream, translating_os_errors(target):
                 content.copy_to(stream.fileno())
         finally:
             content.close()
 
     def dress(self, path: bytes, work: Callable[[int], object]) -> None:
-        """work: changes attributes of a file that is there, by a descriptor. It is put to its origin anew."""
-        whole, _ = self.get(path)
-        self._change(path, lambda: self._dress(whole, work))
+        """Change the attributes of an existing file, which is then uploaded again. work: called with a descriptor."""
+        real_path, _ = self.get(path)
+        self._change(path, lambda: self._apply_to_fd(real_path, work))
 
-    def _dress(self, path: bytes, work: Callable[[int], object]) -> None:
+    def _apply_to_fd(self, path: bytes, work: Callable[[int], object]) -> None:
         fd = self.tree.at_upper(path).open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             work(fd)
@@ -161,56 +169,56 @@ class LocalVfs(VfsReader):
         self._changed([path])
 
     def touch(self, path: bytes) -> None:
-        """The time of modification is now; the file must be there."""
+        """Set the modification time of an existing file to now."""
         self.alter(path, os.utime)
 
     def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
-        """Mode, owner, times or attributes of what is there. work: called with a path for plain calls, which reach that
-        and nothing else, under the layer's lock."""
-        whole, _ = self.get(path)
+        """Change mode, owner, times or attributes of an existing path. work: called under the layer's lock with a
+        path for plain system calls, which reaches only that file."""
+        real_path, _ = self.get(path)
 
         def change() -> None:
-            with self.tree.at_upper(whole).pinned() as pin:
+            with self.tree.at_upper(real_path).pinned() as pin:
                 work(pin.proc_path)
-            self._changed([whole])
+            self._changed([real_path])
 
         self._change(path, change)
 
-    def _to_make(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
-        """Says beforehand what would fail at the end."""
-        whole, found = self.find(path)
-        if found is not None and not replace:
-            raise PathExistsError(os.fsdecode(path), why="it is there already")
-        if found is not None and is_directory(found):
+    def _new_path(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
+        """Return the real path of a new file. Raise in advance the errors that would occur at the end."""
+        real_path, stat = self.find(path)
+        if stat is not None and not replace:
+            raise PathExistsError(os.fsdecode(path), why="the path already exists")
+        if stat is not None and is_directory(stat):
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
-        self.check_writable(whole)
-        above = split(whole)[0]
-        while (there := self.find(above)[1]) is None and parents:
-            above = split(above)[0]
-        if there is None:
-            raise PathNotFoundError(os.fsdecode(above), why="no such file or directory")
-        if not is_directory(there):
-            raise NotADirectoryPathError(os.fsdecode(above), why="it is no directory")
-        return whole
+        self.check_writable(real_path)
+        parent = split(real_path)[0]
+        while (parent_stat := self.find(parent)[1]) is None and parents:
+            parent = split(parent)[0]
+        if parent_stat is None:
+            raise PathNotFoundError(os.fsdecode(parent), why="no such file or directory")
+        if not is_directory(parent_stat):
+            raise NotADirectoryPathError(os.fsdecode(parent), why="it is not a directory")
+        return real_path
 
     def check_writable(self, path: bytes) -> None:
-        """ReadOnlyError where the settings let nothing be written."""
+        """Raise ReadOnlyError if the settings forbid writes at a path."""
         self._heed_modes()
         if self.tree.modes.of(path) is WriteMode.OFF:
             raise _read_only(os.fsdecode(path))
 
     def _new_file(self) -> tuple[int, SafePath | None]:
-        """A file without a name, of which nothing stays when this process dies; where the file system has none such,
-        one with a name in `work`, which is the second value."""
+        """Create a file without a name, of which nothing remains when this process dies. If the file system does not
+        support that, create a named one in `work`; the second value is its path."""
         with contextlib.suppress(OSError):
             return self.tree.upper.work.at(b"/").open(os.O_RDWR | os.O_TMPFILE), None
-        made = self.tree.upper.new()
-        return made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL), made
+        temp_path = self.tree.upper.new()
+        return temp_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL), temp_path
 
     def _publish(
         self,
         fd: int,
-        made: SafePath | None,
+        temp_path: SafePath | None,
         path: bytes,
         *,
         replace: bool,
@@ -220,147 +228,150 @@ class LocalVfs(VfsReader):
         def put() -> None:
             if check is not None:
                 check(self.tree.seen(path))
-            self.tree.put_file(named, path, replace=replace)
+            self.tree.put_file(source, path, replace=replace)
 
-        named = made or self.tree.upper.new()
+        source = temp_path or self.tree.upper.new()
         try:
-            with _told(path):
-                if made is None:
-                    named.name_open(fd)
+            with translating_os_errors(path):
+                if temp_path is None:
+                    source.name_open(fd)
                 self._write_back(fd, path)
             for attempt in range(COPIES_MAX):
                 if parents:
                     self._make_directories(split(path)[0], flush=False)
-                self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
+                # refresh the index: a file that came to the origin meanwhile counts for `replace`
+                self.find(path)
                 try:
                     self._change(path, put)
                     break
-                except PathNotFoundError:  # somebody removed the folder that was just made, as it was empty
+                except PathNotFoundError:  # another process removed the new directory, which was empty
                     if not parents or attempt + 1 == COPIES_MAX:
                         raise
         except BaseException:
-            _unlink(named)
+            _unlink(source)
             raise
-        self._slow()
+        self._throttle()
 
     # ------------------------------------------------------------ names
 
     def make_directory(self, path: bytes) -> None:
-        """PathExistsError, PathNotFoundError for the folder above."""
+        """Create a directory. Raise PathExistsError, or PathNotFoundError for the directory above."""
         self._make_directory(path, flush=True)
 
     def _make_directory(self, path: bytes, *, flush: bool) -> None:
-        whole, found = self.find(path)
-        if found is not None:
-            raise PathExistsError(os.fsdecode(path), why="it is there already")
-        self.check_writable(whole)
-        self.get(split(whole)[0])
-        self._make_checked(whole, flush=flush)
+        real_path, stat = self.find(path)
+        if stat is not None:
+            raise PathExistsError(os.fsdecode(path), why="the path already exists")
+        self.check_writable(real_path)
+        self.get(split(real_path)[0])
+        self._make_checked(real_path, flush=flush)
 
     def _make_checked(self, path: bytes, *, flush: bool) -> None:
         owner, mode = Owner(os.geteuid(), os.getegid()), 0o777 & ~self._umask
         self._change(path, lambda: self.tree.make_directory(path, mode, owner), flush=flush)
 
     def make_directories(self, path: bytes) -> None:
-        """With those above; those that are there are let be. NotADirectoryPathError."""
+        """Create a directory and those above it; existing ones are kept. Raise NotADirectoryPathError."""
         self._make_directories(path, flush=True)
 
     def _make_directories(self, path: bytes, *, flush: bool) -> None:
         missing: list[bytes] = []
-        whole, found = self.find(path)
-        while found is None and whole != b"/":
-            missing.append(whole)
-            whole, found = self.find(split(whole)[0])
-        if found is not None and not is_directory(found):
-            raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
-        make = self._make_directory
+        real_path, stat = self.find(path)
+        while stat is None and real_path != b"/":
+            missing.append(real_path)
+            real_path, stat = self.find(split(real_path)[0])
+        if stat is not None and not is_directory(stat):
+            raise PathExistsError(os.fsdecode(path), why="the path exists and is not a directory")
+        make_one = self._make_directory
         while missing:
             directory = missing.pop()
             try:
-                make(directory, flush=flush and not missing)
-                make = self._make_checked  # within a new one neither an origin nor anybody else has anything
-            except PathExistsError:  # somebody was faster
+                make_one(directory, flush=flush and not missing)
+                make_one = self._make_checked  # a new directory is empty at the origin and here
+            except PathExistsError:  # another writer created it first
                 if not is_directory(self.get(directory)[1]):
                     raise
 
     def remove(self, path: bytes) -> None:
-        """A file, or a link. IsADirectoryPathError."""
+        """Delete a file or a link. Raise IsADirectoryPathError."""
         self._remove(path, wait=True)
 
     def remove_directory(self, path: bytes) -> None:
-        """DirectoryNotEmptyError."""
+        """Delete an empty directory. Raise DirectoryNotEmptyError."""
         self._remove_directory(path, wait=True)
 
     def remove_all(self, path: bytes) -> None:
-        """With all that is in it; in mode `through` the origin is waited for once."""
-        whole, found = self.get(path, follow=False)
-        self.check_writable(whole)
-        self._check_not_the_root(whole)
-        self._remove_all(whole, found)
-        self._settle([whole])
+        """Delete a path with everything in it; in mode `through`, wait for the origin once."""
+        real_path, stat = self.get(path, follow=False)
+        self.check_writable(real_path)
+        self._check_not_the_root(real_path)
+        self._remove_all(real_path, stat)
+        self._settle([real_path])
 
     @staticmethod
     def _check_not_the_root(path: bytes) -> None:
         if path == b"/":
-            raise NotSupportedError("/", why="the root stays where it is", hint="name what is in it")
+            raise NotSupportedError(
+                "/", why="the root can't be removed or renamed", hint="name a path below it"
+            )
 
-    def _remove_all(self, path: bytes, found: FileStat) -> None:
-        if not is_directory(found):
+    def _remove_all(self, path: bytes, stat: FileStat) -> None:
+        if not is_directory(stat):
             self._remove(path, wait=False)
             return
-        folders, pending = [], [path]
+        directories, pending = [], [path]
         while pending:
-            folder = pending.pop()
-            folders.append(folder)
+            directory = pending.pop()
+            directories.append(directory)
             with contextlib.suppress(PathNotFoundError):
-                for name, one in list(self.children(folder)):
-                    if is_directory(one):
-                        pending.append(join(folder, name))
+                for name, child_stat in list(self.children(directory)):
+                    if is_directory(child_stat):
+                        pending.append(join(directory, name))
                     else:
                         with contextlib.suppress(PathNotFoundError):
-                            self._remove(join(folder, name), wait=False)
-        for folder in reversed(folders[1:]):
+                            self._remove(join(directory, name), wait=False)
+        for directory in reversed(directories[1:]):
             with contextlib.suppress(PathNotFoundError):
-                self._remove_directory(folder, wait=False)
+                self._remove_directory(directory, wait=False)
         self._remove_directory(path, wait=False)
 
     def _remove(self, path: bytes, *, wait: bool) -> None:
-        whole, _ = self.get(path, follow=False)
-        self._change(path, lambda: self.tree.remove(whole), wait=wait)
+        real_path, _ = self.get(path, follow=False)
+        self._change(path, lambda: self.tree.remove(real_path), wait=wait)
 
     def _remove_directory(self, path: bytes, *, wait: bool) -> None:
-        whole, _ = self.get(path, follow=False)
-        self._check_not_the_root(whole)
-        self._list_below(whole)
-        self._change(path, lambda: self.tree.remove_directory(whole), wait=wait)
+        real_path, _ = self.get(path, follow=False)
+        self._check_not_the_root(real_path)
+        self._refresh_listing(real_path)
+        self._change(path, lambda: self.tree.remove_directory(real_path), wait=wait)
 
-    def _list_below(self, path: bytes) -> None:
-        below = self._below(path)
-        if below is not None and below.kind is Kind.DIRECTORY and not self.client.listing_fresh(below.id):
-            self.client.ensure_listed(below.id)
+    def _refresh_listing(self, path: bytes) -> None:
+        entry = self._below(path)
+        if entry is not None and entry.kind is Kind.DIRECTORY and not self.client.listing_fresh(entry.id):
+            self.client.ensure_listed(entry.id)
 
     def rename(self, source: bytes, target: bytes, *, replace: bool = True) -> None:
-        """Over a file, or an empty folder, that is there; PathExistsError unless `replace`. NotSupportedError between
-        mounts, between modes of writing, and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin
-        has."""
+        """Rename a path and replace an existing file or empty directory; raise PathExistsError unless `replace`. Raise
+        NotSupportedError between mounts, between write modes, and for a directory with more than tree.MOVED_NAMES_MAX
+        names that only its origin has."""
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
-        for one in (old, new):
-            self._check_not_the_root(one)
+        for path in (old, new):
+            self._check_not_the_root(path)
         copied = False
 
         def copy(_: NeedsContentError) -> None:
             nonlocal copied
             self.tree.copy_up_all(old, None)
-            self._list_below(new)
+            self._refresh_listing(new)
             copied = True
 
         self._change(
             source, lambda: self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied), copy
         )
 
-    # ------------------------------------------------------------ changes
+    # ------------------------------------------------------------ apply changes
 
     def _change(
         self,
@@ -371,21 +382,22 @@ class LocalVfs(VfsReader):
         wait: bool = True,
         flush: bool = True,
     ) -> Result:
-        """The work, under the layer's lock, after what it needs was copied up; on return the disk has it
-        (`durable_puts`), if `flush`, and the origin in mode `through`. Neither, unless `wait`: the caller settles."""
+        """Run `work` under the layer's lock, after the files that it needs were copied up. On return the change is
+        durable on disk (`durable_puts`) if `flush`, and at the origin in mode `through`. Without `wait` neither
+        holds, and the caller calls `_settle`."""
         self._heed_modes()
-        if not self.tree.modes.any:  # there is no layer, and no lock of it
+        if not self.tree.modes.any:  # there is no upper layer, and so no lock
             raise _read_only(os.fsdecode(path))
         for _ in range(COPIES_MAX):
             try:
-                with _told(path):
+                with translating_os_errors(path):
                     with self.tree.lock:
-                        self._to_wait_for = []
+                        self._unsettled = []
                         result = work()
-                        paths, self._to_wait_for = self._to_wait_for, []
+                        paths, self._unsettled = self._unsettled, []
                     break
             except NeedsContentError as needs:
-                with _told(path):
+                with translating_os_errors(path):
                     if copy is not None:
                         copy(needs)
                     else:
@@ -393,48 +405,53 @@ class LocalVfs(VfsReader):
             except LeaseRequiredError as needs:
                 self.client.claim(needs.folder)
         else:
-            raise StoreError(os.fsdecode(path), why="it changes again and again", hint="try again")
+            raise StoreError(
+                os.fsdecode(path), why=f"it changed during each of {COPIES_MAX} attempts", hint="try again"
+            )
         if wait:
             self._settle(paths, flush=flush)
         return result
 
     def _changed(self, paths: list[bytes]) -> None:
-        """The lock is held."""
+        """Report changed paths to the node, and remember them for `_settle`. The lock is held."""
         self.client.changed(paths)
-        self._to_wait_for += paths
+        self._unsettled += paths
 
     def _stays_here(self, path: bytes) -> bool:
-        """Whether it is answered before an origin has it. For one that has it, the node flushed its disk before."""
+        """Return whether the write is acknowledged before an origin has it. In mode `through` the node has flushed
+        its disk before the origin has it."""
         return self.tree.modes.of(path) is not WriteMode.THROUGH
 
     def _write_back(self, fd: int, path: bytes) -> None:
-        """A file's bytes are on their way to the disk before it has its name, so that no power loss shows a part."""
+        """Start to write a file's bytes to disk before it gets its name, so that a power loss never leaves a part of
+        it."""
         if self._stays_here(path):
-            with _told(path):
+            with translating_os_errors(path):
                 self.durable.write_back(fd)
 
     def _settle(self, paths: list[bytes], *, flush: bool = True) -> None:
         if flush and any(map(self._stays_here, paths)):
-            with _told(paths[0]):
+            with translating_os_errors(paths[0]):
                 self.durable.flush()
         for path in paths:
             if self.tree.modes.waits(path) or not self.tree.other_nodes.know(path):
                 self.client.secure(path)
 
-    def _slow(self) -> None:
-        """Persisting is behind: who makes a file waits for a moment."""
+    def _throttle(self) -> None:
+        """Delay a writer for a moment while the node is behind with persisting."""
         if self._pressure is not None and self._pressure.pause_s:
             time.sleep(self._pressure.pause_s)
 
 
-def _unlink(made: SafePath | None) -> None:
-    if made is not None:
+def _unlink(path: SafePath | None) -> None:
+    if path is not None:
         with contextlib.suppress(FileNotFoundError):
-            made.unlink()
+            path.unlink()
 
 
 def _umask() -> int:
-    """Of this process. Only setting it would tell it otherwise, and that is seen by other threads."""
+    """Return the umask of this process, from /proc. umask(2) reports it only by a change, which other threads would
+    see."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):
@@ -442,7 +459,7 @@ def _umask() -> int:
     return 0o022
 
 
-def _reset_after_fork(paths: LocalVfs | None) -> None:
-    if paths is not None:
-        paths.tree.lock.reset_after_fork()
-        paths.durable.reset_after_fork()
+def _reset_after_fork(vfs: LocalVfs | None) -> None:
+    if vfs is not None:
+        vfs.tree.lock.reset_after_fork()
+        vfs.durable.reset_after_fork()
