@@ -1,4 +1,4 @@
-"""`headrace.connect()` where no node of this user runs on this host."""
+"""Provide `headrace.connect()` on a host where this user runs no node."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ READ_MANY_AHEAD = 256
 
 
 class AskedCache(Cache):
-    """What a `Cache` does, but nothing is read without a question to a node."""
+    """Does what a `Cache` does, but sends a request to a node for every read."""
 
     def __init__(self, paths: AskedPaths) -> None:
-        super().__init__(cast(LocalVfs, paths))  # it has the calls that a Cache makes but for those below
+        super().__init__(
+            cast(LocalVfs, paths)
+        )  # it has the calls that Cache makes, or they are overridden below
         self._asked = paths
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
@@ -37,16 +39,16 @@ class AskedCache(Cache):
     ) -> Iterator[ReadResult]:
         under_way: deque[Future[ReadResult]] = deque()
         try:
-            for number, one in enumerate(wanted):
-                path, start, end = (one, 0, None) if isinstance(one, str) else one
+            for number, request in enumerate(wanted):
+                path, start, end = (request, 0, None) if isinstance(request, str) else request
                 under_way.append(self._threads().submit(self._read_part, number, path, start, end))
                 while len(under_way) >= READ_MANY_AHEAD or (under_way and under_way[0].done()):
-                    yield _taken(under_way, ordered=ordered, on_error=on_error)
+                    yield _next_result(under_way, ordered=ordered, on_error=on_error)
             while under_way:
-                yield _taken(under_way, ordered=ordered, on_error=on_error)
+                yield _next_result(under_way, ordered=ordered, on_error=on_error)
         finally:
-            for left in under_way:
-                left.cancel()
+            for future in under_way:
+                future.cancel()
 
     def _read_part(self, number: int, path: str, start: int, end: int | None) -> ReadResult:
         try:
@@ -69,13 +71,13 @@ class AskedCache(Cache):
         return last
 
 
-def _taken(under_way: deque[Future[ReadResult]], *, ordered: bool, on_error: str) -> ReadResult:
-    """The next one, waited for; or any that is done."""
+def _next_result(under_way: deque[Future[ReadResult]], *, ordered: bool, on_error: str) -> ReadResult:
+    """Remove the next result and return it. ordered: the first one, for which it waits; else any that is complete."""
     if not ordered and not under_way[0].done():
         wait(under_way, return_when=FIRST_COMPLETED)
-    found = under_way[0] if ordered else next(one for one in under_way if one.done())
-    under_way.remove(found)
-    part = found.result()
-    if part.error is not None and on_error == "raise":
-        raise part.error
-    return part
+    future = under_way[0] if ordered else next(candidate for candidate in under_way if candidate.done())
+    under_way.remove(future)
+    result = future.result()
+    if result.error is not None and on_error == "raise":
+        raise result.error
+    return result

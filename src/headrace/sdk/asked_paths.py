@@ -1,4 +1,6 @@
-"""A namespace of which nothing is read without a question: of another user's node here, or of nodes elsewhere."""
+"""Define a namespace whose reads are all requests to a node: another user's node on this host, or nodes of other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from headrace.wire.messages import JobStart, JobState
 
 
 class AskedPaths(ABC):
-    """The calls of a `LocalVfs` that programs make, as far as all who are asked answer them alike."""
+    """Provides the calls of a `LocalVfs` that programs make, as far as all implementations share them."""
 
     @property
     def client(self) -> AskedPaths:
-        """What fsspec's file system asks of a client: whether it is closed, and which index it reads."""
+        """Return what fsspec's file system uses as a client: it reads `closed` and `generation`."""
         return self
 
     @property
@@ -45,14 +47,14 @@ class AskedPaths(ABC):
     def content(self, path: bytes) -> Content: ...
 
     def content_if_cached(self, path: bytes) -> Content | None:
-        """Whether it is, none of them says without sending it."""
+        """Return None: no implementation can tell whether a file is cached without fetching it."""
         return None
 
     def open(self, path: bytes) -> ReadStream:
         return ReadStream(self.content(path), os.fsdecode(path))
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """Of one version, whatever happens to the file meanwhile."""
+        """Return bytes start to end of one version, even when the file is replaced meanwhile."""
         for attempt in range(CHANGED_ATTEMPTS):
             try:
                 return self._read(path, start, end)
@@ -63,7 +65,7 @@ class AskedPaths(ABC):
 
     @abstractmethod
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """VersionChangedError."""
+        """Return bytes start to end. Raise VersionChangedError when the file is replaced meanwhile."""
 
     @abstractmethod
     def status(self) -> dict[str, object]: ...

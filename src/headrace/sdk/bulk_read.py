@@ -1,9 +1,11 @@
-"""Many files in one call: what is in memory at once, in the caller's thread; what is on the disk in threads; and small
-files that are not cached are asked of the node in groups, as a question for each costs more than the bytes.
+"""Read many files in one call. The caller's thread reads files that are in memory, and other threads read files that
+are on disk. Small files that are not cached are requested from the node in groups, because a request for each costs
+more than its bytes.
 
-A group is one request on one connection, which a thread waits for: a *lane*. The first small file that is missing goes
-out at once; while lanes wait, others gather, and go out as soon as there are enough for a group, a lane is free, or the
-caller waits. What a group's answer leaves out is asked for by itself, which says why.
+A group is one request on one connection; the thread that waits for it is a *lane*. The first missing small file is
+requested at once. While lanes wait, further files gather. They are requested when there are enough for a group, when
+a lane is free, or when the caller waits. A file that a group's answer leaves out is requested on its own; that
+request reports the error.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 AHEAD = 256
-"""So many files are under way, or wait for the caller, at once: that bounds the memory."""
+"""The most files that are being read or wait for the caller, which bounds the memory."""
 LANES_MAX = 8
 GROUP = 32
 
 Wanted = str | tuple[str, int, int | None]
-"""A path, or a path with the range `start, end` of bytes; None: to its end."""
+"""A path, or a path with a range of bytes `start, end`; an end of None is the end of the file."""
 OnError = Literal["raise", "return"]
 
 
 class ReadResult(msgspec.Struct, frozen=True):
-    """What `read_many` found. number: of the request, from 0. error: None where `data` is what was asked for."""
+    """Holds what `read_many` read. number: of the request, from 0. error: None if `data` holds the requested bytes."""
 
     number: int
     path: str
@@ -46,24 +48,25 @@ class ReadResult(msgspec.Struct, frozen=True):
 
 
 class _Missing(msgspec.Struct, frozen=True, eq=False):
-    """A small file that is not cached, as far as the index knows. found: what was read of it; or this, once it is
-    cached: the caller's thread reads it when its turn comes, so that nobody holds its bytes in the meantime."""
+    """Represents a small file that is not cached, as far as the index knows. result: the bytes read, or this object
+    once the file is cached. In that case the caller's thread reads it in its turn, so that its bytes take no memory
+    until then."""
 
     number: int
     path: str
     start: int
     end: int | None
     id: FileId
-    found: Future[ReadResult | _Missing]
+    result: Future[ReadResult | _Missing]
 
 
-_Found = ReadResult | _Missing
-_Begun = ReadResult | Future[Any]
-"""The future is of a _Found."""
+_Outcome = ReadResult | _Missing
+_Started = ReadResult | Future[Any]
+"""The future is one of _Outcome."""
 
 
 class BulkReader:
-    """One call of `read_many`. threads: where what may wait is done."""
+    """Performs one call of `read_many`. threads: the pool for work that may block."""
 
     def __init__(self, paths: LocalVfs, threads: Callable[[], ThreadPoolExecutor]) -> None:
         self._paths = paths
@@ -72,134 +75,137 @@ class BulkReader:
         self._gathered: deque[_Missing] = deque()
         self._lanes = 0
 
-    def all(self, wanted: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
+    def all(self, requests: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
         under_way = _InOrder() if ordered else _AsTheyCome()
         try:
-            for number, one in enumerate(wanted):
-                path, start, end = (one, 0, None) if isinstance(one, str) else one
-                begun = self._begin(number, path, start, end)
-                if isinstance(begun, ReadResult) and (not ordered or not under_way.waiting):
-                    yield self._taken(begun, on_error)
+            for number, request in enumerate(requests):
+                path, start, end = (request, 0, None) if isinstance(request, str) else request
+                started = self._start(number, path, start, end)
+                if isinstance(started, ReadResult) and (not ordered or not under_way.waiting):
+                    yield self._result_of(started, on_error)
                     continue
-                under_way.add(begun)
+                under_way.add(started)
                 is_full = len(under_way.waiting) >= AHEAD
                 if is_full:
                     self._start_lanes(least=1)
-                for found in under_way.take(must=is_full):
-                    yield self._taken(found, on_error)
+                for outcome in under_way.take(must=is_full):
+                    yield self._result_of(outcome, on_error)
             self._start_lanes(least=1)
             while under_way.waiting:
-                for found in under_way.take(must=True):
-                    yield self._taken(found, on_error)
+                for outcome in under_way.take(must=True):
+                    yield self._result_of(outcome, on_error)
         finally:
-            for left in under_way.waiting:
-                if isinstance(left, Future):
-                    left.cancel()
+            for pending in under_way.waiting:
+                if isinstance(pending, Future):
+                    pending.cancel()
 
-    def _begin(self, number: int, path: str, start: int, end: int | None) -> _Begun:
-        """At once, where nothing has to be waited for: another thread costs more than that."""
+    def _start(self, number: int, path: str, start: int, end: int | None) -> _Started:
+        """Read a file at once if nothing blocks, because a change of thread costs more than the read; else start to
+        read it."""
         try:
-            found = self._paths.content_or_entry(os.fsencode(path))
-            if isinstance(found, Content) and found.is_in_memory():
+            source = self._paths.content_or_entry(os.fsencode(path))
+            if isinstance(source, Content) and source.is_in_memory():
                 try:
                     return ReadResult(
-                        number, path, found.read(start, found.size_bytes if end is None else end)
+                        number, path, source.read(start, source.size_bytes if end is None else end)
                     )
                 finally:
-                    found.close()
+                    source.close()
         except HeadraceError as error:
             return ReadResult(number, path, b"", error)
-        if isinstance(found, Content):
-            cached = found
+        if isinstance(source, Content):
+            content = source
             future: Future[ReadResult] = self._threads().submit(
-                _read, number, path, lambda: cached, start, end
+                _read, number, path, lambda: content, start, end
             )
-            future.add_done_callback(lambda done: cached.close() if done.cancelled() else None)
+            future.add_done_callback(lambda done: content.close() if done.cancelled() else None)
             return future
-        if found.kind is not Kind.FILE or found.version.size_bytes > BLOCK_SIZE_BYTES:
-            return self._alone(number, path, start, end)
-        missing = _Missing(number, path, start, end, found.id, Future())
+        if source.kind is not Kind.FILE or source.version.size_bytes > BLOCK_SIZE_BYTES:
+            return self._submit(number, path, start, end)
+        missing = _Missing(number, path, start, end, source.id, Future())
         self._gathered.append(missing)
         self._start_lanes(least=GROUP)
-        return missing.found
+        return missing.result
 
-    def _alone(self, number: int, path: str, start: int, end: int | None) -> Future[ReadResult]:
+    def _submit(self, number: int, path: str, start: int, end: int | None) -> Future[ReadResult]:
         return self._threads().submit(self._read, number, path, start, end)
 
     def _read(self, number: int, path: str, start: int, end: int | None) -> ReadResult:
         return _read(number, path, lambda: self._paths.content(os.fsencode(path)), start, end)
 
-    def _taken(self, found: _Found, on_error: OnError) -> ReadResult:
-        part = (
-            found
-            if isinstance(found, ReadResult)
-            else self._read(found.number, found.path, found.start, found.end)
+    def _result_of(self, outcome: _Outcome, on_error: OnError) -> ReadResult:
+        result = (
+            outcome
+            if isinstance(outcome, ReadResult)
+            else self._read(outcome.number, outcome.path, outcome.start, outcome.end)
         )
-        if part.error is not None and on_error == "raise":
-            raise part.error
-        return part
+        if result.error is not None and on_error == "raise":
+            raise result.error
+        return result
 
     # ------------------------------------------------------------ lanes
 
     def _start_lanes(self, *, least: int) -> None:
-        """A first one for anything at all, more for each `least` that are gathered."""
+        """Start a first lane if any file is gathered, and further lanes while at least `least` files are gathered."""
         while self._gathered and self._lanes < LANES_MAX:
             with self._lock:
-                group = self._group() if not self._lanes or len(self._gathered) >= least else []
+                group = self._next_group() if not self._lanes or len(self._gathered) >= least else []
                 self._lanes += bool(group)
             if not group:
                 return
-            self._threads().submit(self._lane, group)
+            self._threads().submit(self._run_lane, group)
 
-    def _group(self) -> list[_Missing]:
-        """The lock is held."""
+    def _next_group(self) -> list[_Missing]:
+        """Remove and return the next group. The lock is held."""
         return [self._gathered.popleft() for _ in range(min(GROUP, len(self._gathered)))]
 
-    def _lane(self, group: list[_Missing]) -> None:
-        """One group after the other, until none is left."""
+    def _run_lane(self, group: list[_Missing]) -> None:
+        """Request one group after the other, until none is left."""
         while group:
             try:
-                self._serve(group)
-            except Exception as error:  # noqa: BLE001 - handed to the one that waits
-                for one in group:
-                    if not one.found.done():
-                        one.found.set_exception(error)
+                self._request_group(group)
+            except Exception as error:  # noqa: BLE001 - raised in the caller, which waits
+                for file in group:
+                    if not file.result.done():
+                        file.result.set_exception(error)
             with self._lock:
-                group = self._group()
+                group = self._next_group()
                 self._lanes -= not group
 
-    def _serve(self, group: list[_Missing]) -> None:
-        left: dict[FileId, list[_Missing]] = {}
-        for one in group:
-            if one.found.set_running_or_notify_cancel():
-                left.setdefault(one.id, []).append(one)
+    def _request_group(self, group: list[_Missing]) -> None:
+        unanswered: dict[FileId, list[_Missing]] = {}
+        for file in group:
+            if file.result.set_running_or_notify_cancel():
+                unanswered.setdefault(file.id, []).append(file)
         try:
-            for ids in self._paths.client.open_many(list(left)) if left else ():
+            for ids in self._paths.client.open_many(list(unanswered)) if unanswered else ():
                 for id in ids:
-                    for one in left.pop(id, ()):
-                        one.found.set_result(one)
+                    for file in unanswered.pop(id, ()):
+                        file.result.set_result(file)
         except HeadraceError:
-            pass  # each asks for itself
-        for missing in left.values():
-            for one in missing:
-                self._follow(one)
+            pass  # each file is requested on its own, below
+        for files in unanswered.values():
+            for file in files:
+                self._read_alone(file)
 
-    def _follow(self, one: _Missing) -> None:
-        """By itself, in a thread of its own: others of the group are not to wait for it."""
+    def _read_alone(self, file: _Missing) -> None:
+        """Read a file on its own, in another thread, so that the rest of the group does not wait for it."""
 
-        def done(alone: Future[ReadResult]) -> None:
-            error = alone.exception() if not alone.cancelled() else HeadraceError("read broken off")
+        def done(read: Future[ReadResult]) -> None:
+            error = read.exception() if not read.cancelled() else HeadraceError("read cancelled")
             if error is not None:
-                one.found.set_exception(error)
+                file.result.set_exception(error)
             else:
-                one.found.set_result(alone.result())
+                file.result.set_result(read.result())
 
-        self._alone(one.number, one.path, one.start, one.end).add_done_callback(done)
+        self._submit(file.number, file.path, file.start, file.end).add_done_callback(done)
 
 
-def _read(number: int, path: str, make: Callable[[], Content], start: int, end: int | None) -> ReadResult:
+def _read(
+    number: int, path: str, open_content: Callable[[], Content], start: int, end: int | None
+) -> ReadResult:
     try:
-        content = make()
+        content = open_content()
         try:
             return ReadResult(number, path, content.read(start, content.size_bytes if end is None else end))
         finally:
@@ -209,42 +215,42 @@ def _read(number: int, path: str, make: Callable[[], Content], start: int, end: 
 
 
 class _InOrder:
-    """What was begun, given out as it was asked for."""
+    """Yields the outcomes in the order of the requests."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Begun] = deque()
+        self.waiting: deque[_Started] = deque()
 
-    def add(self, begun: _Begun) -> None:
-        self.waiting.append(begun)
+    def add(self, started: _Started) -> None:
+        self.waiting.append(started)
 
-    def take(self, *, must: bool) -> Iterator[_Found]:
-        """Those that come next and are done. must: at least one, waited for."""
+    def take(self, *, must: bool) -> Iterator[_Outcome]:
+        """Yield the next outcomes that are complete. must: wait for at least one."""
         while self.waiting:
-            one = self.waiting[0]
-            if isinstance(one, Future) and not (must or one.done()):
+            first = self.waiting[0]
+            if isinstance(first, Future) and not (must or first.done()):
                 return
-            found = one.result() if isinstance(one, Future) else one
+            outcome = first.result() if isinstance(first, Future) else first
             must = False
             self.waiting.popleft()
-            yield found
+            yield outcome
 
 
 class _AsTheyCome:
-    """What was begun, given out when it is done."""
+    """Yields the outcomes as they complete."""
 
     def __init__(self) -> None:
-        self.waiting: set[_Begun] = set()
-        self._done: SimpleQueue[Future[_Found]] = SimpleQueue()
+        self.waiting: set[_Started] = set()
+        self._done: SimpleQueue[Future[_Outcome]] = SimpleQueue()
 
-    def add(self, begun: _Begun) -> None:
-        assert isinstance(begun, Future)
-        self.waiting.add(begun)
-        begun.add_done_callback(self._done.put)
+    def add(self, started: _Started) -> None:
+        assert isinstance(started, Future)
+        self.waiting.add(started)
+        started.add_done_callback(self._done.put)
 
-    def take(self, *, must: bool) -> Iterator[_Found]:
-        """Those that are done. must: at least one, waited for."""
+    def take(self, *, must: bool) -> Iterator[_Outcome]:
+        """Yield the outcomes that are complete. must: wait for at least one."""
         while self.waiting and (must or not self._done.empty()):
-            one = self._done.get()
-            self.waiting.discard(one)
+            future = self._done.get()
+            self.waiting.discard(future)
             must = False
-            yield one.result()
+            yield future.result()

@@ -1,11 +1,12 @@
-"""What a program calls, without a mount and without fsspec: `headrace.connect()`.
+"""Provide what a program calls without a mount and without fsspec: `headrace.connect()`.
 
-A thin layer over `sdk/local_vfs.py`: what is cached is read from index and cache files in the caller's thread, the
-node is asked on a miss; what is written goes to the upper layer. All calls block (`sdk/cache_async.py` has those
-that don't); a `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
+This is a thin layer over `sdk/local_vfs.py`. The caller's thread reads cached data from the index and the cache
+files, and sends the node a request on a miss. Writes go to the upper layer. All calls block; `sdk/cache_async.py` has
+calls that don't. A `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
 
-Paths are text, of the namespace ("/data/a.bin"); bytes that are no UTF-8 are as `os.fsdecode` says. Errors are
-`HeadraceError` and its kinds, which are Python's own too: PathNotFoundError is a FileNotFoundError.
+Paths are text, of the namespace ("/data/a.bin"); bytes that are not UTF-8 are decoded as by `os.fsdecode`. Errors are
+`HeadraceError` and its subclasses, which are also subclasses of Python's own: PathNotFoundError is a
+FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ Kinds = Literal["file", "directory", "link", "other"]
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """mtime_ns: 0 where the origin knows none. version: differs where the bytes do; "" of what is no file."""
+    """Describes a path. mtime_ns: 0 if the origin has no time. version: differs if the bytes differ; "" for anything
+    but a file."""
 
     path: str
     kind: Kinds
@@ -70,15 +72,17 @@ def connect(
     socket: str | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Cache:
-    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs; where none
-    runs, those of the setting `nodes`. nodes: nodes of other hosts instead, by their REST APIs (docs/sdk.md).
-    patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
-    run, NotAllowedError."""
+    """Connect to the node of this host: the one of the directory `cache` or at `socket`, else the only one that runs.
+    If none runs, connect to the nodes of the setting `nodes`.
+
+    nodes: REST APIs of nodes of other hosts, which are used instead (docs/sdk.md). patience_s: how long calls wait
+    for a node that is restarting. Raise NodeUnavailableError, NotAllowedError, or UsageError when several nodes run.
+    """
     paths = open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s)
     if isinstance(paths, LocalVfs):
         return Cache(paths)
     from headrace.sdk.brokered.brokered_vfs import (
-        BrokeredVfs,  # none of these is wanted where there is a node
+        BrokeredVfs,  # not needed if this user's node runs
     )
 
     if isinstance(paths, BrokeredVfs):
@@ -91,8 +95,8 @@ def connect(
 
 
 class Cache:
-    """`connect` makes it. Connection and descriptors belong to the process, and last as long: there is nothing to be
-    closed but what `open` gives; `close` waits until the node has heard what was written."""
+    """Reads and writes the namespace; `connect` creates it. The connection and the descriptors belong to the process
+    and last as long as it. Only what `open` returns needs to be closed."""
 
     def __init__(self, paths: LocalVfs) -> None:
         self._paths = paths
@@ -108,7 +112,7 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """The threads of `read_many` end. What was written stays, and is persisted by the node."""
+        """End the threads of `read_many`. Files that were written remain, and the node persists them."""
         if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()
         self._pool = None
@@ -116,34 +120,35 @@ class Cache:
     # ------------------------------------------------------------ reading
 
     def open(self, path: str, mode: str = "rb", *, encoding: str | None = None) -> IO[Any]:
-        """A buffered file: rb, wb, xb, ab, or text without the b. What is written with w or x is there, whole, when it
-        is closed without an error; folders above it are made. `read`, `readinto`, `seek` as of any file."""
+        """Open a buffered file in mode rb, wb, xb or ab, or as text without the b. A file written with w or x
+        appears, complete, when it is closed without an error; missing directories above it are created. `read`,
+        `readinto` and `seek` work as for any file."""
         if "b" not in mode:
             binary = self.open(path, mode.replace("t", "") + "b")
             return io.TextIOWrapper(binary, encoding=encoding or "utf-8")
-        at = os.fsencode(path)
-        found: ReadStream | WriteStream
+        raw_path = os.fsencode(path)
+        file: ReadStream | WriteStream
         if mode == "rb":
-            found = self._paths.open(at)
+            file = self._paths.open(raw_path)
         elif mode in ("wb", "xb"):
-            found = self._paths.create(at, replace=mode == "wb", parents=True)
+            file = self._paths.create(raw_path, replace=mode == "wb", parents=True)
         elif mode == "ab":
-            found = self._paths.append(at)
+            file = self._paths.append(raw_path)
         else:
-            raise UsageError(f"mode {mode!r}", why="it is none of r, w, x, a, with b for bytes")
-        return found
+            raise UsageError(f"mode {mode!r}", why="the mode must be r, w, x or a, with b for bytes")
+        return file
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes start..end; fewer where the file ends before."""
+        """Return bytes start to end; fewer if the file ends before."""
         return self._paths.read(os.fsencode(path), start, end)
 
     def content(self, path: str) -> Content:
-        """For ranges of a file that is held open: `content.read(start, end)`. The caller closes it."""
+        """Open a file for reads of ranges: `content.read(start, end)`. The caller closes it."""
         return self._paths.content(os.fsencode(path))
 
     def map(self, path: str) -> memoryview:
-        """All of a file in memory, without a copy of what is cached: blocks until all of it is here. Writing to it
-        changes this process's memory only."""
+        """Return a whole file in memory, without a copy of cached bytes. Block until all bytes are on this host.
+        Writing to it changes this process's memory only."""
         content = self._paths.content(os.fsencode(path))
         try:
             return mapped(content.wait_whole(), content.size_bytes)
@@ -157,40 +162,40 @@ class Cache:
         ordered: bool = True,
         on_error: OnError = "raise",
     ) -> Iterator[ReadResult]:
-        """Many files, or ranges of files. ordered: as they were asked for; else as they come. What is in memory is read
-        at once, the rest in threads; the node is asked for small ones in groups. `wanted` may be endless: it is read a
-        little ahead of what the caller takes. on_error "return": one that can't be read is a ReadResult with its
-        error, and the others go on."""
+        """Read many files, or ranges of files. ordered: in the order of `wanted`; else as they complete. Files in
+        memory are read at once and others in threads; small missing files are requested from the node in groups.
+
+        `wanted` may be endless: it is consumed a little ahead of the caller. on_error "return": a read that fails
+        yields a ReadResult with its error, and the others continue."""
         reads = BulkReader(self._paths, self._threads)
         return reads.all(wanted, ordered=ordered, on_error=on_error)
 
     def _threads(self) -> ThreadPoolExecutor:
-        if (
-            self._pool is None or self._process != os.getpid()
-        ):  # a fork's child has none of its parent's threads
+        if self._pool is None or self._process != os.getpid():  # a child has no threads of its parent
             from concurrent.futures import ThreadPoolExecutor
 
             self._pool = ThreadPoolExecutor(READ_MANY_THREADS, thread_name_prefix="headrace")
             self._process = os.getpid()
         return self._pool
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ stat and list
 
     def stat(self, path: str) -> Stat:
-        """Of a link itself. PathNotFoundError."""
+        """Return the stat of a path; a link is not followed. Raise PathNotFoundError."""
         return stat_of(path, self._paths.get(os.fsencode(path), follow=False)[1])
 
     def exists(self, path: str) -> bool:
         return self._paths.exists(os.fsencode(path))
 
     def list(self, path: str = "/") -> Iterator[Stat]:
-        """What is in a directory, by name. NotADirectoryPathError."""
-        at = os.fsencode(path)
-        for name, found in self._paths.children(at):
-            yield stat_of(os.fsdecode(join(at, name)), found)
+        """Yield the entries of a directory in the order of their names. Raise NotADirectoryPathError."""
+        directory = os.fsencode(path)
+        for name, stat in self._paths.children(directory):
+            yield stat_of(os.fsdecode(join(directory, name)), stat)
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
-        """As os.walk: a folder, the names of folders in it, those of all else. Folders may be taken out of the list."""
+        """Yield directories as os.walk does: a path, the names of its directories, and all other names. The
+        caller may remove directories from the list, to skip them."""
         pending = [path]
         while pending:
             path = pending.pop()
@@ -200,8 +205,8 @@ class Cache:
             pending += [f"{path.rstrip('/')}/{name}" for name in reversed(folders)]
 
     def glob(self, pattern: str) -> Iterator[str]:
-        """Paths that match, by name: `*`, `?`, `[…]` within a name, `**` for any folders. Names that begin with
-        a dot are no exception."""
+        """Yield the paths that match a pattern: `*`, `?` and `[…]` within a name, `**` for any number of directories.
+        Names that begin with a dot match too."""
         pending = [("/", [word for word in pattern.split("/") if word])]
         while pending:
             path, words = pending.pop()
@@ -213,13 +218,13 @@ class Cache:
     def _next_matches(
         self, path: str, words: builtins.list[str]
     ) -> builtins.list[tuple[str, builtins.list[str]]]:
-        """Paths that match the first word, each with the words that are left for it, in the order of names."""
+        """Return the paths that match the first word, each with its remaining words, in the order of names."""
         word, rest = words[0], words[1:]
         if not re.search(r"[*?[]", word):
-            below = f"{path.rstrip('/')}/{word}"
-            return [(below, rest)] if self.exists(below) else []
+            child = f"{path.rstrip('/')}/{word}"
+            return [(child, rest)] if self.exists(child) else []
         matches = [(path, rest or ["*"])] if word == "**" else []
-        if not self._paths_is_directory(path):
+        if not self._is_directory(path):
             return matches
         is_match = re.compile(fnmatch.translate(word)).match
         for entry in self.list(path):
@@ -229,15 +234,15 @@ class Cache:
                 matches.append((entry.path, rest))
         return matches
 
-    def _paths_is_directory(self, path: str) -> bool:
-        found = self._paths.find(os.fsencode(path))[1]
-        return found is not None and is_directory(found)
+    def _is_directory(self, path: str) -> bool:
+        stat = self._paths.find(os.fsencode(path))[1]
+        return stat is not None and is_directory(stat)
 
-    # ------------------------------------------------------------ changing
+    # ------------------------------------------------------------ writing
 
     def put(self, path: str, data: bytes | bytearray | memoryview | IO[bytes]) -> None:
-        """A whole file, of bytes or of an open file's; what was there is replaced when all is written. Folders above
-        it are made. ReadOnlyError where the settings let nothing be written."""
+        """Write a whole file, from bytes or from an open file. It replaces an earlier one when it is complete. Create
+        missing directories above it. Raise ReadOnlyError if the settings forbid writes."""
         with self._paths.create(os.fsencode(path), replace=True, parents=True) as out:
             if isinstance(data, (bytes, bytearray, memoryview)):
                 out.write(data)
@@ -246,21 +251,21 @@ class Cache:
                 out.write(step)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """A file or a link; recursive: a folder too, with all that is in it. IsADirectoryPathError."""
-        at = os.fsencode(path)
+        """Delete a file or a link. recursive: also a directory with everything in it. Raise IsADirectoryPathError."""
+        raw_path = os.fsencode(path)
         if recursive:
-            self._paths.remove_all(at)
-        elif is_directory(self._paths.get(at, follow=False)[1]):
+            self._paths.remove_all(raw_path)
+        elif is_directory(self._paths.get(raw_path, follow=False)[1]):
             raise IsADirectoryPathError(path, why="it is a directory", hint="remove it with recursive=True")
         else:
-            self._paths.remove(at)
+            self._paths.remove(raw_path)
 
     def make_directory(self, path: str) -> None:
-        """With those above; one that is there is let be."""
+        """Create a directory and those above it; existing ones are kept."""
         self._paths.make_directories(os.fsencode(path))
 
     def rename(self, source: str, target: str) -> None:
-        """In one step, over a file that is there."""
+        """Rename atomically; an existing target file is replaced."""
         self._paths.rename(os.fsencode(source), os.fsencode(target))
 
     # ------------------------------------------------------------ the cache
@@ -268,29 +273,30 @@ class Cache:
     def load(
         self, path: str = "/", *, on_progress: Callable[[JobState], None] | None = None, **options: str
     ) -> JobState:
-        """All below a path is fetched into the cache, of all nodes of a cluster; the job's last state on return:
-        `failed` says what could not be read, and why. options: as of `headrace load` (docs/cli.md), as text."""
+        """Fetch all files below a path into the cache, on all nodes of a cluster. Return the last state of the job;
+        its `failed` lists the files that could not be read, and why. options: those of `headrace load` (docs/cli.md),
+        as text."""
         return self._run("load", path, options, on_progress)
 
     def pin(
         self, path: str = "/", *, on_progress: Callable[[JobState], None] | None = None, **options: str
     ) -> JobState:
-        """As load; what is below stays until `unpin`."""
+        """Load the files below a path, and keep them in the cache until `unpin`."""
         return self._run("pin", path, options, on_progress)
 
     def unpin(self, path: str = "/") -> JobState:
         return self._run("unpin", path, {}, None)
 
     def free(self, path: str = "/") -> JobState:
-        """What is cached below a path is dropped from the cache."""
+        """Drop the cached files below a path from the cache."""
         return self._run("free", path, {}, None)
 
     def persist(self, path: str = "/") -> JobState:
-        """What was written below is at the origin on return."""
+        """Persist everything written below a path; the origin has it on return."""
         return self._run("persist", path, {}, None)
 
     def status(self) -> dict[str, object]:
-        """What `headrace status --json` prints."""
+        """Return what `headrace status --json` prints."""
         return self._paths.client.status()
 
     def _run(
@@ -310,13 +316,13 @@ class Cache:
         return last
 
 
-def stat_of(path: str, found: FileStat) -> Stat:
-    if isinstance(found, Entry):
-        folder = found.kind is Kind.DIRECTORY
-        version = found.version
-        token = "" if folder else version_text(found)
-        return Stat(path, "directory" if folder else "file", version.size_bytes, version.mtime_ns, token)
+def stat_of(path: str, stat: FileStat) -> Stat:
+    if isinstance(stat, Entry):
+        is_dir = stat.kind is Kind.DIRECTORY
+        version = stat.version
+        token = "" if is_dir else version_text(stat)
+        return Stat(path, "directory" if is_dir else "file", version.size_bytes, version.mtime_ns, token)
     kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
-    kind = kinds.get(modes.S_IFMT(found.st_mode), "other")
-    token = version_text(found) if kind == "file" else ""
-    return Stat(path, kind, found.st_size if kind != "directory" else 0, found.st_mtime_ns, token)
+    kind = kinds.get(modes.S_IFMT(stat.st_mode), "other")
+    token = version_text(stat) if kind == "file" else ""
+    return Stat(path, kind, stat.st_size if kind != "directory" else 0, stat.st_mtime_ns, token)

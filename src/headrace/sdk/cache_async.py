@@ -1,6 +1,8 @@
-"""`headrace.connect_async()`: the calls of `sdk/cache.py` for a program with an event loop, which never waits in it.
+"""Provide `headrace.connect_async()`: the calls of `sdk/cache.py` for a program with an event loop, which they never
+block.
 
-Each call runs in one of the threads of the `AsyncCache`; one that is cancelled ends in its thread, unseen.
+Each call runs in a thread of the `AsyncCache`. A cancelled call runs to its end in that thread, and its result is
+dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from headrace.wire.messages import JobState
 
 THREADS = 32
 PAGE = 64
-"""So many results of an iterator are taken by one change of thread, and wait for the caller."""
+"""The results of an iterator that one call in a thread fetches; they are then buffered for the caller."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,14 +35,14 @@ async def connect_async(
     socket: str | None = None,
     patience_s: float = PATIENCE_S,
 ) -> AsyncCache:
-    """As `connect`."""
+    """Connect as `connect` does, without blocking the event loop."""
     return AsyncCache(
         await asyncio.to_thread(connect, nodes, cache=cache, socket=socket, patience_s=patience_s)
     )
 
 
 class AsyncCache:
-    """cache: the same for a caller that may wait."""
+    """Provides the calls of a `Cache` as coroutines. cache: the same namespace for callers that may block."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -119,17 +121,18 @@ class AsyncCache:
         return await loop.run_in_executor(self._pool, lambda: call(*arguments, **options))
 
     async def _each(self, begin: Callable[[], Iterator[Result]]) -> AsyncIterator[Result]:
-        """One thread at a time is in the iterator. One that is left early is closed."""
-        found = begin()
+        """Yield the items of a blocking iterator. Only one thread at a time runs it; it is closed when the caller
+        stops early."""
+        results = begin()
         try:
-            while page := await self._do(_page, found):
-                for one in page:
-                    yield one
+            while page := await self._do(_page, results):
+                for result in page:
+                    yield result
         finally:
-            close = getattr(found, "close", None)
+            close = getattr(results, "close", None)
             if close is not None:
                 await self._do(close)
 
 
-def _page(found: Iterator[Result]) -> list[Result]:
-    return list(itertools.islice(found, PAGE))
+def _page(results: Iterator[Result]) -> list[Result]:
+    return list(itertools.islice(results, PAGE))
