@@ -99,7 +99,7 @@ def test_package_hdfs_writes(webhdfs: WebHdfs, hdfs: Any) -> None:
     hdfs.write(f"{top}/a.bin", data=b"more", append=True)
     with hdfs.write(f"{top}/text", encoding="utf-8", overwrite=True) as writer:
         writer.write("grüße")
-    with pytest.raises(package.HdfsError, match="there already"):
+    with pytest.raises(package.HdfsError, match="already exists"):
         hdfs.write(f"{top}/a.bin", data=b"", overwrite=False)
     hdfs.rename(f"{top}/a.bin", f"{top}/b.bin")
     hdfs.set_permission(f"{top}/b.bin", 640)
