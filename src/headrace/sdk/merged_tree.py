@@ -1,9 +1,9 @@
-"""The merged tree of a host: what was written here, over what the origins have. Names in, system calls out.
+"""Merges the upper layer of a host over the listings of the origins. Paths come in, system calls go out.
 
-Doors ask it by path (b"/a/b") and get an `os.stat_result` for what the upper layer has, an `Entry` for what only the
-origin has. Nothing here waits for the node but `copy_up` and what says so. Errors are OSErrors with the errno that a
-local file system would give. Who calls something that changes names holds `lock`, which is the layer's: one session of
-the host, or the node, at a time.
+The gateways, the library and the FUSE session pass a path (b"/a/b"). They get an `os.stat_result` for a name of the
+upper layer, and an `Entry` for a name that only the origin has. Only `copy_up`, and the methods that say so, wait for
+the node. Errors are OSErrors with the errno of a local file system. A caller that changes names holds `lock`, the
+lock of the upper layer. One session of the host, or the node, holds it at a time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from headrace.sdk.whiteouts import WhiteoutBuilder
 FileStat = os.stat_result | Entry
 COPY_STEP_BYTES = 16 << 20
 MOVED_NAMES_MAX = 10_000
-"""A folder of the origin with more names is not renamed: EXDEV, and `mv` copies it."""
+"""A directory of the origin with more names is not renamed: the call fails with EXDEV, and `mv` copies it."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who made a name."""
+    """Names the user and the group that a new file belongs to."""
 
     uid: int
     gid: int
@@ -59,7 +59,7 @@ class OpenLower(Protocol):
 
 
 class Lower(Protocol):
-    """What the tree asks of the client. `known` is the index, however old."""
+    """Gives the names and bytes of the origins, as the client has them. `known` reads the index, however old it is."""
 
     def known(self, parent: FileId, name: bytes) -> Entry | None: ...
     def entry(self, id: FileId) -> Entry | None: ...
@@ -72,18 +72,18 @@ class Lower(Protocol):
 
 
 SHORT_PATH_BYTES = 512
-"""Stores take a key that is so long, and a prefix before it."""
+"""Every store takes a key of this length with a prefix before it."""
 
 
 class NeedsContentError(Exception):
-    """The operation needs a copy of what is below first: `copy_up`, which may wait; then again."""
+    """Says that the operation needs a copy of the origin's file: `copy_up`, which may wait, then a retry."""
 
     def __init__(self, path: bytes, *, content: bool = True) -> None:
         self.path, self.content = path, content
 
 
 class MergedTree:
-    """on_changed: told the paths that the node has to look at, while the lock is held."""
+    """Looks up and changes names. on_changed gets the paths for the node to inspect, while the lock is held."""
 
     def __init__(
         self, lower: Lower, upper: Upper, modes: WriteModes, *, on_changed: Callable[[list[bytes]], None]
@@ -98,25 +98,25 @@ class MergedTree:
         self._shadows = WhiteoutBuilder(upper, lower, self.names)
 
     def take_umask(self) -> None:
-        """For a process that does nothing else: its own umask goes, so that files are made with their modes at once."""
+        """Set this process's umask to 0 (it does nothing else), so that new files get their modes at once."""
         os.umask(0)
         self._exact_modes = True
 
     # ------------------------------------------------------------ looking
 
     def look(self, path: bytes) -> os.stat_result | Hidden | None:
-        """What the upper layer says; None: ask the lower one."""
+        """Return what the upper layer has at a path. None: the origin decides."""
         return None if self.modes.of(path) is WriteMode.OFF else self.upper.look(path)
 
     def seen(self, path: bytes) -> FileStat | None:
-        """What is at a path, by the upper layer and the index; whether the index is fresh is the caller's affair."""
-        found = self.look(path)
-        if isinstance(found, Hidden):
+        """Return what is visible at a path. The caller makes sure that the index is fresh."""
+        status = self.look(path)
+        if isinstance(status, Hidden):
             return None
-        return found if found is not None else self.below(path)
+        return status if status is not None else self.below(path)
 
     def below(self, path: bytes) -> Entry | None:
-        """What the index has at a path, whatever hides it."""
+        """Return the entry that the index has at a path, even where the upper layer hides it."""
         entry = self._lower.entry(ROOT_ID)
         for name in filter(None, path.split(b"/")):
             if entry is None or entry.kind is not Kind.DIRECTORY:
@@ -125,22 +125,22 @@ class MergedTree:
         return entry
 
     def names(self, directory: bytes) -> list[tuple[bytes, bool]]:
-        """What the upper layer says of names of a directory, sorted: whether each is visible. It says nothing of those
-        where nothing can be written, though it has a folder there when something below it can."""
-        found = self.upper.names(directory)
+        """List the names that the upper layer has in a directory, sorted, and whether each is visible. Names that are
+        read-only by their mode of writing are left out."""
+        names = self.upper.names(directory)
         if self.modes.of(directory) is WriteMode.OFF:
-            found = {
+            names = {
                 n: visible
-                for n, visible in found.items()
+                for n, visible in names.items()
                 if self.modes.of(join(directory, n)) is not WriteMode.OFF
             }
-        return sorted(found.items())
+        return sorted(names.items())
 
     def _must_see(self, path: bytes) -> FileStat:
-        found = self.seen(path)
-        if found is None:
+        status = self.seen(path)
+        if status is None:
             raise _error(errno.ENOENT, path)
-        return found
+        return status
 
     def _writable(self, *paths: bytes) -> None:
         for path in paths:
@@ -150,18 +150,18 @@ class MergedTree:
     # ------------------------------------------------------------ copying up
 
     def ensure_directory(self, path: bytes) -> os.stat_result:
-        """The directory is in the upper layer on return; it must be visible."""
+        """Create a visible directory in the upper layer, if it is missing, and return its status."""
         missing: list[bytes] = []
-        while (found := self._upper_directory(path)) is None:
+        while (status := self._upper_directory(path)) is None:
             missing.append(path)
             path = split(path)[0]
         while missing:
-            found = self._make_as_below(missing.pop())
-        return found
+            status = self._make_as_below(missing.pop())
+        return status
 
     def _folder_for(self, path: bytes) -> os.stat_result:
-        """As `ensure_directory`, of the one that a new name comes into. ENAMETOOLONG when no object of that name can be
-        put: later only the log would say so."""
+        """Create the directory that a new name comes into, as `ensure_directory`. ENAMETOOLONG when the store can
+        have no object of that name: later only the log would report it."""
         if len(path) > SHORT_PATH_BYTES and self._is_put(path) and not self._lower.takes_name(path):
             raise _error(errno.ENAMETOOLONG, path)
         return self.ensure_directory(split(path)[0])
@@ -170,15 +170,15 @@ class MergedTree:
         return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
 
     def _upper_directory(self, path: bytes) -> os.stat_result | None:
-        """None: only the origin may have it."""
+        """Return the status of a directory in the upper layer. None: only the origin may have it."""
         if path in (b"/", b""):
             return self.upper.at(b"/").lstat()
-        found = self.upper.look(path)
-        if isinstance(found, Hidden):
+        status = self.upper.look(path)
+        if isinstance(status, Hidden):
             raise _error(errno.ENOENT, path)
-        if found is not None and not stat.S_ISDIR(found.st_mode):
+        if status is not None and not stat.S_ISDIR(status.st_mode):
             raise _error(errno.ENOTDIR, path)
-        return found
+        return status
 
     def _make_as_below(self, path: bytes) -> os.stat_result:
         entry = self.below(path)
@@ -186,44 +186,44 @@ class MergedTree:
             raise _error(errno.ENOENT, path)
         if entry.kind is not Kind.DIRECTORY:
             raise _error(errno.ENOTDIR, path)
-        made = self.upper.new()
-        made.mkdir(0o755)
-        made.setxattr(LOWER_ID, b"%d" % entry.id)
-        if not self.upper.place(made, path):
-            made.rmdir()
+        folder = self.upper.new()
+        folder.mkdir(0o755)
+        folder.setxattr(LOWER_ID, b"%d" % entry.id)
+        if not self.upper.place(folder, path):
+            folder.rmdir()
         return self.upper.at(path).lstat()
 
     def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
-        """The file, or the directory, is in the upper layer on return. Waits until the node has the bytes; what a
-        Cancel breaks off leaves nothing. content False: an empty file, for who is about to truncate it."""
+        """Copy a file, or a directory, of the origin to the upper layer. Waits until the node has the bytes. A Cancel
+        leaves nothing behind. content False: makes an empty file, for a caller that is about to truncate it."""
         entry = self.below(path)
         if self.look(path) is not None or entry is None:
-            return  # somebody did it, or it is gone: the caller looks again
+            return  # another thread copied it, or it was removed: the caller looks again
         if entry.kind is Kind.DIRECTORY:
             with self.lock:
                 self.ensure_directory(path)
             return
-        made: SafePath | None = self.upper.new()
-        assert made is not None
-        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        copy: SafePath | None = self.upper.new()
+        assert copy is not None
+        fd = copy.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             if content:
                 self._copy_content(entry, fd, cancel)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             apply_attributes(fd, entry.attributes)
-            set_base(made, BaseVersion(path, entry.version))
+            set_base(copy, BaseVersion(path, entry.version))
             os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
             with self.lock:
                 self.ensure_directory(split(path)[0])
                 if self.below(path) == entry and self.upper.look(path) is None:
-                    made.rename(self.upper.at(path), NOREPLACE)
-                    made = None
+                    copy.rename(self.upper.at(path), NOREPLACE)
+                    copy = None
         except FileExistsError:
             pass
         finally:
             os.close(fd)
-            if made is not None:
-                made.unlink()
+            if copy is not None:
+                copy.unlink()
 
     def _copy_content(self, entry: Entry, fd: int, cancel: Cancel | None) -> None:
         size = entry.version.size_bytes
@@ -231,24 +231,24 @@ class MergedTree:
             return
         file = self._lower.open(entry.id, cancel)
         try:
-            at = 0
-            while at < size:
-                end = min(size, at + COPY_STEP_BYTES)
-                source = file.wait(at, end, cancel)
-                while at < end:
-                    copied = os.copy_file_range(source, fd, end - at, at, at)
+            offset = 0
+            while offset < size:
+                end = min(size, offset + COPY_STEP_BYTES)
+                source = file.wait(offset, end, cancel)
+                while offset < end:
+                    copied = os.copy_file_range(source, fd, end - offset, offset, offset)
                     if copied == 0:
                         raise _error(errno.EIO, b"")
-                    at += copied
+                    offset += copied
         finally:
             file.close()
 
     def at_upper(self, path: bytes, *, content: bool = True) -> SafePath:
-        """Where a visible thing lies in the upper layer. NeedsContentError when it is only below."""
-        found = self._must_see(path)
+        """Return the path in the upper layer of a visible name. NeedsContentError when only the origin has the file."""
+        status = self._must_see(path)
         self._writable(path)
-        if isinstance(found, Entry):
-            if found.kind is Kind.DIRECTORY:
+        if isinstance(status, Entry):
+            if status.kind is Kind.DIRECTORY:
                 self.ensure_directory(path)
             else:
                 raise NeedsContentError(path, content=content)
@@ -257,12 +257,12 @@ class MergedTree:
     # ------------------------------------------------------------ making
 
     def create(self, path: bytes, mode: int, owner: Owner, flags: int) -> tuple[int, bool]:
-        """An open descriptor, for reading and writing, and whether the file is new. What is there already is opened,
-        truncated if flags say so; EEXIST with O_EXCL."""
+        """Open a file for reading and writing. Return its descriptor, and whether the file is new. An existing file
+        is opened, and truncated if flags say so. EEXIST with O_EXCL."""
         self._writable(path)
         while True:
-            found = self.seen(path)
-            if found is None:
+            status = self.seen(path)
+            if status is None:
                 parent = self._folder_for(path)
                 if flags & os.O_EXCL:
                     self.other_nodes.check_right(path)
@@ -275,20 +275,20 @@ class MergedTree:
                 return self.open(path, flags), False
 
     def open(self, path: bytes, flags: int) -> int:
-        """For reading and writing, whatever the caller wants of it: all who have it open share one registration.
-        NeedsContentError."""
-        found = self._must_see(path)
+        """Open a file for reading and writing, whatever access the caller needs, because all its open handles share
+        one registration. NeedsContentError."""
+        status = self._must_see(path)
         truncate = bool(flags & os.O_TRUNC)
-        if isinstance(found, Entry):
-            if found.kind is Kind.DIRECTORY:
+        if isinstance(status, Entry):
+            if status.kind is Kind.DIRECTORY:
                 raise _error(errno.EISDIR, path)
             self._writable(path)
             raise NeedsContentError(path, content=not truncate)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise _error(errno.EISDIR, path)
-        at = self.upper.at(path)
-        fd = at.open(os.O_RDWR)
-        if not _same(fd, at):  # moved into the cache, or replaced, between the two
+        upper_path = self.upper.at(path)
+        fd = upper_path.open(os.O_RDWR)
+        if not _same(fd, upper_path):  # demoted to the cache, or replaced, since it was opened
             os.close(fd)
             return self.open(path, flags)
         if truncate:
@@ -296,50 +296,50 @@ class MergedTree:
         return fd
 
     def _create_new(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> int | None:
-        """None when somebody was first."""
-        at = self.upper.at(path)
+        """Create a file and return its descriptor. None when another thread created the name first."""
+        upper_path = self.upper.at(path)
         try:
-            fd = at.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
+            fd = upper_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
         except FileExistsError:
             return self._create_over_whiteout(path, mode, owner, parent)
-        self._dress(fd, mode, owner, parent)
+        self._set_owner(fd, mode, owner, parent)
         return fd
 
     def _create_over_whiteout(
         self, path: bytes, mode: int, owner: Owner, parent: os.stat_result
     ) -> int | None:
-        made = self.upper.new()
-        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
-        self._dress(fd, mode, owner, parent)
-        if self._place(made, path):
+        new_path = self.upper.new()
+        fd = new_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
+        self._set_owner(fd, mode, owner, parent)
+        if self._place(new_path, path):
             return fd
         os.close(fd)
-        made.unlink()
+        new_path.unlink()
         return None
 
-    def _place(self, made: SafePath, path: bytes) -> bool:
-        """What a whiteout there knew of the origin's file goes over to what takes its place."""
+    def _place(self, new_path: SafePath, path: bytes) -> bool:
+        """Move a new file to its path. It inherits the base version that a whiteout at that path had."""
         base = self._base(path)
         self._clear(path)
         if base is not None:
-            set_base(made, BaseVersion(path, base))
-        return self.upper.place(made, path)
+            set_base(new_path, BaseVersion(path, base))
+        return self.upper.place(new_path, path)
 
     def _clear(self, path: bytes) -> None:
-        """A file can't take the place of a removed directory, which may have things to be removed in it."""
+        """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
         if isinstance(self.upper.look(path), Hidden) and self.upper.at(path).is_folder():
             self.upper.put_away(path)
 
     def _base(self, path: bytes) -> Version | None:
-        """Which version of the origin whatever is put at a path now would replace."""
+        """Return the version of the origin that a file would replace if it were put at a path now."""
         if self.look(path) is not None or self.upper.at(path).exists():
             return self.upper.base_of(path)
         entry = self.below(path)
         return None if entry is None or entry.kind is not Kind.FILE else entry.version
 
-    def _dress(self, file: int | SafePath, mode: int, owner: Owner, parent: os.stat_result) -> None:
-        """Owner and mode as the caller's, by the rules of a set-group-id directory; the kernel took off the umask. A
-        file that was opened with its mode has it already, where this process has no umask of its own."""
+    def _set_owner(self, file: int | SafePath, mode: int, owner: Owner, parent: os.stat_result) -> None:
+        """Give a new file the caller's owner and mode, by the rules of a set-group-id directory. The kernel has
+        applied the umask. A file that was opened with its mode has it already, if this process has no umask."""
         gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
         if (owner.uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
@@ -348,40 +348,40 @@ class MergedTree:
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
             return
-        wanted = mode & 0o7777
+        permissions = mode & 0o7777
         if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
-            wanted |= stat.S_ISGID
-        if wanted & 0o7000 or kind in (stat.S_IFCHR, stat.S_IFBLK):
-            give_mode(file, wanted)
+            permissions |= stat.S_ISGID
+        if permissions & 0o7000 or kind in (stat.S_IFCHR, stat.S_IFBLK):
+            give_mode(file, permissions)
         elif isinstance(file, int):
-            os.fchmod(file, wanted)
+            os.fchmod(file, permissions)
         else:
-            file.chmod(wanted)
+            file.chmod(permissions)
 
-    def put_file(self, made: SafePath, path: bytes, *, replace: bool) -> None:
-        """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner
-        it takes over. EEXIST when it may not replace one."""
+    def put_file(self, new_path: SafePath, path: bytes, *, replace: bool) -> None:
+        """Move a finished file of `work` to a path. It takes the mode and owner of the file that it replaces, if any.
+        EEXIST when a file exists and replace is False."""
         self._writable(path)
-        found = self.seen(path)
-        if found is not None and not replace:
+        status = self.seen(path)
+        if status is not None and not replace:
             raise _error(errno.EEXIST, path)
-        if found is not None and _is_directory(found):
+        if status is not None and _is_directory(status):
             raise _error(errno.EISDIR, path)
         parent = self._folder_for(path)
         if not replace:
             self.other_nodes.check_right(path)
         if parent.st_mode & stat.S_ISGID:
-            made.chown(-1, parent.st_gid)
-        if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
-            made.chown(found.st_uid, found.st_gid)
-            give_mode(made, stat.S_IMODE(found.st_mode))
-        elif isinstance(found, Entry):
-            apply_attributes(made, found.attributes)
+            new_path.chown(-1, parent.st_gid)
+        if isinstance(status, os.stat_result) and stat.S_ISREG(status.st_mode):
+            new_path.chown(status.st_uid, status.st_gid)
+            give_mode(new_path, stat.S_IMODE(status.st_mode))
+        elif isinstance(status, Entry):
+            apply_attributes(new_path, status.attributes)
         base = self._base(path)
         self._clear(path)
         if base is not None:
-            set_base(made, BaseVersion(path, base))
-        made.rename(self.upper.at(path))
+            set_base(new_path, BaseVersion(path, base))
+        new_path.rename(self.upper.at(path))
         self.on_changed([path])
 
     def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
@@ -390,56 +390,54 @@ class MergedTree:
             raise _error(errno.EEXIST, path)
         parent = self._folder_for(path)
         self.other_nodes.check_right(path)
-        at = self.upper.at(path)
+        upper_path = self.upper.at(path)
         if self._make_again(path, mode, owner, parent):
             self.on_changed([path])
             return
-        made = self.upper.new()
-        made.mkdir(0o700)
-        self._dress(made, stat.S_IFDIR | mode, owner, parent)
+        folder = self.upper.new()
+        folder.mkdir(0o700)
+        self._set_owner(folder, stat.S_IFDIR | mode, owner, parent)
         base, entry = self._base(path), self.below(path)
         if base is not None:
-            set_base(
-                made, BaseVersion(path, base)
-            )  # of a removed file, which is still to be removed at the origin
+            set_base(folder, BaseVersion(path, base))  # of a removed file, which the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._shadows.fill(made, path, entry)  # of a folder that a file had taken the place of
+            self._shadows.fill(folder, path, entry)  # a file had replaced the origin's directory
         try:
-            made.rename(at)
+            folder.rename(upper_path)
         except NotADirectoryError:
-            made.rename(at, EXCHANGE)  # for the whiteout: from here on the directory hides what it hid
-            made.unlink()
+            folder.rename(upper_path, EXCHANGE)  # the directory now hides what the whiteout hid
+            folder.unlink()
         self.on_changed([path])
 
     def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
-        """A directory that was removed: what its whiteouts hide stays hidden."""
-        at = self.upper.at(path)
-        if not is_removed(at):
+        """Create a directory where one was removed. Its whiteouts stay, and hide what they hid."""
+        upper_path = self.upper.at(path)
+        if not is_removed(upper_path):
             return False
-        for name in at.listxattr():
+        for name in upper_path.listxattr():
             if name.startswith("user.") or name in (
                 LOWER_ID,
                 DEMOTED,
                 PATH,
-            ):  # it is another one than the origin's
-                at.removexattr(name)
-        at.chown(os.geteuid(), os.getegid())  # as a new one is: it has the owner of the one that was removed
-        self._dress(at, stat.S_IFDIR | mode, owner, parent)
-        at.utime()
+            ):  # the new directory is not the origin's
+                upper_path.removexattr(name)
+        upper_path.chown(os.geteuid(), os.getegid())  # it still has the owner of the removed directory
+        self._set_owner(upper_path, stat.S_IFDIR | mode, owner, parent)
+        upper_path.utime()
         self.upper.unmark_removed(path)
         return True
 
     def make_node(self, path: bytes, mode: int, device: int, owner: Owner) -> None:
-        """A fifo, a socket, a device, or a regular file, closed."""
+        """Create a fifo, a socket, a device, or a regular file that is not opened."""
         if stat.S_ISCHR(mode) and device == 0:
             raise _error(errno.EPERM, path)  # that would be a whiteout
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            self._make(path, mode, owner, lambda made: make_device(made, mode, device))
+            self._make(path, mode, owner, lambda node: make_device(node, mode, device))
         else:
-            self._make(path, mode, owner, lambda made: made.mknod(mode & ~0o7000, 0))
+            self._make(path, mode, owner, lambda node: node.mknod(mode & ~0o7000, 0))
 
     def symlink(self, path: bytes, target: bytes, owner: Owner) -> None:
-        self._make(path, stat.S_IFLNK | 0o777, owner, lambda made: made.symlink(target))
+        self._make(path, stat.S_IFLNK | 0o777, owner, lambda link: link.symlink(target))
 
     def _make(self, path: bytes, mode: int, owner: Owner, make: Callable[[SafePath], None]) -> None:
         self._writable(path)
@@ -447,14 +445,14 @@ class MergedTree:
             raise _error(errno.EEXIST, path)
         parent = self._folder_for(path)
         self.other_nodes.check_right(path)
-        made = self.upper.new()
-        make(made)
+        new_path = self.upper.new()
+        make(new_path)
         try:
-            self._dress(made, mode, owner, parent)
-            if not self._place(made, path):
+            self._set_owner(new_path, mode, owner, parent)
+            if not self._place(new_path, path):
                 raise _error(errno.EEXIST, path)
         except BaseException:
-            made.unlink()
+            new_path.unlink()
             raise
         self.on_changed([path])
 
@@ -463,22 +461,22 @@ class MergedTree:
         self._same_area(source, path)
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
-        at = self.at_upper(source)
+        upper_path = self.at_upper(source)
         self._folder_for(path)
         self.other_nodes.check_right(path)
-        made = self.upper.new()
-        at.link(made)
-        if not self._place(made, path):
-            made.unlink()
+        new_path = self.upper.new()
+        upper_path.link(new_path)
+        if not self._place(new_path, path):
+            new_path.unlink()
             raise _error(errno.EEXIST, path)
         self.on_changed([path])
 
     # ------------------------------------------------------------ removing
 
     def remove(self, path: bytes) -> None:
-        found = self._must_see(path)
+        status = self._must_see(path)
         self._writable(path)
-        if _is_directory(found):
+        if _is_directory(status):
             raise _error(errno.EISDIR, path)
         if self.below(path) is None:
             self.upper.at(path).unlink()
@@ -488,17 +486,17 @@ class MergedTree:
         self.on_changed([path])
 
     def remove_directory(self, path: bytes) -> None:
-        """The directory's listing in the index must be fresh."""
-        found = self._must_see(path)
+        """Remove an empty directory. Its listing in the index must be fresh."""
+        status = self._must_see(path)
         self._writable(path)
-        if not _is_directory(found):
+        if not _is_directory(status):
             raise _error(errno.ENOTDIR, path)
         if not self.is_empty(path):
             raise _error(errno.ENOTEMPTY, path)
-        self._take_away_directory(path)
+        self._remove_or_hide_directory(path)
         self.on_changed([path])
 
-    def _take_away_directory(self, path: bytes) -> None:
+    def _remove_or_hide_directory(self, path: bytes) -> None:
         if self.below(path) is None:
             try:
                 self.upper.at(path).rmdir()
@@ -523,8 +521,8 @@ class MergedTree:
     # ------------------------------------------------------------ renaming
 
     def rename(self, source: bytes, target: bytes, flags: int, *, copied: bool) -> None:
-        """flags: NOREPLACE or EXCHANGE. copied: a folder that the origin has is in the upper layer whole
-        (`copy_up_all`), and the target's listing is fresh; else NeedsContentError."""
+        """Rename a name. flags: NOREPLACE or EXCHANGE. copied: `copy_up_all` has copied the origin's directory, and
+        the target's listing is fresh. NeedsContentError where that is needed."""
         if flags == EXCHANGE:
             self._exchange(source, target)
             return
@@ -535,12 +533,12 @@ class MergedTree:
         self._same_area(source, target)
         if target.startswith(source + b"/"):
             raise _error(errno.EINVAL, target)
-        there = self.seen(target)
-        if there is not None:
+        replaced = self.seen(target)
+        if replaced is not None:
             if flags & NOREPLACE:
                 raise _error(errno.EEXIST, target)
-            self._check_replace(moved, there, source, target)
-            if _same_file(moved, there):
+            self._check_replace(moved, replaced, source, target)
+            if _same_file(moved, replaced):
                 return
         if isinstance(moved, Entry):
             raise NeedsContentError(source)
@@ -548,7 +546,7 @@ class MergedTree:
         if flags & NOREPLACE:
             self.other_nodes.check_right(target)
         if stat.S_ISDIR(moved.st_mode):
-            if not copied and (self.below(source) is not None or there is not None):
+            if not copied and (self.below(source) is not None or replaced is not None):
                 raise NeedsContentError(source)
             self._rename_directory(source, target)
         else:
@@ -556,27 +554,27 @@ class MergedTree:
         self.on_changed([target, source])
 
     def _exchange(self, source: bytes, target: bytes) -> None:
-        """EINVAL for a folder that the origin has, or that hides something of it: those can't change places in one
-        step."""
+        """Exchange two names. EINVAL for a directory that the origin has, or that hides something of it: no single
+        step can exchange those."""
         self._writable(source, target)
-        both = {path: self._must_see(path) for path in (source, target)}
+        statuses = {path: self._must_see(path) for path in (source, target)}
         self._same_area(source, target)
-        for path, found in both.items():
-            if _is_directory(found):
+        for path, status in statuses.items():
+            if _is_directory(status):
                 entry = self.below(path)
                 if self._hides_any(path) or (entry is not None and entry.kind is Kind.DIRECTORY):
                     raise _error(errno.EINVAL, path)
-            elif isinstance(found, Entry):
+            elif isinstance(status, Entry):
                 raise NeedsContentError(path)
-        for path, becomes in ((source, target), (target, source)):
-            hidden = self.below(becomes)  # of a folder that a file has taken the place of
-            if _is_directory(both[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
-                self._shadows.hide_below(self.upper.at(path), becomes, hidden)
+        for path, new_name in ((source, target), (target, source)):
+            hidden = self.below(new_name)  # a file has replaced the origin's directory
+            if _is_directory(statuses[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
+                self._shadows.hide_below(self.upper.at(path), new_name, hidden)
         self.upper.exchange(source, target)
         self.on_changed([target, source])
 
-    def _check_replace(self, moved: FileStat, there: FileStat, source: bytes, target: bytes) -> None:
-        if _is_directory(there):
+    def _check_replace(self, moved: FileStat, replaced: FileStat, source: bytes, target: bytes) -> None:
+        if _is_directory(replaced):
             if not _is_directory(moved):
                 raise _error(errno.EISDIR, target)
             if source.startswith(target + b"/") or not self.is_empty(target):
@@ -585,19 +583,19 @@ class MergedTree:
             raise _error(errno.ENOTDIR, target)
 
     def _same_area(self, source: bytes, target: bytes) -> None:
-        """Between mounts, or modes, `mv` copies."""
+        """Raise EXDEV between mounts of origins, or modes of writing. `mv` then copies."""
         if self.modes.of(source) is not self.modes.of(target) or (
             self._lower.mount_of(source) != self._lower.mount_of(target)
         ):
             raise _error(errno.EXDEV, target)
 
     def _rename_file(self, source: bytes, target: bytes) -> None:
-        left, replaced = self.below(source), self._base(target)
+        lower_entry, replaced = self.below(source), self._base(target)
         base = self._base(source)
         if replaced is not None:
             set_base(self.upper.at(source), BaseVersion(target, replaced))
         self._clear(target)
-        if left is None and base is None:
+        if lower_entry is None and base is None:
             self.upper.at(source).rename(self.upper.at(target))
         else:
             self.upper.rename_leaving_whiteout(source, target, base)
@@ -605,31 +603,33 @@ class MergedTree:
     def _rename_directory(self, source: bytes, target: bytes) -> None:
         entry = self.below(source)
         if entry is not None and not self._is_whole(source, entry):
-            raise NeedsContentError(source)  # clean files have left the layer since it was copied
-        at, to = self.upper.at(source), self.upper.at(target)
-        left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else None
-        hidden, is_taken = self.below(target), to.exists()
-        if to.is_folder():
+            raise NeedsContentError(source)  # clean files were demoted since it was copied
+        source_path, target_path = self.upper.at(source), self.upper.at(target)
+        whiteout = (
+            self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else None
+        )
+        hidden, is_taken = self.below(target), target_path.exists()
+        if target_path.is_folder():
             self._shadows.take_over(target, source)
         elif is_taken:  # by a whiteout
             base = self.upper.base_of(target)
             if base is not None:
-                set_base(at, BaseVersion(target, base))
+                set_base(source_path, BaseVersion(target, base))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
-            self._shadows.hide_below(at, target, hidden)
-        if left is None and not is_taken:
-            at.rename(to)
+            self._shadows.hide_below(source_path, target, hidden)
+        if whiteout is None and not is_taken:
+            source_path.rename(target_path)
             return
-        # In between the directory is in `work`. Whoever clears that after a crash ends the move by the mark.
-        at.setxattr(MOVING, target)
+        # Until `move_in` the directory is in `work`. After a crash, the cleaning of `work` ends the move by this mark.
+        source_path.setxattr(MOVING, target)
         failpoint.hit("tree.moving")
-        moving = left or self.upper.new()
-        at.rename(moving, EXCHANGE if left is not None else 0)
+        moving = whiteout or self.upper.new()
+        source_path.rename(moving, EXCHANGE if whiteout is not None else 0)
         failpoint.hit("tree.moved")
         self.upper.move_in(moving, target)
 
     def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
-        """A directory with all that is in it. EXDEV when that is too much for a rename."""
+        """Copy a directory and everything in it to the upper layer. EXDEV when it has too many names for a rename."""
         pending, names = [path], 0
         while pending:
             directory = pending.pop()
@@ -642,17 +642,17 @@ class MergedTree:
                 names += 1
                 if names > MOVED_NAMES_MAX:
                     raise _error(errno.EXDEV, path)
-                one = join(directory, child.name)
-                found = self.upper.look(one)
-                if found is None and child.kind is Kind.FILE:
-                    self.copy_up(one, cancel)
+                child_path = join(directory, child.name)
+                status = self.upper.look(child_path)
+                if status is None and child.kind is Kind.FILE:
+                    self.copy_up(child_path, cancel)
                 elif child.kind is Kind.DIRECTORY and (
-                    found is None or (isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode))
+                    status is None or (isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode))
                 ):
-                    pending.append(one)
+                    pending.append(child_path)
 
     def _is_whole(self, path: bytes, entry: Entry) -> bool:
-        """Whether all that shows in a directory of the origin is in the upper layer."""
+        """Return whether everything visible in a directory of the origin is in the upper layer."""
         pending = [(path, entry)]
         while pending:
             path, entry = pending.pop()
@@ -671,26 +671,26 @@ class MergedTree:
 
 
 def empty(fd: int) -> None:
-    """As O_TRUNC does: the time of modification is set also when there was nothing in the file."""
+    """Truncate a file as O_TRUNC does: the time of modification is set even if the file was empty."""
     os.ftruncate(fd, 0)
     os.utime(fd)
 
 
-def _is_directory(found: FileStat) -> bool:
-    return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
+def _is_directory(status: FileStat) -> bool:
+    return status.kind is Kind.DIRECTORY if isinstance(status, Entry) else stat.S_ISDIR(status.st_mode)
 
 
-def _same_file(one: FileStat, other: FileStat) -> bool:
+def _same_file(first: FileStat, second: FileStat) -> bool:
     return (
-        isinstance(one, os.stat_result)
-        and isinstance(other, os.stat_result)
-        and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        isinstance(first, os.stat_result)
+        and isinstance(second, os.stat_result)
+        and (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
     )
 
 
-def _same(fd: int, at: SafePath) -> bool:
-    found = at.seen()
-    return found is not None and not is_whiteout(found) and found.st_ino == os.fstat(fd).st_ino
+def _same(fd: int, path: SafePath) -> bool:
+    status = path.seen()
+    return status is not None and not is_whiteout(status) and status.st_ino == os.fstat(fd).st_ino
 
 
 def _error(number: int, path: bytes) -> OSError:

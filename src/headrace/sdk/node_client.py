@@ -1,7 +1,7 @@
-"""What every door of the client tower calls: names, cache files and what they cost.
+"""Gives the processes of a host names, cache files and their costs, for the session, the gateways and the library.
 
-A hit is answered from index and cache file in this process (`*_fast`, `complete_path`: never block). A miss asks
-the node and may block; then it can be broken off with a Cancel. Thread-safe.
+A hit is answered from the index and the cache file in this process (`*_fast`, `complete_path`), and never blocks. A
+miss sends a request to the node and may block; a Cancel breaks it off. Thread-safe.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ STATUS_MAX_AGE_S = 5.0
 
 
 class Miss(enum.Enum):
-    """The index can't tell; the node must be asked."""
+    """Says that the index can't answer, so that the node has to."""
 
     MISS = 1
 
@@ -77,12 +77,12 @@ MISS = Miss.MISS
 
 
 class EventsLost:
-    """Events before this one may have been missed: what they would have said must be found out."""
+    """Says that events before it may be lost. The receiver has to look up what they would have reported."""
 
 
 def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> NodeClient:
-    """A client of the node at that socket. patience_s: how long calls wait for a node that is away.
-    NodeUnavailableError when there is none now."""
+    """Connect to the node at a socket. patience_s: how long calls wait while the node is down. NodeUnavailableError
+    when it is down now."""
     return NodeClient(socket_path, role=role, patience_s=patience_s)
 
 
@@ -91,10 +91,10 @@ class NodeClient:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s)
         self._touches = AccessReporter(self._connections)
         self.touch: Callable[[FileId], None] = self._touches.touch
-        """Notes a use for the eviction policy; sent in batches, lost without harm."""
+        """Notes a use for the eviction policy. Notes are sent in batches, and may be lost without harm."""
         first = self._connections.take()
         self.local = LocalCache(first.welcome, self.touch)
-        """Another one as soon as an id, a volume's number or a path's mode of writing may mean something else."""
+        """Replaced as soon as an id, a volume's number or a path's mode of writing may mean something else."""
         self._renewing = threading.Lock()
         self._connections.on_welcome = self._renew
         self._connections.give(first)
@@ -115,7 +115,8 @@ class NodeClient:
     # ------------------------------------------------------------ names
 
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
-        """None is a sure no: the directory's listing is fresh and has no such name."""
+        """Return the entry of a name by the index. None means that the name does not exist: the directory's listing
+        is fresh."""
         if self.local.index.fresh_until_ns(parent) <= boot_clock.now_ns():
             return MISS
         return self.local.index.lookup(parent, name)
@@ -128,36 +129,38 @@ class NodeClient:
         return self.local.index.entry(id)
 
     def known(self, parent: FileId, name: bytes) -> Entry | None:
-        """By the index, however old it is."""
+        """Return the entry that the index has, however old the index is."""
         return self.local.index.lookup(parent, name)
 
     def path_of(self, id: FileId) -> bytes | None:
         return self.local.index.path_of(id)
 
     def mount_of(self, path: bytes) -> str:
-        """The path of the mount that answers for a path; "" above all mounts."""
+        """Return the path of the mount that a path belongs to; "" above all mounts."""
         return _mount_of(os.fsdecode(path), self.local.index.mounts())
 
     def takes_name(self, path: bytes) -> bool:
-        """Whether the store that answers for a path can have an object of that name."""
+        """Return whether the store behind a path can have an object of that name."""
         mounts = self.local.index.mounts()
         mount = _mount_of(os.fsdecode(path), mounts)
         room = key_room(mounts[mount]["url"]) if mount else None
         return room is None or len(path) - len(os.fsencode(mount.rstrip("/"))) - 1 <= room
 
     def mounts(self) -> dict[str, str]:
-        """Path: URL of the origin."""
+        """Return the URL of the origin of each mount, by the path of the mount."""
         return {path: record["url"] for path, record in self.local.index.mounts().items()}
 
     def describe(self, id: FileId) -> ObjectMetadata | None:
-        """What the origin tells of the object beside its bytes: it is asked. None: it has another version by now."""
+        """Return the metadata, headers and tags of an object, which the node requests from the origin. None: the
+        object has another version by now."""
         answer = self._ask(Describe(id=id))
         assert isinstance(answer, Described)
         return ObjectMetadata(answer.metadata, answer.headers, answer.tags) if answer.known else None
 
     def name_ttl_s(self, parent: FileId) -> float:
-        """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and
-        at most an hour: those above all mounts are fresh for ever, but a restarted node may have other mounts."""
+        """Return how long the kernel may keep the names of a directory, in seconds. It is at least 1 s, so that one
+        path walk sees one state. It is at most an hour: names above all mounts stay fresh for ever, but a restarted
+        node may have other mounts."""
         return max(1.0, min(NAME_TTL_S_MAX, self.local.fresh_for_s(parent)))
 
     def listing_fresh(self, directory: FileId) -> bool:
@@ -170,20 +173,20 @@ class NodeClient:
         return self.local.index.children(directory, after=after)
 
     def resolve(self, path: bytes) -> Entry:
-        """PathNotFoundError where there is none."""
+        """Return the entry at a path. PathNotFoundError where there is none."""
         answer = self._ask(Resolve(path=path))
         assert isinstance(answer, Resolved)
         version = Version(answer.size_bytes, answer.mtime_ns, answer.token)
         return Entry(FileId(answer.id), ROOT_ID, path.rsplit(b"/", 1)[-1], Kind(answer.kind), version)
 
     def list_path(self, path: bytes) -> Iterator[Entry]:
-        """The children of a directory, or the file itself."""
-        found = self.resolve(path)
-        if found.kind is Kind.FILE:
-            yield found
+        """Yield the children of a directory, or the file itself."""
+        entry = self.resolve(path)
+        if entry.kind is Kind.FILE:
+            yield entry
             return
-        self.ensure_listed(found.id)
-        yield from self.children(found.id)
+        self.ensure_listed(entry.id)
+        yield from self.children(entry.id)
 
     # ------------------------------------------------------------ contents
 
@@ -191,28 +194,29 @@ class NodeClient:
         return self.local.complete_path(id)
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
-        """A small file is complete when this returns. The caller closes it."""
+        """Open a cache file, which the caller closes. A small file is complete when this returns."""
         for attempt in range(OPEN_ATTEMPTS):
             self._ask(Open(id=id), cancel)
             try:
                 reader = self.local.reader(id)
             except PathNotFoundError:
-                reader = None  # evicted between the answer and our open: ask again
+                reader = None  # evicted between the node's answer and the open here: request it again
             if reader is not None:
                 return OpenFile(id, reader, self._ask, self._reopen)
             time.sleep(min(OPEN_PAUSE_S_MAX, attempt / 1000))
         raise EvictedError(
             f"cache file of {id:x}",
-            why="it is evicted as soon as it is made",
-            hint="give the cache more capacity",
+            why="the cache evicts it as soon as it is fetched",
+            hint="increase the capacity of the cache",
         )
 
     def checksums(self, id: FileId, blocks: range) -> list[int] | None:
-        """xxh3 of blocks that are in the cache, as they were when they were fetched; None where they are not."""
+        """Return the xxh3 of blocks in the cache, as they were when they were fetched. None where the blocks are not
+        in the cache."""
         try:
             reader = self.local.reader(id, sums=True)
         except PathNotFoundError:
-            return None  # evicted, or whole by now
+            return None  # evicted, or complete by now
         if reader is None:
             return None
         try:
@@ -222,8 +226,9 @@ class NodeClient:
             reader.close()
 
     def open_many(self, ids: list[FileId]) -> Iterator[list[FileId]]:
-        """Small files: those that are whole, as they become so. What is left out at the end, `open` says why; likewise
-        after an error, NodeUnavailableError among them: this does not wait for a node that is away."""
+        """Fetch small files, and yield the ids of those that are complete, as they become so. `open` reports why an
+        id is missing at the end. This holds after an error too, NodeUnavailableError included: this call does not
+        wait while the node is down."""
         connection = self._connections.take()
         try:
             for answer in connection.stream(OpenMany(ids=[*ids])):
@@ -236,9 +241,9 @@ class NodeClient:
                 connection.close()
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        """Pieces of the file in order."""
-        found, file = self._open_path(path)
-        stop = found.version.size_bytes if end is None else min(end, found.version.size_bytes)
+        """Yield the pieces of a file in order."""
+        entry, file = self._open_path(path)
+        stop = entry.version.size_bytes if end is None else min(end, entry.version.size_bytes)
         try:
             while start < stop:
                 step = min(READ_STEP_BYTES, stop - start)
@@ -248,13 +253,13 @@ class NodeClient:
             file.close()
 
     def _open_path(self, path: bytes) -> tuple[Entry, OpenFile]:
-        """What the path means now: a file that changed between the two questions is asked for again."""
+        """Resolve a path and open its file. A file that changes between the two requests is resolved again."""
         for attempt in range(CHANGED_ATTEMPTS):
-            found = self.resolve(path)
-            if found.kind is Kind.DIRECTORY:
+            entry = self.resolve(path)
+            if entry.kind is Kind.DIRECTORY:
                 raise IsADirectoryPathError(path.decode(errors="replace"), why="it is a directory")
             try:
-                return found, self.open(found.id)
+                return entry, self.open(entry.id)
             except (VersionChangedError, StaleIdError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
@@ -264,64 +269,64 @@ class NodeClient:
 
     @property
     def upper(self) -> str:
-        """Folder of the upper layer."""
+        """Return the folder of the upper layer."""
         return self.local.upper
 
     @property
     def write(self) -> str:
-        """The modes of writing, as base/write_modes.py reads them."""
+        """Return the modes of writing, as base/write_modes.py parses them."""
         return self.local.write
 
     @property
     def source(self) -> int:
-        """By which this client knows its own changes among those that the node tells of."""
+        """Return the number that marks this client's own changes among the node's events."""
         return self._changes.source
 
     def changed(self, paths: list[bytes]) -> None:
-        """Tells the node what was written, soon; never blocks. Told again until the node has heard it."""
+        """Report written paths to the node, soon; never blocks. The client repeats a report until the node
+        acknowledges it."""
         self._changes.add(paths)
 
     def writing(self, path: bytes) -> None:
-        """Tells the node, soon, that a file is open for writing of which copies are promised."""
+        """Report to the node, soon, that a file whose mode promises copies is open for writing."""
         self._changes.add([path], begun=True)
 
     def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
-        """What is at the path has what its mode promises on return: the origin in mode through, copies on other nodes
-        in mode back:2 and more. ConflictError, OriginError and its
-        kinds."""
+        """Wait until what is at the path has what its mode promises: the origin in mode through, copies on other
+        nodes in mode back:2 and more. ConflictError, OriginError and its kinds."""
         self._ask(Secure(path=path), cancel)
 
     def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
-        """New names may be made in the folder, exclusively in the cluster, on return: for a moment at least.
-        HeadraceError where that can't be had."""
+        """Acquire the right to make new names in a folder, exclusively in the cluster, for a moment at least.
+        HeadraceError where it can't be acquired."""
         self._ask(AcquireLease(path=folder), cancel)
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ events and state
 
     def forgot(self, receipt: int) -> None:
-        """Tells the node that what an event with that receipt asked for is done."""
+        """Acknowledge an event: what it requested, by its receipt, is done."""
         self._ask(Forgot(receipt=receipt))
 
     def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
-        """Calls on_event from a thread of its own, for ever; after the node was away, goes on with the new one, and
-        first says EventsLost."""
+        """Call on_event from a thread of its own, for ever. After the node was down, the thread first passes
+        EventsLost, and then the events of the new node."""
         threading.Thread(target=self._follow, args=(on_event,), daemon=True, name="events").start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
-        """The `user.headrace.*` attributes of a file, by their last word."""
-        found, cached = self.local.entry(id), self.local.cached(id)
+        """Return the `user.headrace.*` attributes of a file, by the last part of their names."""
+        entry, cached = self.local.entry(id), self.local.cached(id)
         state = {"cached": "no", "socket": self._connections.path}
         if cached is not None:
             share = 1.0 if cached.trusted else self.local.present_share(id)
             state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"
-        if found is not None:
-            state["version"] = found.version.text
+        if entry is not None:
+            state["version"] = entry.version.text
             path = self.local.index.path_of(id)
             state["origin"] = _origin_of(path, self.local.index.mounts()) if path is not None else ""
         return state
 
     def ask(self, request: Message) -> Answer:
-        """One that has no call of its own here."""
+        """Send a request that has no method here, and return its answer."""
         return self._ask(request)
 
     def status(self) -> dict[str, object]:
@@ -330,9 +335,10 @@ class NodeClient:
         return answer.status
 
     def statistics(self) -> tuple[int, int, int]:
-        """Capacity and free bytes of the cache, entries; at most some seconds old."""
-        at_s, status = self._status
-        if time.monotonic() - at_s > STATUS_MAX_AGE_S:
+        """Return the capacity and the free bytes of the cache, and the entries of the index. They are at most some
+        seconds old."""
+        time_s, status = self._status
+        if time.monotonic() - time_s > STATUS_MAX_AGE_S:
             status = self.status()
             self._status = (time.monotonic(), status)
         cache, index = status["cache"], status["index"]
@@ -342,7 +348,7 @@ class NodeClient:
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
     def end_telling(self, wait_s: float) -> None:
-        """Waits, so long at most, until the node has heard what was written. It hears nothing afterwards."""
+        """Wait, at most so long, until the node has acknowledged all written paths. Later ones are not reported."""
         self._changes.close(wait_s=wait_s)
 
     def close(self) -> None:
@@ -374,26 +380,29 @@ class NodeClient:
                     on_event(connection.receive())
             except (NodeUnavailableError, CancelledByUserError):
                 time.sleep(RECONNECT_PAUSE_S)
-            except HeadraceError as error:  # whatever it is: without events a session would go wrong silently
-                log.warning("events broken off, taken up again error=%s", error)
+            except (
+                HeadraceError
+            ) as error:  # any error: without events a session would serve stale names silently
+                log.warning("the event stream broke, subscribing again error=%s", error)
                 time.sleep(TROUBLE_PAUSE_S)
 
     def _renew(self, welcome: Welcome) -> None:
-        """A node that made its index anew has other ids: read that one from now on, as one that compacted it. The old
-        one is left open while other threads may be reading it. One with other settings has other modes of writing, or
-        one more disk."""
+        """Follow a node that rebuilt or compacted its index, or has other settings. A rebuilt index has other ids.
+        The old one stays open, because other threads may be reading it. Other settings mean other modes of writing,
+        or one more disk."""
         with self._renewing:
             before = self.local
             if welcome.generation != before.generation:
-                log.warning("index was made anew generation=%d", welcome.generation)
+                log.warning("the node rebuilt its index generation=%d", welcome.generation)
                 self.local = LocalCache(welcome, self.touch)
-            elif before.index.is_replaced:  # by a smaller copy, with the same ids
+            elif before.index.is_replaced:  # by a compacted copy with the same ids
                 self.local = LocalCache(welcome, self.touch)
             elif (welcome.write, welcome.volumes) != (before.write, before.volumes):
                 self.local = LocalCache(welcome, self.touch, before.index)
 
     def reset_after_fork(self) -> None:
-        """In a child: locks may be held by threads that are not there, and LMDB must be opened again."""
+        """Reset a child after a fork. Threads that the child does not have may hold locks, and LMDB must be opened
+        again."""
         self._renewing = threading.Lock()
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
@@ -412,13 +421,15 @@ def _reset_after_fork(client: NodeClient | None) -> None:
 
 def _mount_of(path: str, mounts: dict[str, dict[str, str]]) -> str:
     return max(
-        (at for at in mounts if path == at or path.startswith(at.rstrip("/") + "/")), key=len, default=""
+        (mount for mount in mounts if path == mount or path.startswith(mount.rstrip("/") + "/")),
+        key=len,
+        default="",
     )
 
 
 def _origin_of(path: bytes, mounts: dict[str, dict[str, str]]) -> str:
     text = path.decode(errors="surrogateescape")
-    best = _mount_of(text, mounts)
-    if not best:
+    mount = _mount_of(text, mounts)
+    if not mount:
         return ""
-    return mounts[best]["url"].rstrip("/") + "/" + text[len(best.rstrip("/")) :].lstrip("/")
+    return mounts[mount]["url"].rstrip("/") + "/" + text[len(mount.rstrip("/")) :].lstrip("/")

@@ -1,4 +1,6 @@
-"""What the system says of a call on the upper layer, as an error of ours for who names paths of the namespace."""
+"""Translates errors of system calls on the upper layer to Headrace's errors, for callers that use paths of the
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ from headrace.base.errors import (
 
 @contextlib.contextmanager
 def translating_os_errors(path: bytes) -> Iterator[None]:
-    """Errors of the system become ours."""
+    """Translate an OSError of the block to an error of Headrace."""
     try:
         yield
     except HeadraceError:
         raise
     except OSError as error:
-        raise _ours(error, os.fsdecode(path)) from None
+        raise _translated(error, os.fsdecode(path)) from None
 
 
-def _ours(error: OSError, path: str) -> HeadraceError:
+def _translated(error: OSError, path: str) -> HeadraceError:
     why = (error.strerror or str(error)).lower()
     kinds: dict[int | None, type[HeadraceError]] = {
         errno.ENOENT: PathNotFoundError,
@@ -49,17 +51,17 @@ def _ours(error: OSError, path: str) -> HeadraceError:
     if error.errno == errno.EROFS:
         return read_only(path)
     if error.errno == errno.EXDEV:
-        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
-        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
+        why = "the rename crosses mounts or modes of writing, or moves a large folder of an origin"
+        return NotSupportedError(path, why=why, hint="copy it, then remove the source")
     if error.errno in (errno.EPERM, errno.EACCES):
         return StoreError(path, why=why, hint="write as the user who runs the node")
     return kinds.get(error.errno, StoreError)(path, why=why)
 
 
 def read_only(path: str) -> ReadOnlyError:
-    """What the node's settings say of it."""
+    """Return the error for a path whose mode of writing is off."""
     return ReadOnlyError(
         path,
-        why="nothing can be written here: the node's mode of writing is off for it",
+        why="it is read-only: the node's mode of writing for it is off",
         hint="start the node with --write back, or with --write PATH=MODE",
     )

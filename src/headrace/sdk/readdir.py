@@ -1,4 +1,4 @@
-"""One listing of two layers."""
+"""Merges the listings of the upper layer and of the index into one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.base.model import Entry
 def merge_listing(
     above: Iterable[tuple[bytes, bool]], below: Iterator[Entry]
 ) -> Iterator[tuple[bytes, Entry | None]]:
-    """The visible names of a directory in byte order, with the entry of those that only the index has. above: as
-    `Tree.names`; below: as `Lower.children`."""
-    here = iter(above)
-    row, child = next(here, None), next(below, None)
+    """Yield the visible names of a directory in byte order, with the entry of those that only the index has. above:
+    rows of `MergedTree.names`; below: entries of `Lower.children`."""
+    rows = iter(above)
+    row, child = next(rows, None), next(below, None)
     while row is not None or child is not None:
         if child is None or (row is not None and row[0] <= child.name):
             assert row is not None
@@ -21,7 +21,7 @@ def merge_listing(
                 child = next(below, None)
             if row[1]:
                 yield row[0], None
-            row = next(here, None)
+            row = next(rows, None)
         else:
             yield child.name, child
             child = next(below, None)

@@ -1,4 +1,4 @@
-"""What a gateway has answered, by operation; the node is told, which `headrace status` shows."""
+"""Counts what a gateway answers, by operation, and reports it to the node for `headrace status`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from headrace.wire.messages import GatewayCounts, OperationRow
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S = 2.0
+REPORT_INTERVAL_S = 2.0
 UNKNOWN = "unknown"
-"""The operation of what is no request of the protocol's."""
+"""The operation of a request that the protocol does not have."""
 _REQUESTS, _REFUSED, _FAILED, _IN, _OUT = range(5)
 
 
 class RequestStats:
-    """Any thread may add."""
+    """Counts requests and bytes of each operation. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[str, list[int]] = {}
 
     def add(self, operation: str, status: int, bytes_out: int) -> None:
-        """bytes_out: of the answer's body; all of them, also where the client leaves early."""
+        """Count a request. bytes_out: the length of the answer's body, in full even if the client leaves early."""
         with self._lock:
             row = self._row(operation)
             row[_REQUESTS] += 1
@@ -53,7 +53,7 @@ class RequestStats:
 
 
 class CountedBody:
-    """Pieces of a body, counted as they come."""
+    """Iterates over the pieces of a body, and counts their bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -69,8 +69,8 @@ class CountedBody:
 
 
 class StatsReporter:
-    """A thread that tells the node. One that was away misses nothing: counts are from the gateway's beginning. kind: as
-    of GatewayCounts."""
+    """Reports the counts to the node from a thread. A node that was down misses nothing, because counts start with
+    the gateway. kind: as in GatewayCounts."""
 
     def __init__(self, kind: str, counts: RequestStats, node_socket: str, *, address: str) -> None:
         self._kind, self._counts, self._socket = kind, counts, node_socket
@@ -81,7 +81,7 @@ class StatsReporter:
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join(TELL_EVERY_S)
+        self._thread.join(REPORT_INTERVAL_S)
 
     def _run(self) -> None:
         connection: Connection | None = None
@@ -94,9 +94,9 @@ class StatsReporter:
                     GatewayCounts(pid=os.getpid(), kind=self._kind, address=self._address, rows=rows)
                 )
             except HeadraceError as error:
-                log.debug("node not told error=%s", error)
+                log.debug("the node did not get the counts error=%s", error)
                 connection = None
-            if self._ended.wait(TELL_EVERY_S):
+            if self._ended.wait(REPORT_INTERVAL_S):
                 break
         if connection is not None:
             connection.close()
