@@ -25,7 +25,7 @@ class ClientRegistry(VfsRegistry[LocalVfs]):
     def _end_telling(self) -> None:
         """Report the last changes to the nodes. Everything else stays open: files that were not closed are closed
         later."""
-        for vfs in self.made.values():
+        for vfs in self.by_key.values():
             vfs.client.end_telling(TELL_S_MAX)
 
 

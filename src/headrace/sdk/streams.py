@@ -1,8 +1,8 @@
-"""Open files of a program that has no mount: what is read, and what is being written.
+"""Opens files for a program that has no mount: files to read, and files that are being written.
 
-A `Content` is the bytes of one file as they are now: a descriptor of a cache file, or of a file of the upper layer; of
-a cache file that is being filled the blocks are waited for. `ReadStream` and `WriteStream` are Python's own buffered
-files over them.
+A `Content` is the bytes of one file as they are now. It has a descriptor of a cache file, or of a file of the upper
+layer. Where a cache file is still being filled, a read waits for the blocks. `ReadStream` and `WriteStream` are
+Python's own buffered files over them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.sdk.file import OpenFile
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
-"""Of a file that is not whole yet so much is waited for at once."""
+"""A read of an incomplete file waits for so many bytes at once."""
 COPY_STEP_BYTES = 16 << 20
 WRITE_BUFFER_BYTES = 1 << 18
 _ANY_BYTE = (bytearray(1),)
-"""Never looked at, so threads may share it."""
+"""Nothing reads it, so threads may share it."""
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def read_range(fd: int, start: int, end: int, *, grows: bool = False) -> bytes:
-    """Bytes start..end, all of which are in the file. grows: it may be shorter by now; else that is an OriginError."""
+    """Read bytes start..end, all of which are in the file. grows: the file may be shorter by now; otherwise that is
+    an OriginError."""
     if end <= start:
         return b""
     data = os.pread(fd, end - start, start)
     if len(data) == end - start:
         return data
-    parts = [data]  # one read of the kernel's ends at 2 GiB
+    parts = [data]  # one read of the kernel ends at 2 GiB
     while data and (start := start + len(data)) < end:
         data = os.pread(fd, end - start, start)
         parts.append(data)
@@ -42,7 +43,7 @@ def read_range(fd: int, start: int, end: int, *, grows: bool = False) -> bytes:
 
 
 def in_memory(fd: int, size_bytes: int) -> bool:
-    """Whether reading a file most likely waits for nothing: its last byte is in the page cache."""
+    """Return whether a read most likely does not wait: the file's last byte is in the page cache."""
     try:
         return size_bytes == 0 or os.preadv(fd, _ANY_BYTE, size_bytes - 1, os.RWF_NOWAIT) == 1
     except OSError:
@@ -50,8 +51,8 @@ def in_memory(fd: int, size_bytes: int) -> bool:
 
 
 class Content:
-    """The caller closes it. fd: of all bytes. file: of those that may have to be waited for. Exactly one is given.
-    grows: a file of the upper layer, which somebody may be writing; else the size is what the origin says."""
+    """Reads one file, which the caller closes. Exactly one is given: fd has all bytes, file has those that may have
+    to be waited for. grows: a file of the upper layer, which may have a writer; otherwise the size is the origin's."""
 
     def __init__(
         self, size_bytes: int, *, fd: int = -1, file: OpenFile | None = None, grows: bool = False
@@ -62,24 +63,24 @@ class Content:
         self._grows = grows
 
     def wait(self, start: int, end: int) -> int:
-        """A descriptor to read these bytes from. OriginError and its kinds when they can't be had."""
+        """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""
         return self.fd if self.file is None else self.file.wait(start, end)
 
     def wait_whole(self) -> int:
-        """A descriptor of all bytes."""
+        """Return a descriptor that has all bytes."""
         return self.fd if self.file is None else self.file.wait_whole(self.size_bytes)
 
     def read(self, start: int, end: int) -> bytes:
-        """Short where the file ends before. Blocks until the bytes are there."""
+        """Read bytes start..end, fewer where the file ends before. Blocks until the bytes are available."""
         end = min(end, self.size_bytes)
         file = self.file
         if file is None:
             return read_range(self.fd, start, end, grows=self._grows)
-        steps = ((at, min(end, at + STEP_BYTES)) for at in range(start, end, STEP_BYTES))
+        steps = ((offset, min(end, offset + STEP_BYTES)) for offset in range(start, end, STEP_BYTES))
         return b"".join(read_range(file.wait(*step), *step) for step in steps)
 
     def read_into(self, target: memoryview, start: int) -> int:
-        """Bytes read, as of readinto: 0 at the end of the file."""
+        """Return the number of bytes read, like readinto: 0 at the end of the file."""
         if self.file is None:
             return os.preadv(self.fd, [target], start)
         end = min(start + min(len(target), STEP_BYTES), self.size_bytes)
@@ -88,32 +89,33 @@ class Content:
         return os.preadv(self.wait(start, end), [target[: end - start]], start)
 
     def is_in_memory(self) -> bool:
-        """Whether reading it most likely waits for nothing: its last byte is in the page cache."""
+        """Return whether a read most likely does not wait: the last byte is in the page cache."""
         return self.file is None and in_memory(self.fd, self.size_bytes)
 
     def read_now(self, start: int, end: int) -> bytearray | None:
-        """These bytes, if reading them waits for nothing; None: it would, or the file is shorter."""
+        """Read these bytes if that does not wait. None: it would wait, or the file is shorter."""
         if self.file is not None:
             return None
-        found = bytearray(end - start)
+        buffer = bytearray(end - start)
         try:
-            return found if os.preadv(self.fd, [found], start, os.RWF_NOWAIT) == len(found) else None
+            return buffer if os.preadv(self.fd, [buffer], start, os.RWF_NOWAIT) == len(buffer) else None
         except OSError:
             return None
 
     def copy_to(self, target: int, on_copied: Callable[[int], object] = lambda _: None) -> None:
-        """All of it, by the kernel, to the beginning of an empty file. on_copied: told how many bytes more."""
-        at = 0
-        while at < self.size_bytes:
-            end = min(self.size_bytes, at + COPY_STEP_BYTES)
-            source = self.wait(at, end)
-            while at < end:
-                copied = _copy(source, target, end - at, at)
+        """Copy all bytes, by the kernel, to the start of an empty file. on_copied gets the number of bytes of each
+        step."""
+        offset = 0
+        while offset < self.size_bytes:
+            end = min(self.size_bytes, offset + COPY_STEP_BYTES)
+            source = self.wait(offset, end)
+            while offset < end:
+                copied = _copy(source, target, end - offset, offset)
                 if copied == 0:
                     if self._grows:
                         return
-                    raise OriginError("cache file", why=f"it ends at byte {at}, not at {end}")
-                at += copied
+                    raise OriginError("cache file", why=f"it ends at byte {offset}, not at {end}")
+                offset += copied
                 on_copied(copied)
 
     def close(self) -> None:
@@ -124,18 +126,18 @@ class Content:
         self.fd = -1
 
 
-def _copy(source: int, target: int, count: int, at: int) -> int:
+def _copy(source: int, target: int, count: int, offset: int) -> int:
     try:
-        return os.copy_file_range(source, target, count, at, at)
+        return os.copy_file_range(source, target, count, offset, offset)
     except OSError as error:
         if error.errno not in _NO_COPY:
             raise
-    os.lseek(target, at, os.SEEK_SET)
-    return os.sendfile(target, source, at, count)
+    os.lseek(target, offset, os.SEEK_SET)
+    return os.sendfile(target, source, offset, count)
 
 
 class _Filling(io.RawIOBase):
-    """A file whose blocks may not be there yet. It has no descriptor to hand out: there would be holes in it."""
+    """Reads a file that may lack blocks. It exposes no descriptor, because the file has holes."""
 
     def __init__(self, content: Content, name: str) -> None:
         super().__init__()
@@ -173,7 +175,7 @@ class _Filling(io.RawIOBase):
 
 
 class ReadStream(io.BufferedReader):
-    """size: when it was opened. Of a file that is whole, `fileno` is the cache file's."""
+    """Reads a file. size: as of the open. `fileno` of a complete file is the cache file's."""
 
     def __init__(self, content: Content, name: str) -> None:
         self.size = content.size_bytes
@@ -186,9 +188,9 @@ class ReadStream(io.BufferedReader):
 
 
 class WriteStream(io.BufferedWriter):
-    """What is written to a descriptor, which belongs to this from now on. finish: called with it once, when all bytes
-    are in it; what that raises, `close` raises. abandon: called in place of it, where nothing is to be kept.
-    commits: False, for who calls `commit` or `discard` after `close`."""
+    """Writes to a descriptor, which it owns. finish is called once with the descriptor, when all bytes are in the
+    file; `close` raises its errors. abandon is called instead, where the file is discarded. commits: False for a
+    caller that calls `commit` or `discard` after `close`."""
 
     def __init__(
         self,
@@ -207,10 +209,10 @@ class WriteStream(io.BufferedWriter):
         self._commits = commits
         self._process = os.getpid()
         self.is_broken_off: Callable[[], bool] = lambda: False
-        """Asked at `close`: whether an exception ended the writing, of which `__exit__` was not told."""
+        """`close` calls it: whether an exception ended the writing that `__exit__` did not receive."""
 
     def fileno(self) -> int:
-        """With the bytes in the file: who asks for it means to sync it."""
+        """Return the descriptor after a flush, because the caller means to sync the file."""
         self.flush()
         return super().fileno()
 
@@ -229,7 +231,7 @@ class WriteStream(io.BufferedWriter):
             self.commit()
 
     def commit(self) -> None:
-        """The file gets its name. Nothing happens in a child that was forked: the file is its parent's."""
+        """Give the file its name. Nothing happens in a forked child: the file is its parent's."""
         self._commits = True
         if self.closed:
             self._end(self._finish)
@@ -237,9 +239,9 @@ class WriteStream(io.BufferedWriter):
             self.close()
 
     def discard(self) -> None:
-        """Nothing of it is kept."""
+        """Close the file and discard its bytes."""
         self._commits = False
-        self.raw.close()  # what is in the buffer goes nowhere
+        self.raw.close()  # the bytes in the buffer are dropped
         self._end(self._abandon)
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""One of each for all of a process: paths to one node, or to one list of addresses."""
+"""Shares namespaces in a process: one for each node, or each list of addresses."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ Reached = TypeVar("Reached", bound=_Reached)
 
 
 class VfsRegistry(Generic[Reached]):
-    """Thread-safe, also in a child after a fork."""
+    """Keeps one namespace for each key. Thread-safe, also in a child after a fork."""
 
     def __init__(self) -> None:
-        self.made: dict[Hashable, Reached] = {}
+        self.by_key: dict[Hashable, Reached] = {}
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def reach(self, key: Hashable, make: Callable[[], Reached]) -> Reached:
-        """Return what was made for the key, unless it was closed since: then a new one."""
+        """Return the namespace of the key. A closed one is replaced by a new one."""
         with self._lock:
-            known = self.made.get(key)
+            known = self.by_key.get(key)
             if known is None or known.client.closed:
-                known = self.made[key] = make()
+                known = self.by_key[key] = make()
             return known
 
     def close(self) -> None:
-        """All connections and descriptors; who calls again makes new ones."""
+        """Close all connections and descriptors. A later call makes new ones."""
         with self._lock:
-            for reached in self.made.values():
+            for reached in self.by_key.values():
                 reached.close()
-            self.made.clear()
+            self.by_key.clear()
 
     def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()

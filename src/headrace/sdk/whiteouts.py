@@ -1,5 +1,6 @@
-"""What stays in the upper layer where a folder of the origin was moved, and what a folder that takes a place hides:
-whiteouts, and folders marked as removed. The layer's lock is held."""
+"""Builds the whiteouts and removed directories that moves leave in the upper layer. They hide what the origin has at
+the old place of a directory, and below its new place. The caller holds the layer's lock.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
 
 class Children(Protocol):
-    """What the origin has in a folder, by the index."""
+    """Lists what the origin has in a directory, by the index."""
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
 
 
 class WhiteoutBuilder:
-    """names: of a folder of the upper layer, and whether they are visible there."""
+    """Builds whiteouts. names lists a directory of the upper layer, and whether each name is visible."""
 
     def __init__(self, upper: Upper, lower: Children, names: Names) -> None:
         self._upper = upper
@@ -36,26 +37,26 @@ class WhiteoutBuilder:
         self._names = names
 
     def leave(self, path: bytes, entry: Entry | None) -> SafePath:
-        """What stays where a directory was: a removed one that hides all that the origin has there; a file too, in
-        whose place the directory was."""
-        made = self._upper.new()
-        make_removed(made)
+        """Return what stays at the old place of a directory: a removed directory that hides everything the origin has
+        there. It also hides a file of the origin that the directory had replaced."""
+        folder = self._upper.new()
+        make_removed(folder)
         base = self._upper.base_of(path)
         if base is not None:
-            set_base(made, BaseVersion(path, base))
-        self.fill(made, path, entry)
-        return made
+            set_base(folder, BaseVersion(path, base))
+        self.fill(folder, path, entry)
+        return folder
 
-    def fill(self, made: SafePath, path: bytes, entry: Entry | None) -> None:
-        """A folder gets what hides all that the origin has at that path."""
-        pending = [(made, path, entry)]
+    def fill(self, folder: SafePath, path: bytes, entry: Entry | None) -> None:
+        """Fill a new directory with what hides everything the origin has at a path."""
+        pending = [(folder, path, entry)]
         while pending:
             pending += self._fill(*pending.pop())
 
     def _fill(
         self, folder: SafePath, path: bytes, entry: Entry | None
     ) -> list[tuple[SafePath, bytes, Entry | None]]:
-        """Return the folders that it has now: they are still empty."""
+        """Hide one level, and return the directories that were made, which are still empty."""
         folders: list[tuple[SafePath, bytes, Entry | None]] = []
         hidden = {name for name, visible in self._names(path) if not visible}
         children = [] if entry is None else list(self._lower.children(entry.id))
@@ -83,7 +84,7 @@ class WhiteoutBuilder:
             set_base(whiteout, BaseVersion(path, base))
 
     def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
-        """A directory that comes to lie over one of the origin hides what is in that."""
+        """Cover everything that the origin has below a path, in the directory that now covers this path."""
         pending = [(folder, path, entry)]
         while pending:
             folder, path, entry = pending.pop()
@@ -100,8 +101,8 @@ class WhiteoutBuilder:
                     set_base(over, BaseVersion(child_path, child.version))
 
     def take_over(self, target: bytes, source: bytes) -> None:
-        """What an (empty) directory hides, the one that takes its place must hide too; the file in whose place it is,
-        and each of those in it."""
+        """Make a directory hide what the (empty) directory that it replaces hides. That includes a file of the origin
+        in the place of the directory, and of each directory in it."""
         pending = [(target, source)]
         while pending:
             target, source = pending.pop()
@@ -113,21 +114,21 @@ class WhiteoutBuilder:
                     pending.append((join(target, name), join(source, name)))
 
     def _take_over_name(self, hidden: bytes, path: bytes) -> bool:
-        """Whether both are folders: what is in them is to be taken over."""
-        taker = self._upper.at(path)
+        """Hide one name. Return whether both are directories, so that their names follow."""
+        cover = self._upper.at(path)
         if self._upper.at(hidden).is_folder():
-            if not taker.exists():
-                taker.mkdir(0o755)
+            if not cover.exists():
+                cover.mkdir(0o755)
                 self._upper.mark_removed(path)
-            if taker.is_folder():
+            if cover.is_folder():
                 return True
-            self._upper.put_away(hidden)  # a file comes into its place
+            self._upper.put_away(hidden)  # a file replaces it
             return False
         base = self._upper.base_of(hidden)
-        if not taker.exists():
+        if not cover.exists():
             whiteout = self._upper.new()
             self._hide(whiteout, hidden, base)
-            whiteout.rename(taker)
+            whiteout.rename(cover)
         elif base is not None:
-            set_base(taker, BaseVersion(hidden, base))
+            set_base(cover, BaseVersion(hidden, base))
         return False

@@ -1,4 +1,6 @@
-"""Asking a node of another user: one packet there, one packet and descriptors back. Blocking, safe after a fork."""
+"""Sends requests to a node of another user. A request is one packet; an answer is one packet with descriptors.
+Blocking, safe after a fork.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
 
 
 class BrokerConnection:
-    """Thread-safe: each thread has a socket of its own while it asks. any_owner: whoever runs the node is believed, as
-    the caller named it; else root, this user, and whom root chose."""
+    """Sends requests to a broker. Thread-safe: each thread has its own socket during a request. any_owner: trust
+    whoever runs the node, because the caller named its socket. Otherwise trust root, this user, and the user whom
+    root chose."""
 
     def __init__(self, path: str, *, patience_s: float, any_owner: bool) -> None:
         self.path = path
@@ -41,11 +44,11 @@ class BrokerConnection:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self.closed = False
-        self._give(self._connect())  # so that one who may not, or finds nobody, hears of it now
+        self._give(self._connect())  # raises now where access is denied or no node is up
 
     def ask(self, request: BrokerMessage) -> tuple[Answer, list[int]]:
-        """The answer, and descriptors that are the caller's to close. Asks again while the node is away, for so long as
-        the patience is. Errors of the node; NodeUnavailableError, ProtocolError."""
+        """Return the node's answer, and descriptors that the caller closes. Retries while the node is down, up to the
+        patience. Errors of the node; NodeUnavailableError, ProtocolError."""
         give_up = Deadline.after(self._patience_s)
         packet = encode(request)
         while True:
@@ -70,16 +73,16 @@ class BrokerConnection:
             )
         except OSError as error:
             connection.close()
-            raise self._gone(error.strerror or str(error)) from error
+            raise self._unavailable(error.strerror or str(error)) from error
         except BaseException:
             connection.close()  # its answer may still come
             raise
         fds = received_descriptors(rights)
         try:
             if not body:
-                raise self._gone("it closed the connection")
+                raise self._unavailable("it closed the connection")
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise ProtocolError("answer too long")
+                raise ProtocolError("the node's answer is too long")
             answer = decode_answer(body)
         except BaseException:
             _close(fds)
@@ -89,7 +92,7 @@ class BrokerConnection:
         return answer, fds
 
     def _take(self) -> socket.socket:
-        if self._process != os.getpid():  # a fork's child has none of its parent's sockets
+        if self._process != os.getpid():  # a forked child does not use its parent's sockets
             self._lock = threading.Lock()
             self._free, self._process = [], os.getpid()
         with self._lock:
@@ -108,13 +111,13 @@ class BrokerConnection:
             uid = peer_of(connection).uid
         except OSError as error:
             connection.close()
-            raise self._gone(error.strerror or str(error)) from error
+            raise self._unavailable(error.strerror or str(error)) from error
         if not self._any_owner and not is_trusted(uid) and chosen_by_root(os.path.dirname(self.path)) != uid:
             connection.close()
             raise NotAllowedError(
                 f"node at {self.path}",
-                why=f"user {uid} runs it, who may be anybody",
-                hint="name it by its socket",
+                why=f"user {uid} runs it, whom neither root nor this user chose",
+                hint="give its socket, if you trust that user",
             )
         return connection
 
@@ -125,7 +128,7 @@ class BrokerConnection:
                 connection.close()
             self._free = []
 
-    def _gone(self, why: str) -> NodeUnavailableError:
+    def _unavailable(self, why: str) -> NodeUnavailableError:
         return NodeUnavailableError(
             f"no node answers at {self.path}", why=why, hint="start one with `headrace up --allow-other`"
         )

@@ -1,4 +1,4 @@
-"""From sockets to nodes of other users: what all callers of one process share."""
+"""Finds nodes of other users by their sockets, and shares the connections in a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.sdk.vfs_registry import VfsRegistry
 
 
 class BrokerRegistry(VfsRegistry[BrokeredVfs]):
-    """One `BrokeredVfs` for each socket."""
+    """Keeps one `BrokeredVfs` for each socket."""
 
     def get(self, path: str, patience_s: float, *, any_owner: bool) -> BrokeredVfs:
         return self.reach(
@@ -25,25 +25,25 @@ BROKERS = BrokerRegistry()
 
 
 def open_brokered_vfs(*, cache: str | None, socket: str | None, patience_s: float) -> BrokeredVfs | None:
-    """The node of another user that is named, or the only one of root's that is open to others; None: there is none.
+    """Return the named node of another user, or the only one of root's that is open to others. None: there is none.
     NodeUnavailableError, UsageError where there are several."""
     if socket is not None:
         path = broker_socket_of(os.path.abspath(socket))
         return BROKERS.get(path, patience_s, any_owner=True) if os.path.exists(path) else None
-    found = []
+    sockets = []
     for folder in dict.fromkeys((load().config.run_folder, SYSTEM_RUN_FOLDER)):
         if cache is not None:
-            wanted = [broker_socket_of(socket_path_of(folder, cache.split(":", 1)[0]))]
+            candidates = [broker_socket_of(socket_path_of(folder, cache.split(":", 1)[0]))]
         else:
-            wanted = _sockets_in(public_folder_of(folder))
-        found += [path for path in wanted if os.path.exists(path)]
-    if len(found) > 1:
+            candidates = _sockets_in(public_folder_of(folder))
+        sockets += [path for path in candidates if os.path.exists(path)]
+    if len(sockets) > 1:
         raise UsageError(
-            f"{len(found)} nodes of this host are open to others",
-            why=", ".join(found),
-            hint="name one by its cache",
+            f"{len(sockets)} nodes of this host are open to others",
+            why=", ".join(sockets),
+            hint="choose one by its cache",
         )
-    return BROKERS.get(found[0], patience_s, any_owner=False) if found else None
+    return BROKERS.get(sockets[0], patience_s, any_owner=False) if sockets else None
 
 
 def _sockets_in(folder: str) -> list[str]:

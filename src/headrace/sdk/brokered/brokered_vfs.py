@@ -1,8 +1,9 @@
-"""The namespace of a node that another user runs: what `sdk/local_vfs.py` is where this user, or root, does.
+"""Gives the namespace of a node that another user runs, as `sdk/local_vfs.py` does for a node of this user or of
+root.
 
-Names are asked of the node, and bytes are read from descriptors of its cache files, as far as modes let this user. What
-was written on this host, and is in no cache, is read by a mount of that node, where there is one. Nothing is changed
-this way: a mount takes writes, with this user as the owner.
+The node answers requests for names. Bytes are read from descriptors of its cache files, as far as modes let this
+user. Files that were written on this host, and are in no cache, are read through a mount of that node, where there is
+one. Nothing can be changed this way: a mount takes writes, with this user as the owner.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from headrace.wire.broker_messages import (
 from headrace.wire.messages import JobStart, JobState
 
 Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
-"""The descriptor is -1 where none came along."""
+"""The descriptor is -1 where the answer has none."""
 
 
 class BrokeredVfs(AskedPaths):
-    """link: belongs to this from now on."""
+    """Reads a namespace over a link, which it owns."""
 
     def __init__(self, link: BrokerConnection) -> None:
         self._link = link
@@ -63,16 +64,16 @@ class BrokeredVfs(AskedPaths):
     # ------------------------------------------------------------ looking
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """As of Paths, but that links are followed by a mount only."""
-        at = plain(path)
+        """Find a path as in Paths, but only a mount follows links."""
+        plain_path = plain(path)
         try:
-            return at, seen_of(self._look(at))
+            return plain_path, status_of(self._look(plain_path))
         except PathNotFoundError:
-            return at, None
+            return plain_path, None
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
-        at = plain(path)
-        return at, seen_of(self._look(at))
+        plain_path = plain(path)
+        return plain_path, status_of(self._look(plain_path))
 
     def _look(self, path: bytes) -> BrokerRow:
         answer, _ = self._link.ask(LookAt(path))
@@ -81,13 +82,13 @@ class BrokeredVfs(AskedPaths):
         return answer.row
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
-        at = plain(path)
+        plain_path = plain(path)
         while True:
-            answer, _ = self._link.ask(ListNames(at, after))
+            answer, _ = self._link.ask(ListNames(plain_path, after))
             if not isinstance(answer, BrokerNames):
                 raise _unexpected(answer)
             for row in answer.rows:
-                yield row.name, seen_of(row)
+                yield row.name, status_of(row)
             if not answer.next:
                 return
             after = answer.next
@@ -98,45 +99,46 @@ class BrokeredVfs(AskedPaths):
     # ------------------------------------------------------------ reading
 
     def content(self, path: bytes) -> Content:
-        """As of Paths; NotAllowedError."""
-        at = plain(path)
-        (opened,) = self.open_many([at], 0, STEP_BYTES)
-        return self.content_of(at, opened)
+        """Open a file as in Paths; NotAllowedError."""
+        plain_path = plain(path)
+        (opened,) = self.open_many([plain_path], 0, STEP_BYTES)
+        return self.content_of(plain_path, opened)
 
     def content_of(self, path: bytes, opened: Opened) -> Content:
-        """path: plain, of which open_many said that."""
-        about, fd = opened
-        if isinstance(about, BrokerRefusal):
-            raise error_of(about)
-        if isinstance(about, UpperFile):
+        """Open a file from its answer of `open_many`. path: plain."""
+        answer, fd = opened
+        if isinstance(answer, BrokerRefusal):
+            raise error_of(answer)
+        if isinstance(answer, UpperFile):
             return self._written(path)
-        return content_of(about, fd, lambda start, end: self._open_again(path, start, end))
+        return content_of(answer, fd, lambda start, end: self._open_again(path, start, end))
 
     def _open_again(self, path: bytes, start: int, end: int) -> tuple[OpenedFile, int]:
-        ((about, fd),) = self.open_many([path], start, end)
-        if isinstance(about, BrokerRefusal):
-            raise error_of(about)
-        if isinstance(about, UpperFile):
-            raise VersionChangedError(os.fsdecode(path), why="it was written meanwhile")
-        return about, fd
+        ((answer, fd),) = self.open_many([path], start, end)
+        if isinstance(answer, BrokerRefusal):
+            raise error_of(answer)
+        if isinstance(answer, UpperFile):
+            raise VersionChangedError(os.fsdecode(path), why="it was written after it was opened")
+        return answer, fd
 
     def open_many(self, paths: list[bytes], start: int, end: int) -> list[Opened]:
-        """Of each path; the descriptors are the caller's to close. At most FILES_MAX of them."""
+        """Open each path. The caller closes the descriptors. At most FILES_MAX paths."""
         answer, fds = self._link.ask(OpenFiles(paths, start, end))
         try:
             if not isinstance(answer, OpenedFiles) or len(answer.files) != len(paths):
                 raise _unexpected(answer)
-            count = sum(isinstance(one, OpenedFile) for one in answer.files)
+            count = sum(isinstance(file, OpenedFile) for file in answer.files)
             if count != len(fds):
                 raise ProtocolError(
-                    f"{len(fds)} descriptors came, of {count}", why="this process may have no more"
+                    f"{len(fds)} of {count} descriptors arrived",
+                    why="this process may have too many open files",
                 )
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
-        left = iter(fds)
-        return [(one, next(left) if isinstance(one, OpenedFile) else -1) for one in answer.files]
+        descriptors = iter(fds)
+        return [(file, next(descriptors) if isinstance(file, OpenedFile) else -1) for file in answer.files]
 
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
         content = self.content(path)
@@ -147,11 +149,13 @@ class BrokeredVfs(AskedPaths):
 
     def _written(self, path: bytes) -> Content:
         fd = os.open(self._mounted(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise NotSupportedError(os.fsdecode(path), why="it is no regular file", hint="read it by a mount")
-        return Content(found.st_size, fd=fd, grows=True)
+            raise NotSupportedError(
+                os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"
+            )
+        return Content(status.st_size, fd=fd, grows=True)
 
     def _mounted(self, path: bytes) -> bytes:
         mountpoint = mount_of(self._link.path)
@@ -183,7 +187,7 @@ class BrokeredVfs(AskedPaths):
         raise _by_its_user(start.kind)
 
 
-def seen_of(row: BrokerRow) -> FileStat:
+def status_of(row: BrokerRow) -> FileStat:
     kind = stat.S_IFMT(row.mode)
     if not row.written and kind in (stat.S_IFREG, stat.S_IFDIR):
         version = Version(row.size_bytes, row.mtime_ns, row.token)
@@ -196,27 +200,27 @@ def seen_of(row: BrokerRow) -> FileStat:
 
 
 def plain(path: bytes) -> bytes:
-    """Without `.`, `..` and empty names: no link is among them, so they mean what they say."""
-    at = b"/"
+    """Remove `.`, `..` and empty names. That is safe, because no name is a link."""
+    result = b"/"
     for name in path.split(b"/"):
         if name == b"..":
-            at = at.rpartition(b"/")[0] or b"/"
+            result = result.rpartition(b"/")[0] or b"/"
         elif name not in (b"", b"."):
-            at = join(at, name)
-    return at
+            result = join(result, name)
+    return result
 
 
 def _unexpected(answer: object) -> HeadraceError:
-    return ProtocolError("the node's answer is of another question", why=type(answer).__name__)
+    return ProtocolError("the node's answer does not match the request", why=type(answer).__name__)
 
 
 def _by_a_mount(path: bytes) -> HeadraceError:
     return NotAllowedError(
         os.fsdecode(path),
-        why="another user runs the node, and nothing is changed this way",
-        hint="use a mount of it",
+        why="another user runs the node, which is read-only without a mount",
+        hint="write through a mount of it",
     )
 
 
-def _by_its_user(what: str) -> HeadraceError:
-    return NotAllowedError(what, why="another user runs the node", hint="ask that user")
+def _by_its_user(operation: str) -> HeadraceError:
+    return NotAllowedError(operation, why="another user runs the node", hint="ask that user")

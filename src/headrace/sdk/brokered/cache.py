@@ -1,4 +1,4 @@
-"""`headrace.connect()` where another user runs the node."""
+"""Gives `headrace.connect()` the cache of a node that another user runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = 32
 
 
 class BrokeredCache(AskedCache):
-    """Many files are opened with one question."""
+    """Reads files of such a node. One request opens many files."""
 
     def __init__(self, paths: BrokeredVfs) -> None:
         super().__init__(paths)
@@ -38,15 +38,15 @@ class BrokeredCache(AskedCache):
                 yield part
 
     def _read_group(self, group: list[tuple[int, Wanted]]) -> list[ReadResult]:
-        asked = [(number, *((one, 0, None) if isinstance(one, str) else one)) for number, one in group]
-        paths = [plain(os.fsencode(path)) for _, path, _, _ in asked]
+        requests = [(number, *((item, 0, None) if isinstance(item, str) else item)) for number, item in group]
+        paths = [plain(os.fsencode(path)) for _, path, _, _ in requests]
         if sum(path.count(b"/") for path in paths) > NAMES_MAX:
-            return [self._read_part(*one) for one in asked]
+            return [self._read_part(*item) for item in requests]
         opened = self._brokered.open_many(paths, 0, STEP_BYTES)
         parts: list[ReadResult] = []
         try:
-            for (number, path, start, end), at in zip(asked, paths, strict=True):
-                parts.append(self._read_opened(number, path, at, opened.pop(0), start, end))
+            for (number, path, start, end), plain_path in zip(requests, paths, strict=True):
+                parts.append(self._read_opened(number, path, plain_path, opened.pop(0), start, end))
         finally:
             for _, fd in opened:
                 if fd >= 0:
@@ -54,10 +54,10 @@ class BrokeredCache(AskedCache):
         return parts
 
     def _read_opened(
-        self, number: int, path: str, at: bytes, opened: Opened, start: int, end: int | None
+        self, number: int, path: str, plain_path: bytes, opened: Opened, start: int, end: int | None
     ) -> ReadResult:
         try:
-            content = self._brokered.content_of(at, opened)
+            content = self._brokered.content_of(plain_path, opened)
             try:
                 return ReadResult(
                     number, path, content.read(start, content.size_bytes if end is None else end)

@@ -1,4 +1,4 @@
-"""The bytes of one file by the descriptors of a node of another user."""
+"""Reads one file through descriptors of a node of another user."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.wire.broker_messages import OpenedFile
 from headrace.wire.messages import Done
 
 Ask = Callable[[int, int], tuple[OpenedFile, int]]
-"""Of one file: what has these bytes, and its descriptor."""
+"""Requests a range of one file. Returns the cache file that has these bytes, and its descriptor."""
 
 
 class BrokeredReader:
-    """A descriptor, and which bytes of it may be read: all, or those that were asked for. The calls of a CacheReader
-    that an OpenFile makes."""
+    """Holds a descriptor, and which of its bytes may be read: all, or the requested ones. It has the methods of a
+    CacheReader that an OpenFile calls."""
 
     def __init__(self, fd: int, *, complete: bool) -> None:
         self.fd = fd
@@ -31,7 +31,7 @@ class BrokeredReader:
         return self.complete or end <= start or any(s <= start and end <= e for s, e in self._ranges)
 
     def add(self, start: int, end: int) -> None:
-        """These bytes are there, too."""
+        """Note that these bytes are available, too."""
         last = self._ranges[-1] if self._ranges else None
         if last is not None and last[0] <= start <= last[1]:
             self._ranges[-1] = last[0], max(end, last[1])
@@ -48,14 +48,15 @@ class BrokeredReader:
 
 
 class BrokeredFile(OpenFile):
-    """As an OpenFile; the node says which bytes are there, and hands out the cache file that has them."""
+    """Reads a file as an OpenFile does. The node reports which bytes are available, and passes the cache file that
+    has them."""
 
     def __init__(self, opened: OpenedFile, fd: int, ask: Ask) -> None:
         self._newest = BrokeredReader(fd, complete=opened.whole)
         super().__init__(
             FileId(opened.id),
             cast(CacheReader, self._newest),
-            ask=lambda *_: Done(),  # the question comes with the range, below
+            ask=lambda *_: Done(),  # `_follow_replacement` sends the request, with its range
             reopen=lambda _: None,
         )
         self._ask_for = ask
@@ -67,7 +68,7 @@ class BrokeredFile(OpenFile):
             opened, fd = self._ask_for(start, end)
             if opened.id != self.id:
                 os.close(fd)
-                raise VersionChangedError("a file that is open", why="it was replaced meanwhile")
+                raise VersionChangedError("a file that is open", why="it was replaced after it was opened")
             if opened.whole or not self._newest.is_of(fd):
                 self._newest = BrokeredReader(fd, complete=opened.whole)
                 self._newest.add(start, end)

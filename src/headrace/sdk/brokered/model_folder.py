@@ -1,4 +1,4 @@
-"""A folder of a node of another user, for those who want its files whole (`sdk/mapped_files.py`)."""
+"""Gives the whole files of a folder of a node of another user (`sdk/mapped_files.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.sdk.vfs_reader import is_directory
 
 
 class BrokeredModelFolder:
-    """The connection is the process's, and stays."""
+    """Reads the files of a folder. The connection belongs to the process, and stays open."""
 
     def __init__(self, paths: BrokeredVfs, folder: bytes) -> None:
         self._paths = paths
@@ -24,7 +24,9 @@ class BrokeredModelFolder:
 
     def names(self) -> list[str]:
         return [
-            os.fsdecode(name) for name, found in self._paths.children(self._folder) if not is_directory(found)
+            os.fsdecode(name)
+            for name, status in self._paths.children(self._folder)
+            if not is_directory(status)
         ]
 
     def read(self, name: str) -> bytes:
@@ -46,12 +48,13 @@ class BrokeredModelFolder:
 def open_brokered_model_folder(
     path: bytes, socket: str | None, *, patience_s: float
 ) -> tuple[ModelFolder, str] | None:
-    """As `files_at` of sdk/mapped_files.py; None: no node of another user is open to others."""
+    """Open a folder, or the folder of a file, as `files_at` of sdk/mapped_files.py does. None: no node of another
+    user is open to others."""
     paths = open_brokered_vfs(cache=None, socket=socket, patience_s=patience_s)
     if paths is None:
         return None
-    whole, found = paths.get(path)
-    if is_directory(found):
-        return BrokeredModelFolder(paths, whole), ""
-    folder, _, name = whole.rpartition(b"/")
+    full_path, status = paths.get(path)
+    if is_directory(status):
+        return BrokeredModelFolder(paths, full_path), ""
+    folder, _, name = full_path.rpartition(b"/")
     return BrokeredModelFolder(paths, folder or b"/"), os.fsdecode(name)
