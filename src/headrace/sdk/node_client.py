@@ -348,7 +348,7 @@ class NodeClient:
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
     def end_telling(self, wait_s: float) -> None:
-        """Wait, at most so long, until the node has acknowledged all written paths. Later ones are not reported."""
+        """Wait until the node has acknowledged all written paths, at most wait_s. Later ones are not reported."""
         self._changes.close(wait_s=wait_s)
 
     def close(self) -> None:

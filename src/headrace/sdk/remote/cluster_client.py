@@ -1,8 +1,8 @@
-"""The nodes of a cluster as a host sees them that has none: which there are, which owns what, which is worth asking.
+"""Tracks the nodes of a cluster for a host without a node: their addresses, what each owns, and which of them answer.
 
-Names are asked of one node, as long as it answers (home); bytes of the nodes that own them by the ring, of many at one
-time. What one can't give another is asked for. What a node says of bytes is not believed: they are compared with the
-checksums that come with them. Thread-safe, and safe after a fork.
+Requests for names go to one node, the home, as long as it answers. Bytes come from the nodes that own them by the
+ring, from many at a time. If one node can't serve a request, the next one gets it. A node's bytes are not trusted:
+they are compared with the checksums that come with them. Thread-safe, and safe after a fork.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, 
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 4 << 20
-"""Asked of one node in one request; a larger range is asked for in several, at one time."""
+"""The most bytes of one request. A larger range takes several requests, at one time."""
 THREADS = 16
 IDLE_LINKS_MAX = 32
 VIEW_S = 15.0
 PROBE_S = 1.0
 PAUSE_S = 0.1
 OWN_CHANGES_S = 10.0
-"""So long after a change bytes are asked of the node that took it, which knows it without being told."""
+"""For this long after a change, reads go to the node that took it, because it knows the change first."""
 ANOTHER_MAY_HAVE_IT = frozenset(
     {
         *("node.unavailable", "internal", "protocol", "deadline", "path.stale", "cancelled"),
@@ -55,29 +55,29 @@ ANOTHER_MAY_HAVE_IT = frozenset(
         *("store.evicted", "peer.failed", "peer.not_owner", "origin.version_changed"),
     }
 )
-"""Errors of one node, after which a read is tried on the next."""
+"""Errors of one node after which a read tries the next node."""
 
 Word = str | float | bytes
 """A parameter's value; bool and int, too."""
 Query = Mapping[str, Word]
-Found = TypeVar("Found", bound=Value)
+Reply = TypeVar("Reply", bound=Value)
 Result = TypeVar("Result")
 
 
 class ClusterNode:
-    """One address, and what is known of it."""
+    """Holds one address, and the state of its node."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.idle: list[HttpConnection] = []
         self.bad = False
-        """It did not answer; it is the last to be asked until it answers a probe."""
+        """It did not answer. It comes last until it answers a probe."""
         self.probe_at_s = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """data: fewer bytes than were asked for where the file ends before. etag: of the version they are of."""
+    """Holds fetched bytes. data: fewer bytes than requested where the file ends before. etag: of their version."""
 
     data: bytes | memoryview
     size_bytes: int
@@ -85,20 +85,21 @@ class Fetched:
 
 
 class ClusterClient:
-    """addresses: of some nodes at least; the others are learnt from them, but where the token would go to whoever they
-    name: by http with a token all have to be named. tokens: None where none is asked for."""
+    """Sends requests to the nodes of a cluster. addresses: of some nodes at least. The client learns the others from
+    them, unless any address could get the token that way: over http with a token, all nodes have to be named. tokens:
+    None where the nodes require none."""
 
     def __init__(self, addresses: Sequence[Address], tokens: Tokens | None, *, patience_s: float) -> None:
-        self._known = {one.url: ClusterNode(one) for one in addresses}
+        self._known = {address.url: ClusterNode(address) for address in addresses}
         self._named = list(self._known.values())
         self._changed_at: list[ClusterNode] = []
-        self._tls = next((one.tls for one in addresses if one.tls is not None), None)
+        self._tls = next((address.tls for address in addresses if address.tls is not None), None)
         self._tokens = tokens
         self._patience_s = patience_s
         self._home = random.choice(list(self._known.values()))
         self._view: ClusterView | None = None
         self._replicas = 1
-        self._asked_s = float("-inf")
+        self._viewed_s = float("-inf")
         self._changed_s = float("-inf")
         self._start()
         self._look()
@@ -111,7 +112,7 @@ class ClusterClient:
             node.idle = []
 
     def pool(self) -> ThreadPoolExecutor:
-        """Of the threads that fetch parts of a file; none of them waits for another."""
+        """Return the pool of threads that fetch parts of a file. None of them waits for another."""
         self._heed_fork()
         with self._lock:
             if self._pool is None:
@@ -131,17 +132,17 @@ class ClusterClient:
 
     @property
     def home(self) -> ClusterNode:
-        """That is asked for names just now, and changed."""
+        """Return the node that gets requests for names, and changes, now."""
         return self._order()[0]
 
     @property
     def only(self) -> ClusterNode | None:
-        """The one that was named; None where several were."""
+        """Return the node that was named; None where several were."""
         return self._named[0] if len(self._named) == 1 else None
 
     @property
     def changed_at(self) -> list[ClusterNode]:
-        """Those through which something was changed here."""
+        """Return the nodes that took changes from this client."""
         return list(self._changed_at)
 
     # ------------------------------------------------------------ operations of the table
@@ -149,16 +150,16 @@ class ClusterClient:
     def ask(
         self,
         name: str,
-        kind: type[Found],
+        kind: type[Reply],
         *,
         body: Value | None = None,
-        at: ClusterNode | None = None,
+        on: ClusterNode | None = None,
         **query: Word,
-    ) -> Found:
-        """An operation that may be repeated, of whichever node answers; at: of this one only. The errors that it
-        answers."""
+    ) -> Reply:
+        """Run an operation that may be repeated, on whichever node answers. on: on this node only. Raises the errors
+        of the answer."""
 
-        def one(node: ClusterNode) -> Found:
+        def send(node: ClusterNode) -> Reply:
             answer, link = self._send(node, name, query, body)
             data = self._read_all(node, answer, link)
             try:
@@ -166,7 +167,7 @@ class ClusterClient:
             except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, too
                 raise ProtocolError(f"answer of {node.address.url}", why=str(error)) from None
 
-        return self._first(self._order() if at is None else [at], one, only=at is not None)
+        return self._first(self._order() if on is None else [on], send, only=on is not None)
 
     def change(
         self,
@@ -177,15 +178,16 @@ class ClusterClient:
         headers: dict[str, str] | None = None,
         repeatable: Callable[[HeadraceError], bool] = lambda _: False,
     ) -> None:
-        """An operation without an answer, that changes something. A node that breaks off may have done it: it is asked
-        for again, of the next one, and then an error which says only that it has been done (`repeatable`) is none."""
+        """Run an operation that changes something and has no answer. A node that breaks off may have run it, so the
+        next node gets the request again. After that, an error which only says that it has been done (`repeatable`) is
+        ignored."""
         broken_off = False
 
-        def one(node: ClusterNode) -> None:
+        def send(node: ClusterNode) -> None:
             nonlocal broken_off
             if node not in self._changed_at:
                 self._changed_at.append(node)
-            link = self._connect(node)  # a kept one might be dead, and nobody could tell what was done by it
+            link = self._connect(node)  # an idle one may be dead, and then the effect is unknown
             data = body() if callable(body) else body
             try:
                 self._read_all(node, *self._send(node, name, query, data, headers, link=link))
@@ -199,7 +201,7 @@ class ClusterClient:
                 if data is not None and not isinstance(data, Value):
                     data.close()
 
-        self._first(self._order(), one)
+        self._first(self._order(), send)
         self._changed_s = time.monotonic()
 
     # ------------------------------------------------------------ bytes
@@ -207,13 +209,13 @@ class ClusterClient:
     def fetch(
         self, path: bytes, start: int, end: int, *, etag: str = "", into: memoryview | None = None
     ) -> Fetched:
-        """Bytes start..end, STEP_BYTES at most, from an owner if it can be. etag: only of that version;
-        VersionChangedError where no node has it. into: where they go, else a new buffer."""
+        """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version;
+        VersionChangedError where no node has it. into: the target of the bytes, instead of a new buffer."""
         headers = {SUMS_HEADER: SUMS_WORD, "range": f"bytes={start}-{end - 1}"}
         if etag:
             headers["if-match"] = etag
 
-        def one(node: ClusterNode) -> Fetched:
+        def receive(node: ClusterNode) -> Fetched:
             answer, link = self._send(node, "readContent", {"path": path}, None, headers)
             if answer.status == 416:
                 answer.read()
@@ -223,37 +225,37 @@ class ClusterClient:
             if answer.status != 206:
                 raise self._error(node, answer, link)
             try:
-                found = _received(node.address.who, answer, start, end, into)
+                fetched = _received(node.address.who, answer, start, end, into)
             except CorruptBlockError:
                 link.close()
-                self._doubt(node, path)
+                self._start_fsck(node, path)
                 raise
             except BaseException:
                 link.close()
                 raise
             self._give(node, link)
-            return found
+            return fetched
 
-        return self._first(self._order(path, start), one, missing_of_home=True)
+        return self._first(self._order(path, start), receive, missing_of_home=True)
 
-    def _doubt(self, node: ClusterNode, path: bytes) -> None:
-        """The node compares its copy with its checksums, and drops what is bad."""
+    def _start_fsck(self, node: ClusterNode, path: bytes) -> None:
+        """Make the node compare its copy with its checksums, and drop bad blocks. Does not wait."""
         log.warning("bytes do not match their checksum node=%s path=%s", node.address.url, os.fsdecode(path))
 
-        def tell() -> None:
+        def run() -> None:
             try:
                 answer, link = self._send(node, "startJob", {}, NewJob("fsck", os.fsdecode(path)))
                 self._read_all(node, answer, link)
             except HeadraceError as error:
-                log.info("a node could not be told of a bad block error=%s", error)
+                log.info("a node could not check a bad block error=%s", error)
 
-        threading.Thread(target=tell, daemon=True, name="headrace-doubt").start()
+        threading.Thread(target=run, daemon=True, name="headrace-fsck").start()
 
-    # ------------------------------------------------------------ whom
+    # ------------------------------------------------------------ which node
 
     def _order(self, path: bytes | None = None, start: int = 0) -> list[ClusterNode]:
-        """Owners of bytes first, one of them after the other for parts of one file; then home, then all others. Who did
-        not answer just now comes last."""
+        """Order the nodes for a request: the owners of the bytes, rotated by the part of the file; then home; then
+        all others. Nodes that did not answer recently come last."""
         self._heed_fork()
         self._refresh()
         with self._lock:
@@ -267,10 +269,12 @@ class ClusterClient:
         first: list[ClusterNode] = []
         if path is not None and view is not None and time.monotonic() - self._changed_s > OWN_CHANGES_S:
             owners = view.owners(path, start // SEGMENT_BYTES, replicas=self._replicas)
-            turn = start // STEP_BYTES % max(1, len(owners))
-            first = [by_url[one.api] for one in (*owners[turn:], *owners[:turn]) if one.api in by_url]
+            rotation = start // STEP_BYTES % max(1, len(owners))
+            first = [
+                by_url[node.api] for node in (*owners[rotation:], *owners[:rotation]) if node.api in by_url
+            ]
         order = list(dict.fromkeys([*first, home, *all_nodes]))
-        return [*(one for one in order if not one.bad), *(one for one in order if one.bad)]
+        return [*(node for node in order if not node.bad), *(node for node in order if node.bad)]
 
     def _first(
         self,
@@ -280,9 +284,9 @@ class ClusterClient:
         missing_of_home: bool = False,
         only: bool = False,
     ) -> Result:
-        """What the first node answers that can; while none answers, all are asked again for `patience_s`.
-        missing_of_home: that something is not there is believed of home only; others may not have heard of it yet.
-        only: of the order no other node is asked."""
+        """Return the result of the first node that has one. While none answers, retry all for `patience_s`.
+        missing_of_home: only home may report a missing path, because others may not know the path yet. only: try no
+        node outside the order."""
         give_up = Deadline.after(self._patience_s)
         while True:
             failed: HeadraceError | None = None
@@ -310,37 +314,46 @@ class ClusterClient:
             order = order if only else self._order()
 
     def _refresh(self) -> None:
-        """Who is there now; by one thread at a time, the others go by what is known."""
-        if time.monotonic() - self._asked_s < VIEW_S:
+        """Update the view of the cluster, in one thread at a time. The other threads use the current view."""
+        if time.monotonic() - self._viewed_s < VIEW_S:
             return
-        self._asked_s = time.monotonic()
+        self._viewed_s = time.monotonic()
         try:
             self._look()
         except HeadraceError as error:
-            log.info("nobody tells of the cluster error=%s", error)
+            log.info("no node reports the members of the cluster error=%s", error)
 
     def _look(self) -> None:
-        """NodeUnavailableError, NotAllowedError."""
-        self._asked_s = time.monotonic()
-        found = self.ask("cluster", Cluster)
+        """Fetch the members of the cluster. NodeUnavailableError, NotAllowedError."""
+        self._viewed_s = time.monotonic()
+        cluster = self.ask("cluster", Cluster)
         nodes = {
-            one.id: NodeInfo(
-                one.id, "", one.id, one.zone, one.capacity_bytes, "", 0, draining=one.draining, api=one.api
+            member.id: NodeInfo(
+                member.id,
+                "",
+                member.id,
+                member.zone,
+                member.capacity_bytes,
+                "",
+                0,
+                draining=member.draining,
+                api=member.api,
             )
-            for one in found.members
+            for member in cluster.members
         }
         with self._lock:
             for info in nodes.values():
                 if info.api and info.api not in self._known and self._may_learn(info.api):
                     tls = self._tls if info.api.startswith("https:") else None
                     self._known[info.api] = ClusterNode(Address(info.api, tls))
-            self._replicas = found.replicas
+            self._replicas = cluster.replicas
             if nodes and (self._view is None or self._view.nodes != nodes):
                 self._view = next_view(self._view, nodes, epoch=0)
 
     def _may_learn(self, url: str) -> bool:
-        """Tell whether a node that another one named may be asked. By https its certificate says that it belongs to the
-        cluster; by http nobody does, so it gets neither the token nor, where nodes were named by https, a question."""
+        """Return whether an address that a node reported may get requests. With https its certificate proves that it
+        belongs to the cluster. With http nothing does, so it gets no token, and no request at all where nodes were
+        named by https."""
         if url.startswith("https://"):
             return self._tls is not None
         named_by_tls = any(node.address.tls is not None for node in self._named)
@@ -358,9 +371,9 @@ class ClusterClient:
         *,
         link: HttpConnection | None = None,
     ) -> tuple[HttpResponse, HttpConnection]:
-        """link: a new one; else a kept one, which is replaced where it turns out to be dead."""
-        one = operation(name)
-        target = _target(one.path, query)
+        """Send a request. link: a new one; otherwise an idle one, which is replaced if it turns out to be dead."""
+        entry = operation(name)
+        target = _target(entry.path, query)
         sent = dict(headers or {})
         if self._tokens is not None:
             sent["authorization"] = f"Bearer {self._tokens.newest}"
@@ -374,7 +387,7 @@ class ClusterClient:
         while True:
             link = link or self._take(node)
             try:
-                return link.ask(one.method, target, sent, data), link
+                return link.ask(entry.method, target, sent, data), link
             except BaseException as error:
                 link.close()
                 if not (link.used and isinstance(error, NodeUnavailableError)):
@@ -393,7 +406,7 @@ class ClusterClient:
         return data
 
     def _error(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> HeadraceError:
-        """That the node answers, as the class it was."""
+        """Return the error of the answer, in its own class."""
         try:
             data = answer.read()
         except HeadraceError as error:
@@ -401,13 +414,13 @@ class ClusterClient:
             return error
         self._give(node, link)
         try:
-            told = decode_json(data, Problem)
+            problem = decode_json(data, Problem)
         except msgspec.DecodeError:
             return ProtocolError(
-                node.address.who, why=f"it answers with status {answer.status}, and no reason"
+                node.address.who, why=f"it answers with status {answer.status} and no reason"
             )
-        kind = error_classes().get(told.code, HeadraceError)
-        return kind(told.what, why=told.why, hint=told.hint)
+        kind = error_classes().get(problem.code, HeadraceError)
+        return kind(problem.what, why=problem.why, hint=problem.hint)
 
     def _take(self, node: ClusterNode) -> HttpConnection:
         with self._lock:
@@ -426,7 +439,7 @@ class ClusterClient:
         link.close()
 
     def _heed_fork(self) -> None:
-        """The lock may be held by a thread that is not in the child; sockets are the parent's."""
+        """Reset a forked child. A thread that the child lacks may hold the lock, and the sockets are the parent's."""
         if self._process != os.getpid():
             self._start()
 
@@ -436,8 +449,8 @@ def _probe(node: ClusterNode) -> None:
     node.probe_at_s = time.monotonic() + PROBE_S
 
 
-def _target(template: str, asked: Query) -> str:
-    path, query = template, dict(asked)
+def _target(template: str, parameters: Query) -> str:
+    path, query = template, dict(parameters)
     for name in [name for name in query if f"{{{name}}}" in template]:
         path = path.replace(f"{{{name}}}", quote(str(query.pop(name)), safe=""))
     words = {name: _word(value) for name, value in query.items()}
@@ -451,16 +464,18 @@ def _word(value: Word) -> bytes:
 
 
 def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:
-    """The range, checked. ProtocolError for another one than was asked for."""
+    """Read a range and check it. ProtocolError for another range than the requested one."""
     span, _, size_text = answer.header("content-range").removeprefix("bytes ").partition("/")
     sums = [word for word in answer.header(SUMS_HEADER).split(",") if word]
     try:
         size = int(size_text)
         stop = int(span.partition("-")[2]) + 1
     except ValueError:
-        raise ProtocolError(who, why="it does not say which bytes these are") from None
+        raise ProtocolError(who, why="its answer lacks a valid content-range") from None
     if span != f"{start}-{stop - 1}" or stop != min(end, size):
-        raise ProtocolError(who, why=f"it sends bytes {span} of {size}, asked for {start} to {end}")
+        raise ProtocolError(
+            who, why=f"it sends bytes {span} of {size}, but the request was for {start} to {end}"
+        )
     data: bytes | memoryview
     if into is None:
         data = answer.read_exactly(stop - start)
@@ -470,15 +485,15 @@ def _received(who: str, answer: HttpResponse, start: int, end: int, into: memory
     pieces = list(_pieces(memoryview(data), start))
     if len(sums) != len(pieces):
         raise ProtocolError(who, why="it sends bytes without their checksums")
-    for piece, told in zip(pieces, sums, strict=True):
-        if xxhash.xxh3_64_hexdigest(piece) != told:
-            raise CorruptBlockError(who, why="what it sends does not match its checksum")
+    for piece, checksum in zip(pieces, sums, strict=True):
+        if xxhash.xxh3_64_hexdigest(piece) != checksum:
+            raise CorruptBlockError(who, why="its bytes do not match their checksum")
     return Fetched(data, size, answer.header("etag"))
 
 
 def _pieces(data: memoryview, start: int) -> Iterable[memoryview]:
-    at = 0
-    while at < len(data):
-        step = BLOCK_SIZE_BYTES - (start + at) % BLOCK_SIZE_BYTES
-        yield data[at : at + step]
-        at += step
+    offset = 0
+    while offset < len(data):
+        step = BLOCK_SIZE_BYTES - (start + offset) % BLOCK_SIZE_BYTES
+        yield data[offset : offset + step]
+        offset += step

@@ -1,4 +1,4 @@
-"""The bytes of a file of other hosts, as a `Content`: asked for when they are wanted, several parts at a time."""
+"""Reads a file of other hosts as a `Content`. Bytes are fetched on demand, several parts at a time."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.sdk.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
-"""Of a file that is read in small pieces so much is fetched at once, and twice as much each time that reading goes on
-where it ended; then the next window is fetched ahead, too."""
+"""The first window of a file that is read in small pieces. It doubles each time that a read goes on where the last one
+ended; then the next window is fetched ahead, too."""
 DIRECT_BYTES = 1 << 20
-"""A read of so much goes past the window."""
+"""A read of at least so many bytes bypasses the window."""
 
 
 def ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Cut where steps begin, so that whole blocks are asked for."""
+    """Cut a range at multiples of STEP_BYTES, so that requests are for whole blocks."""
     cuts = [start, *range((start // STEP_BYTES + 1) * STEP_BYTES, end, STEP_BYTES), end]
-    return [(one, two) for one, two in itertools.pairwise(cuts) if two > one]
+    return [(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin]
 
 
 def filled(size_bytes: int, fill: Callable[[memoryview], None]) -> bytes:
-    """What fill writes into the memory that it is given, and without another copy of it: BytesIO lends its memory, and
-    gives it away as bytes. Half the time, and half the memory, of bytes(bytearray)."""
-    whole = io.BytesIO(bytes(size_bytes))
-    with whole.getbuffer() as target:
+    """Return the bytes that `fill` writes into the memory it gets, without another copy. BytesIO lends its memory,
+    and gives it away as bytes: half the time and half the memory of bytes(bytearray)."""
+    buffer = io.BytesIO(bytes(size_bytes))
+    with buffer.getbuffer() as target:
         fill(target)
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview, start: int) -> None:
-    """All of the target. VersionChangedError; OriginError and its kinds."""
+    """Fill the whole target. VersionChangedError; OriginError and its kinds."""
     parts = ranges(start, start + len(target))
 
-    def fetch(one: tuple[int, int]) -> None:
-        nodes.fetch(path, *one, etag=etag, into=target[one[0] - start : one[1] - start])
+    def fetch(part: tuple[int, int]) -> None:
+        nodes.fetch(path, *part, etag=etag, into=target[part[0] - start : part[1] - start])
 
     if len(parts) == 1:
         fetch(parts[0])
         return
-    under_way = [nodes.pool().submit(fetch, one) for one in parts]
+    under_way = [nodes.pool().submit(fetch, part) for part in parts]
     try:
         for future in under_way:
             future.result()
@@ -54,11 +54,11 @@ def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview,
             future.cancel()
         for future in under_way:
             if not future.cancelled():
-                future.exception()  # nobody may write into the target after it was given back
+                future.exception()  # no thread may write into the target after the return
 
 
 class RemoteContent(Content):
-    """One version of a file. It has no descriptor."""
+    """Reads one version of a file. It has no descriptor until `wait_whole`."""
 
     def __init__(self, nodes: ClusterClient, path: bytes, size_bytes: int, etag: str) -> None:
         super().__init__(size_bytes)
@@ -89,9 +89,9 @@ class RemoteContent(Content):
         with self._lock:
             if not self._window_at <= start < self._window_at + len(self._window):
                 self._move_window(start)
-            at = start - self._window_at
-            count = min(count, len(self._window) - at)
-            target[:count] = self._window[at : at + count]
+            offset = start - self._window_at
+            count = min(count, len(self._window) - offset)
+            target[:count] = self._window[offset : offset + count]
             return count
 
     def _move_window(self, start: int) -> None:
@@ -106,8 +106,8 @@ class RemoteContent(Content):
         following = start + len(self._window)
         if goes_on and following < self.size_bytes:
             self._window_bytes = min(STEP_BYTES, self._window_bytes * 2)
-            wanted = self._window_bytes
-            self._next = following, self._nodes.pool().submit(lambda: self._fetch(following, wanted))
+            count = self._window_bytes
+            self._next = following, self._nodes.pool().submit(lambda: self._fetch(following, count))
 
     def _fetch(self, start: int, count: int) -> memoryview:
         end = min(start + count, self.size_bytes, (start // STEP_BYTES + 1) * STEP_BYTES)
@@ -117,7 +117,7 @@ class RemoteContent(Content):
         return self.wait_whole()
 
     def wait_whole(self) -> int:
-        """A file in memory, of all bytes."""
+        """Return a file in memory that has all bytes."""
         if self.fd < 0:
             fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
             try:
@@ -140,9 +140,9 @@ class RemoteContent(Content):
         for start in range(0, self.size_bytes, step):
             part = buffer[: min(step, self.size_bytes - start)]
             fetch_into(self._nodes, self._path, self._etag, part, start)
-            at = 0
-            while at < len(part):
-                at += os.pwrite(target, part[at:], start + at)
+            offset = 0
+            while offset < len(part):
+                offset += os.pwrite(target, part[offset:], start + offset)
             on_copied(len(part))
 
     def close(self) -> None:

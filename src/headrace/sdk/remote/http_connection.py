@@ -1,7 +1,7 @@
-"""One connection to a node's REST API: blocking, one request at a time. Python's own HTTP client.
+"""Connects to a node's REST API: blocking, one request at a time, by Python's own HTTP client.
 
-A node that says nothing for a while is asked on another connection whether it lives: one that waits for a slow origin
-is waited for, one that is gone is found out in seconds.
+If a node is silent for a while, another connection probes whether it is alive. A node that waits for a slow origin
+gets more time. A node that is down is detected in seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CONNECT_S = 3.0
 SILENCE_S = 3.0
 LIVES_S = 2.0
 STALL_S = 30.0
-"""In the middle of a body."""
+"""The longest pause in the middle of a body."""
 
 
 class HttpResponse:
-    """The body is still to be read: all of it, before the next request."""
+    """Reads a response. The caller reads the whole body before the next request."""
 
     def __init__(self, response: http.client.HTTPResponse, who: str) -> None:
         self.status = response.status
@@ -43,29 +43,29 @@ class HttpResponse:
             return self._response.read()
 
     def read_exactly(self, count: int) -> bytes:
-        """So many bytes, which are all. NodeUnavailableError where the answer breaks off before."""
+        """Read a body of this length. NodeUnavailableError where the response breaks off before."""
         with translating_http_errors(self._who):
-            found = self._response.read(count)
-            if len(found) != count:
+            body = self._response.read(count)
+            if len(body) != count:
                 raise NodeUnavailableError(self._who, why="its answer broke off")
-            self._response.read()  # nothing: the connection may be used again
-        return found
+            self._response.read()  # reads nothing, but frees the connection for the next request
+        return body
 
     def read_into(self, target: memoryview) -> None:
-        """Exactly so many bytes. NodeUnavailableError where the answer breaks off before."""
-        at = 0
+        """Fill the target with the body. NodeUnavailableError where the response breaks off before."""
+        offset = 0
         with translating_http_errors(self._who):
-            while at < len(target):
-                count = self._response.readinto(target[at:])
+            while offset < len(target):
+                count = self._response.readinto(target[offset:])
                 if not count:
                     raise NodeUnavailableError(self._who, why="its answer broke off")
-                at += count
-            self._response.read()  # nothing: the connection may be used again
+                offset += count
+            self._response.read()  # reads nothing, but frees the connection for the next request
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of a node's API. tls: for https; as nodes have it, or by the names of hosts."""
+    """Names a node's API. tls: for https; with a node's identity, or by names of hosts."""
 
     url: str
     tls: MutualTls | ssl.SSLContext | None
@@ -76,13 +76,13 @@ class Address:
 
 
 class HttpConnection:
-    """lives: asked while the node is silent; False ends the request."""
+    """Sends requests to one address. lives: called while the node is silent; False ends the request."""
 
     def __init__(self, address: Address, lives: Callable[[], bool]) -> None:
         self.address = address
         self.pid = os.getpid()
         self.used = False
-        """Before: the node may have closed it meanwhile."""
+        """Whether it has had a request. The node may have closed it since."""
         self._lives = lives
         self._http = _connection(address)
         with translating_http_errors(address.who):
@@ -91,7 +91,7 @@ class HttpConnection:
     def ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | IO[bytes] | None = None
     ) -> HttpResponse:
-        """NodeUnavailableError: nothing is known of what the node did."""
+        """Send a request and return the response. NodeUnavailableError: what the node did is unknown."""
         with translating_http_errors(self.address.who):
             self._http.request(method, target, body=body, headers=headers)
             self._wait()
@@ -105,14 +105,14 @@ class HttpConnection:
         poll.register(sock, select.POLLIN)
         while not poll.poll(SILENCE_S * 1000):
             if not self._lives():
-                raise NodeUnavailableError(self.address.who, why="it does not answer any more")
+                raise NodeUnavailableError(self.address.who, why="it stopped answering")
 
     def close(self) -> None:
         self._http.close()
 
 
 class translating_http_errors:
-    """Errors of sockets and of HTTP become ours."""
+    """Translates errors of sockets and of HTTP to errors of Headrace."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -124,7 +124,7 @@ class translating_http_errors:
         if isinstance(error, ssl.SSLCertVerificationError):
             raise NodeUnavailableError(
                 self._who,
-                why=f"its certificate is not taken: {error.verify_message}",
+                why=f"its certificate is not accepted: {error.verify_message}",
                 hint="see tls_authority",
             ) from None
         if isinstance(error, StrangerError):
@@ -171,7 +171,7 @@ def _connection(address: Address) -> http.client.HTTPConnection:
 
 
 def is_alive(address: Address) -> bool:
-    """Whether anybody answers there within a moment."""
+    """Return whether a node answers at an address within a moment."""
     connection = _connection(address)
     try:
         connection.connect()

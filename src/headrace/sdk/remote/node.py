@@ -1,4 +1,6 @@
-"""A node's own messages (`wire/messages.py`) by its REST API: for the command line, on a host where the node is not."""
+"""Translates a node's own messages (`wire/messages.py`) to its REST API, for the command line on a host without a
+node.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,8 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.sdk.remote.remote_registry import REMOTES
-from headrace.sdk.remote.remote_vfs import RemoteVfs, seen_of
-from headrace.wire.api import ApiJob, ApiMounts, NewMount
-from headrace.wire.api import ApiMount as Told
+from headrace.sdk.remote.remote_vfs import RemoteVfs, status_of
+from headrace.wire.api import ApiJob, ApiMount, ApiMounts, NewMount
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -34,22 +35,24 @@ from headrace.wire.messages import Mounts as MountsAnswer
 
 
 class RemoteConnection:
-    """nodes: as the setting. What a `Connection` does, of those messages that mean something on another host."""
+    """Replaces a `Connection`, for the messages that have a meaning on another host. nodes: as the setting."""
 
     def __init__(self, nodes: str) -> None:
         self._paths = REMOTES.get(nodes, 0.0)
         self._nodes = self._paths.nodes
 
     def ask(self, request: Message, *, deadline: Deadline | None = None) -> Answer:
-        """Errors as the node answers them; NotSupportedError."""
+        """Send a message and return its answer. Errors as the node answers them; NotSupportedError."""
         match request:
             case StatusAsk():
                 return Report(self._paths.status())
             case MountList():
                 rows = self._nodes.ask("listMounts", ApiMounts).mounts
-                return MountsAnswer([MountRow(one.path, one.url, one.sync_interval_s) for one in rows])
+                return MountsAnswer(
+                    [MountRow(mount.path, mount.url, mount.sync_interval_s) for mount in rows]
+                )
             case MountAdd(path=path, url=url, options=options):
-                self._nodes.ask("addMount", Told, body=NewMount(path, url, options))
+                self._nodes.ask("addMount", ApiMount, body=NewMount(path, url, options))
             case MountRemove(path=path):
                 self._nodes.change("removeMount", {"path": path})
             case JobList(id=id):
@@ -61,7 +64,7 @@ class RemoteConnection:
                 self._nodes.ask("retryJob", ApiJob, id=id)
             case _:
                 raise NotSupportedError(
-                    type(request).__name__, why="the node is on another host", hint="use it there"
+                    type(request).__name__, why="the node is on another host", hint="run it there"
                 )
         return Done()
 
@@ -72,37 +75,37 @@ class RemoteConnection:
         raise NotSupportedError("the next answer", why="the node is on another host")
 
     def close(self) -> None:
-        """What is shared by the process stays."""
+        """Do nothing: the process shares the connections, which stay open."""
 
 
 class RemoteClient:
-    """What `ls`, `stat` and `cat` ask of a Client."""
+    """Provides the methods of a NodeClient that `ls`, `stat` and `cat` call."""
 
     def __init__(self, nodes: str) -> None:
         self._paths: RemoteVfs = REMOTES.get(nodes, 0.0)
         self._last: dict[FileId, dict[str, str]] = {}
 
     def resolve(self, path: bytes) -> Entry:
-        """PathNotFoundError."""
+        """Return the entry at a path. PathNotFoundError."""
         row = self._paths.look(path, follow=True)
-        found = seen_of(row)
-        if not isinstance(found, Entry):
+        entry = status_of(row)
+        if not isinstance(entry, Entry):
             raise NotSupportedError(os.fsdecode(path), why="it is neither a file nor a directory")
         state = {"cached": row.cached, "version": row.version, "origin": row.origin}
-        self._last[found.id] = {"socket": "", **state}
-        return found
+        self._last[entry.id] = {"socket": "", **state}
+        return entry
 
     def list_path(self, path: bytes) -> Iterator[Entry]:
-        found = self.resolve(path)
-        if found.kind is Kind.FILE:
-            yield found
+        entry = self.resolve(path)
+        if entry.kind is Kind.FILE:
+            yield entry
             return
-        for _, one in self._paths.children(path):
-            if isinstance(one, Entry):
-                yield one
+        for _, child in self._paths.children(path):
+            if isinstance(child, Entry):
+                yield child
 
     def file_state(self, id: FileId) -> dict[str, str]:
-        """Of one that was resolved before."""
+        """Return the attributes of a file that was resolved before."""
         return self._last[id]
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
@@ -110,13 +113,13 @@ class RemoteClient:
         stop = content.size_bytes if end is None else min(end, content.size_bytes)
         step = 16 << 20
         try:
-            for at in range(start, stop, step):
-                yield memoryview(content.read(at, min(stop, at + step)))
+            for offset in range(start, stop, step):
+                yield memoryview(content.read(offset, min(stop, offset + step)))
         finally:
             content.close()
 
     def close(self) -> None:
-        """What is shared by the process stays."""
+        """Do nothing: the process shares the connections, which stay open."""
 
 
 def _row_of(job: ApiJob) -> JobRow:
@@ -133,7 +136,7 @@ def _row_of(job: ApiJob) -> JobRow:
         bytes_done=job.bytes_done,
         bytes_total=job.bytes_total,
         failed_files=job.failed_files,
-        failed=[(one.path, one.reason) for one in job.failed],
+        failed=[(failure.path, failure.reason) for failure in job.failed],
         listing=job.listing,
         bytes_s=job.bytes_s,
         eta_s=job.eta_s,

@@ -1,4 +1,4 @@
-"""From addresses to nodes: what all callers of one process share."""
+"""Shares the connections to nodes of other hosts in a process, by their addresses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SCHEMES = ("http", "https", "headrace", "unix")
 
 
 class RemoteRegistry(VfsRegistry[RemoteVfs]):
-    """One `RemoteVfs` for each list of addresses."""
+    """Keeps one `RemoteVfs` for each list of addresses."""
 
     def get(self, nodes: str, patience_s: float) -> RemoteVfs:
-        """nodes: as the setting. NodeUnavailableError where none of them answers, NotAllowedError, UsageError."""
+        """Return the namespace of the nodes. nodes: as the setting. NodeUnavailableError where none of them answers,
+        NotAllowedError, UsageError."""
         return self.reach((nodes, patience_s), lambda: open_remote_vfs(nodes, patience_s))
 
 
@@ -33,19 +34,21 @@ def open_remote_vfs(nodes: str, patience_s: float) -> RemoteVfs:
     if config.tls_certificate:
         files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
         tls = MutualTls(files, form=config.tls_identity)
-    addresses = [address_of(one.strip(), tls) for one in nodes.split(",") if one.strip()]
+    addresses = [address_of(text.strip(), tls) for text in nodes.split(",") if text.strip()]
     if not addresses:
-        raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
+        raise UsageError("nodes", why="the list is empty", hint="for example https://10.0.0.5:7480")
     tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
     return RemoteVfs(ClusterClient(addresses, tokens, patience_s=patience_s))
 
 
 def address_of(text: str, tls: MutualTls | None) -> Address:
-    """http://HOST:PORT, https://HOST:PORT, unix:PATH; headrace://HOST:PORT is the one or the other as TLS is set up or
-    not. tls: with our certificate; without it, https goes by the authorities that the system knows. UsageError."""
+    """Parse http://HOST:PORT, https://HOST:PORT or unix:PATH. headrace://HOST:PORT means https if TLS is set up, and
+    http otherwise. tls: this host's certificate; without it, https trusts the system's authorities. UsageError."""
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in SCHEMES or (scheme != "unix") != rest.startswith("//"):
-        raise UsageError(f"node {text!r}", why="not understood", hint="for example https://10.0.0.5:7480")
+        raise UsageError(
+            f"node {text!r}", why="it is not a valid address", hint="for example https://10.0.0.5:7480"
+        )
     if scheme == "unix":
         return Address(text, None)
     if scheme == "headrace":

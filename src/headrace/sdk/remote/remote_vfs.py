@@ -1,6 +1,6 @@
-"""The namespace of a cluster by path, on a host without a node: what `sdk/local_vfs.py` is where there is one.
+"""Gives the namespace of a cluster by path on a host without a node, as `sdk/local_vfs.py` does on a host with one.
 
-What is written is gathered in a file of this host, and put whole when it is closed.
+Written bytes are gathered in a file of this host. The close uploads it as a whole.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from headrace.wire.messages import JobStart, JobState
 
 JOB_LOOK_S = 1.0
 SHARED = ("load", "free", "pin", "unpin")
-"""Jobs of a cluster: whichever node takes them."""
+"""Jobs of a cluster, which any node takes."""
 _SUM_STEP_BYTES = 4 << 20
 _NO_MOUNT = "a node must run on this host for that"
 
 
 class RemoteVfs(AskedPaths):
-    """nodes: belongs to this from now on."""
+    """Reads and changes the namespace through nodes, which it owns."""
 
     def __init__(self, nodes: ClusterClient) -> None:
         self.nodes = nodes
@@ -71,32 +71,32 @@ class RemoteVfs(AskedPaths):
     # ------------------------------------------------------------ looking
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """As of Paths."""
+        """Find a path as in Paths."""
         try:
             row = self.look(path, follow=follow)
         except PathNotFoundError:
             return path, None
-        return os.fsencode(row.path), seen_of(row)
+        return os.fsencode(row.path), status_of(row)
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         row = self.look(path, follow=follow)
-        return os.fsencode(row.path), seen_of(row)
+        return os.fsencode(row.path), status_of(row)
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
-        at: str | None = os.fsdecode(after)
-        while at is not None:
+        position: str | None = os.fsdecode(after)
+        while position is not None:
             page = self.nodes.ask(
-                "listEntries", ApiEntries, path=os.fsdecode(path), after=at, limit=PAGE_NAMES
+                "listEntries", ApiEntries, path=os.fsdecode(path), after=position, limit=PAGE_NAMES
             )
             for row in page.entries:
-                yield os.fsencode(row.path.rpartition("/")[2]), seen_of(row)
-            at = page.next
+                yield os.fsencode(row.path.rpartition("/")[2]), status_of(row)
+            position = page.next
 
     def readlink(self, path: bytes) -> bytes:
         return os.fsencode(self.look(path, follow=False).target)
 
     def look(self, path: bytes, *, follow: bool) -> ApiEntry:
-        """PathNotFoundError."""
+        """Return the entry that a node reports for a path. PathNotFoundError."""
         return self.nodes.ask("getEntry", ApiEntry, path=os.fsdecode(path), follow=follow)
 
     # ------------------------------------------------------------ reading
@@ -108,7 +108,7 @@ class RemoteVfs(AskedPaths):
         return RemoteContent(self.nodes, os.fsencode(row.path), row.size_bytes, etag_of(row.version))
 
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """A small one is asked for once."""
+        """Read bytes start..end. A small file takes one request."""
         step = (start // STEP_BYTES + 1) * STEP_BYTES
         if end is not None and end <= start:
             return b""
@@ -118,9 +118,9 @@ class RemoteVfs(AskedPaths):
             return bytes(first.data)
         done = len(first.data)
 
-        def fill(whole: memoryview) -> None:
-            whole[:done] = first.data
-            fetch_into(self.nodes, path, first.etag, whole[done:], start + done)
+        def fill(target: memoryview) -> None:
+            target[:done] = first.data
+            fetch_into(self.nodes, path, first.etag, target[done:], start + done)
 
         return filled(stop - start, fill)
 
@@ -129,11 +129,11 @@ class RemoteVfs(AskedPaths):
     def create(
         self, path: bytes, *, replace: bool, parents: bool = False, commits: bool = True
     ) -> WriteStream:
-        """As of Paths; what can't be written is told when it is closed."""
-        found = self.find(path)[1]
-        if found is not None and not replace:
-            raise PathExistsError(os.fsdecode(path), why="it is there already")
-        if found is not None and isinstance(found, Entry) and found.kind is Kind.DIRECTORY:
+        """Create a file as in Paths. An error of writing is raised when it is closed."""
+        status = self.find(path)[1]
+        if status is not None and not replace:
+            raise PathExistsError(os.fsdecode(path), why="it exists already")
+        if status is not None and isinstance(status, Entry) and status.kind is Kind.DIRECTORY:
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         if not parents:
             self.get(split(path)[0])
@@ -147,15 +147,15 @@ class RemoteVfs(AskedPaths):
         )
 
     def _put(self, fd: int, path: bytes, *, replace: bool) -> None:
-        digest, at = xxhash.xxh3_64(), 0
-        while data := os.pread(fd, _SUM_STEP_BYTES, at):
+        digest, offset = xxhash.xxh3_64(), 0
+        while data := os.pread(fd, _SUM_STEP_BYTES, offset):
             digest.update(data)
-            at += len(data)
+            offset += len(data)
 
         self.nodes.change(
             "writeContent",
             {"path": path, "replace": replace},
-            body=lambda: open(f"/proc/self/fd/{fd}", "rb"),  # noqa: SIM115 - anew for each node that is tried
+            body=lambda: open(f"/proc/self/fd/{fd}", "rb"),  # noqa: SIM115 - opened again for each node that is tried
             headers={SUM_HEADER: digest.hexdigest()},
         )
 
@@ -163,7 +163,7 @@ class RemoteVfs(AskedPaths):
         raise NotSupportedError(os.fsdecode(path), why="appending is done in place", hint=_NO_MOUNT)
 
     def touch(self, path: bytes) -> None:
-        raise NotSupportedError(os.fsdecode(path), why="times can't be set from afar", hint=_NO_MOUNT)
+        raise NotSupportedError(os.fsdecode(path), why="another host can't set times", hint=_NO_MOUNT)
 
     def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
         content = self.content(source)
@@ -174,11 +174,11 @@ class RemoteVfs(AskedPaths):
             content.close()
 
     def check_writable(self, path: bytes) -> None:
-        """It is told when something is put."""
+        """Do nothing: the node answers when a file is put."""
 
     def make_directory(self, path: bytes) -> None:
         if self.find(path)[1] is not None:
-            raise PathExistsError(os.fsdecode(path), why="it is there already")
+            raise PathExistsError(os.fsdecode(path), why="it exists already")
         self.get(split(path)[0])
         self.make_directories(path)
 
@@ -190,7 +190,7 @@ class RemoteVfs(AskedPaths):
 
     def remove_directory(self, path: bytes) -> None:
         if next(self.children(path), None) is not None:
-            raise DirectoryNotEmptyError(os.fsdecode(path), why="it has something in it")
+            raise DirectoryNotEmptyError(os.fsdecode(path), why="it is not empty")
         self._remove(path, empty_directory=True)
 
     def remove_all(self, path: bytes) -> None:
@@ -206,12 +206,12 @@ class RemoteVfs(AskedPaths):
     # ------------------------------------------------------------ the cache
 
     def status(self) -> dict[str, object]:
-        """Of the node that was named, where only one was; else of any."""
-        return self.nodes.ask("status", ApiStatus, at=self.nodes.only).status
+        """Return the status of the node that was named, if only one was, or of any node."""
+        return self.nodes.ask("status", ApiStatus, on=self.nodes.only).status
 
     def run_job(self, start: JobStart) -> Iterator[JobState]:
-        """Its states, the last with done=True. One of a node that is not iterated to its end is cancelled. What this
-        process wrote is persisted by the nodes that took it; a node that is drained is the one that was named."""
+        """Yield a job's states, the last with done=True. A job of one node is cancelled if the caller stops
+        iterating. Nodes persist what this process wrote to them. A drain runs on the node that was named."""
         nodes = self._nodes_of(start.kind)
         for number, node in enumerate(nodes):
             for state in self._run_at(node, start):
@@ -221,7 +221,7 @@ class RemoteVfs(AskedPaths):
     def _nodes_of(self, kind: str) -> list[ClusterNode]:
         only = self.nodes.only
         if kind == "drain" and only is None:
-            raise UsageError("node drain", why="several nodes are named", hint="name the one that is meant")
+            raise UsageError("node drain", why="several nodes are named", hint="name only the node to drain")
         if kind in ("drain", "fsck") and only is not None:
             return [only]
         written = self.nodes.changed_at if kind.startswith("persist") else []
@@ -231,28 +231,30 @@ class RemoteVfs(AskedPaths):
         if start.kind == "watch":
             job = self.nodes.ask("getJob", ApiJob, id=start.path)
         else:
-            body = NewJob(start.kind, start.path, start.options)  # type: ignore[arg-type]  # the node says
-            job = self.nodes.ask("startJob", ApiJob, body=body, at=node if start.kind not in SHARED else None)
-        at = node if job.scope == "node" else None
+            body = NewJob(start.kind, start.path, start.options)  # type: ignore[arg-type]  # the node checks it
+            job = self.nodes.ask("startJob", ApiJob, body=body, on=node if start.kind not in SHARED else None)
+        scope_node = node if job.scope == "node" else None
         try:
             while _runs(job):
                 yield state_of(job)
-                job = self.nodes.ask("getJob", ApiJob, id=job.id, wait_s=JOB_LOOK_S, at=at)
+                job = self.nodes.ask("getJob", ApiJob, id=job.id, wait_s=JOB_LOOK_S, on=scope_node)
             yield state_of(job)
         finally:
-            if _runs(job) and at is not None:
+            if _runs(job) and scope_node is not None:
                 with contextlib.suppress(HeadraceError):
-                    self.nodes.ask("cancelJob", ApiJob, id=job.id, at=at)
+                    self.nodes.ask("cancelJob", ApiJob, id=job.id, on=scope_node)
 
     def jobs(self) -> list[ApiJob]:
         return self.nodes.ask("listJobs", ApiJobs).jobs
 
 
 def state_of(job: ApiJob) -> JobState:
-    """Raises what ended the job, where that was no file's fault."""
+    """Return the state of a job. Raises the error that ended the job, unless files failed."""
     if job.error is not None:
-        told = job.error
-        raise error_classes().get(told.code, HeadraceError)(told.what, why=told.why, hint=told.hint)
+        problem = job.error
+        raise error_classes().get(problem.code, HeadraceError)(
+            problem.what, why=problem.why, hint=problem.hint
+        )
     return JobState(
         done=job.state != "running",
         files_done=job.files_done,
@@ -260,7 +262,7 @@ def state_of(job: ApiJob) -> JobState:
         bytes_done=job.bytes_done,
         bytes_total=job.bytes_total,
         failed_files=job.failed_files,
-        failed=[(one.path, one.reason) for one in job.failed],
+        failed=[(failure.path, failure.reason) for failure in job.failed],
         listing=job.listing,
         id=job.id if job.scope == "cluster" else "",
         state=job.state if job.scope == "cluster" else "",
@@ -275,7 +277,7 @@ def _is_gone(error: HeadraceError) -> bool:
     return isinstance(error, PathNotFoundError)
 
 
-def seen_of(row: ApiEntry) -> FileStat:
+def status_of(row: ApiEntry) -> FileStat:
     if row.kind in ("file", "directory"):
         kind = Kind.FILE if row.kind == "file" else Kind.DIRECTORY
         name = os.fsencode(row.path.rpartition("/")[2])
@@ -287,7 +289,7 @@ def seen_of(row: ApiEntry) -> FileStat:
 
 
 def _scratch() -> int:
-    """A file without a name, of which nothing stays when this process dies."""
+    """Open a file without a name, which disappears when this process dies."""
     try:
         return os.open(tempfile.gettempdir(), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError:
