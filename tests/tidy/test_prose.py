@@ -53,7 +53,6 @@ FRAGMENTS = {
 PENDING = {
     "bench",
     "dataplane",
-    "sdk",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
