@@ -216,7 +216,7 @@ def test_detached_jobs_go_on_and_are_cancelled_by_id(cluster: SocketJobCluster) 
         assert (await t.json("a", "free", "/d", "--detach"))["id"] == "2"
         await t.end_of("c", "2")
         status, out, _ = await t.headrace("c", "job", "cancel", "1")
-        assert (status, out) == (0, "job 1: cancelled, if it was not over\n")
+        assert (status, out) == (0, "job 1: cancelled, if it had not ended\n")
         assert (await t.agree("1")).state == "cancelled"
         status, _, err = await t.headrace("c", "job", "show", "9")
         assert status == EXIT_CODES["usage"]

@@ -133,7 +133,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Annotated[
         str,
         Meta(
-            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME], or https://… if it uses TLS. If "
+            description="The cluster's etcd, as `etcd://HOST:PORT[,HOST:PORT…][/NAME]`, or https://… if it uses TLS. If "
             "empty, this node has no cluster."
         ),
     ] = ""
