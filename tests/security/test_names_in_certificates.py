@@ -306,7 +306,7 @@ def test_a_node_does_not_start_with_a_certificate_that_others_would_refuse(
 ) -> None:
     wrong = {
         "expired": issued(lab, "a", days=-0.001, file="expired"),
-        "that of client a": issued(lab, "a", role="client"),
+        "names client a": issued(lab, "a", role="client"),
         "that of service a": issued(lab, "a", role="service"),
         "no names of the form": issued(lab, "a", uri="https://a.example/", file="none"),
         "this node is in cluster lab": issued(lab, "a", uri="headrace://other/node/a", file="cluster"),

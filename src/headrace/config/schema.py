@@ -133,8 +133,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Annotated[
         str,
         Meta(
-            description="The cluster's etcd, as `etcd://HOST:PORT[,HOST:PORT…][/NAME]`, or https://… if it uses TLS. If "
-            "empty, this node has no cluster."
+            description="The cluster's etcd, as `etcd://HOST:PORT[,HOST:PORT…][/NAME]`, or https://… if it uses TLS. "
+            "If empty, this node has no cluster."
         ),
     ] = ""
     cluster_authority: Annotated[

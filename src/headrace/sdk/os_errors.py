@@ -62,6 +62,6 @@ def read_only(path: str) -> ReadOnlyError:
     """Return the error for a path whose mode of writing is off."""
     return ReadOnlyError(
         path,
-        why="it is read-only: the node's mode of writing for it is off",
+        why="it is read-only: its mode of writing is off",
         hint="start the node with --write back, or with --write PATH=MODE",
     )
