@@ -307,7 +307,7 @@ def test_a_node_does_not_start_with_a_certificate_that_others_would_refuse(
     wrong = {
         "expired": issued(lab, "a", days=-0.001, file="expired"),
         "names client a": issued(lab, "a", role="client"),
-        "that of service a": issued(lab, "a", role="service"),
+        "names service a": issued(lab, "a", role="service"),
         "no names of the form": issued(lab, "a", uri="https://a.example/", file="none"),
         "this node is in cluster lab": issued(lab, "a", uri="headrace://other/node/a", file="cluster"),
         "would refuse it": TlsFiles(*issued(authority(tmp_path / "stranger"), "a").names()[:2], lab.path),
