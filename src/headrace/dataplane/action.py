@@ -32,7 +32,6 @@ class WriteBackCounts:
     bytes_persisted: int = 0
     removed: int = 0
     failures: int = 0
-    let_go: int = 0
 
 
 def action_for(

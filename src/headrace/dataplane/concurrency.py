@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headrace.base.errors import OriginUnavailableError
@@ -16,18 +16,6 @@ LATENCY_TOLERANCE = 3.0
 PROBE_AFTER = 5000
 """After this many reads it begins anew, with few in flight: only so is it known how fast an empty link answers now.
 It costs a few rounds of answers."""
-
-
-async def all_of(works: Iterable[Awaitable[object]]) -> None:
-    """All at once. The first failure ends the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 class Window:

@@ -15,15 +15,16 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 
 from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.dataplane.upper_quota import UpperQuota
+from headrace.dataplane.writable_layer import WritableLayer
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.sync_journal import JournalRecord
 from headrace.overlay.upper import Upper, split
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
@@ -39,29 +40,50 @@ Take = Callable[[SafePath], bool]
 
 
 class Demoter:
-    """on_left: told a path that left, and the bytes that the layer takes less."""
+    """Move clean files from the upper layer to the cache. store: the cache that takes them, of the same disk; None:
+    they are dropped. owns: whether this node is an owner of a path. on_left: called with a path that left."""
 
     def __init__(
         self,
-        upper: Upper,
-        known: SyncJournal,
+        layer: WritableLayer,
         namespace: Namespace,
-        threads: Executor,
+        quota: UpperQuota,
         *,
-        on_left: Callable[[bytes, int], None],
+        store: Store | None,
+        owns: Callable[[bytes], bool],
+        on_left: Callable[[list[bytes]], None],
     ) -> None:
-        self._upper = upper
-        self._known = known
+        self._upper = layer.upper
+        self._known = layer.journal
+        self._threads = layer.threads
         self._namespace = namespace
-        self._threads = threads
+        self.quota = quota
+        self._store = store
+        self._owns = owns
         self._on_left = on_left
-        self._store: Store | None = None
-        self._owns: Callable[[bytes], bool] = lambda _: True
+        self._leaving: asyncio.Task[None] | None = None
+        self.count = 0
+        """Of the files that left since the start."""
 
-    def into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
-        """The cache that takes the files, of the same disk; without one they are dropped. owns: whether this node is
-        an owner of a path."""
-        self._store, self._owns = store, owns
+    def begin(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
+        """Let clean files leave the layer when it takes more than its share; what is persisted doesn't wait for
+        that."""
+        surplus_bytes = self.quota.surplus_bytes
+        if surplus_bytes > 0 and (self._leaving is None or self._leaving.done()):
+            self._leaving = asyncio.ensure_future(self._leave_in_background(clean, surplus_bytes))
+
+    async def stop(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            await asyncio.gather(self._leaving, return_exceptions=True)
+
+    async def _leave_in_background(
+        self, clean: list[tuple[JournalRecord, os.stat_result]], surplus_bytes: int
+    ) -> None:
+        try:
+            await self.leave(clean, surplus_bytes)
+        except Exception:
+            log.exception("clean files could not leave the layer")  # at the next look again
 
     async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
         """So many bytes of clean files, those that were written longest ago."""
@@ -99,7 +121,9 @@ class Demoter:
     def _gone(self, path: bytes, freed: int) -> None:
         if freed:
             self._known.drop(path)
-            self._on_left(path, freed)
+            self.quota.left(freed)
+            self.count += 1
+            self._on_left([path])
 
     async def _leave_one(self, row: JournalRecord) -> int:
         entry = self._namespace.entry_at(row.path)

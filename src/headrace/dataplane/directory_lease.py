@@ -15,12 +15,13 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, unquote_to_bytes
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
 from headrace.cluster.records import LeasedRecords
+from headrace.dataplane.observers import WriteObserver
 from headrace.overlay.lease_marks import LEASED, DirectoryFlags
 from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
@@ -43,9 +44,9 @@ AWAY_LIMIT_S = 5.0
 """How long the records may be away."""
 
 
-class DirectoryLeases:
-    """look: makes this node's view of a folder as new as the other nodes and the origin are. tell: this node's own
-    names of a folder are known to those who ask, on return."""
+class DirectoryLeases(WriteObserver):
+    """Hold the rights of this node to make names. look: makes this node's view of a folder as new as the other nodes
+    and the origin are. tell: this node's own names of a folder are known to those who ask, on return."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class DirectoryLeases:
         records: LeasedRecords,
         peers: PeerClient,
         upper: Upper,
+        flags: DirectoryFlags,
         *,
         view: Callable[[], ClusterView],
         look: Callable[[bytes], Awaitable[None]],
@@ -71,9 +73,9 @@ class DirectoryLeases:
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._lost = 0
         self._task: asyncio.Task[None] | None = None
-        self.marks = DirectoryFlags(upper.marks_path)
+        self.marks = flags
 
-    def start(self) -> None:
+    def start(self, dirty: Iterable[bytes] = ()) -> None:
         """Sessions ask from now on."""
         self.marks.begin(secrets.randbits(63) | 1)
         self._lost = self._records.leases_lost

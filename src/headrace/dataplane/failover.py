@@ -21,11 +21,9 @@ from collections.abc import Awaitable, Callable
 from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Version
 from headrace.dataplane.placement import ReplicaSetRecords
-from headrace.dataplane.replica_host import KNOWN, ReplicaHost, forget_persisted
+from headrace.dataplane.replica_host import KNOWN, TAKEN, ReplicaHost, forget_persisted
 from headrace.dataplane.writeback import WriteBack
-from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.replica_layer import copy_of
 from headrace.overlay.sync_journal import JournalRecord, SyncJournal
 from headrace.overlay.upper import Upper
@@ -39,7 +37,6 @@ LINGER_S = 3.0
 """How long the bytes stay after the writer's record went: others may not have heard yet that the origin has them."""
 FILES_MAX = 50_000
 """Of one answer."""
-TAKEN = "taken.db"
 
 
 class Failover:
@@ -147,16 +144,6 @@ class Failover:
                 Root(os.fsencode(folder)).at(b"/" + os.fsencode(name)).throw_away()
             elif not name.startswith(TAKEN):
                 os.unlink(path)
-
-    def taken(self, path: bytes, written: PendingVersion) -> Version | None:
-        """What the origin has of a file of a writer's that was persisted here in its place."""
-        at = os.path.join(self._keeper.folder_of(written.writer), TAKEN)
-        if not _is_there(at):
-            return None
-        with contextlib.closing(SyncJournal(at)) as table:
-            row = table.get(path)
-        same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
-        return row.version if row is not None and same else None
 
     async def give_back(self, writer: str, *, done: bool) -> FailoverReport:
         """What was persisted for a writer that is back, or alive and cut off: then its copies stay ours to persist.

@@ -1,7 +1,4 @@
-"""What of the upper layer is told to other nodes: names in mode `back` that the origin has not got yet.
-
-The registry says where they are, and to whom; here is said what they are.
-"""
+"""What of the upper layer other nodes must learn: names in mode `back` that the origin has not got yet."""
 
 from __future__ import annotations
 
@@ -11,10 +8,13 @@ import stat
 from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
-from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.dataplane.directory_lease import DirectoryLeases
+from headrace.base.write_modes import WriteMode
 from headrace.dataplane.dirty_files import own_name
+from headrace.dataplane.dirty_set import DirtySet
+from headrace.dataplane.observers import WriteObserver
+from headrace.dataplane.planner import ActionPlanner
 from headrace.dataplane.publisher import DirtyNamesPublisher
+from headrace.dataplane.writable_layer import WritableLayer
 from headrace.overlay.lease_marks import PUBLISHED, DirectoryFlags
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.overlay.sync_journal import SyncJournal
@@ -24,106 +24,125 @@ SETTLE_LOOKS = 2
 
 
 class PendingNames:
-    """needs: whether the origin lacks something of a path. registry: set where there are other nodes; before that,
-    and without, nobody is told anything. rights: likewise."""
+    """Say what the names of a layer mean for other nodes."""
 
-    def __init__(
-        self,
-        upper: Upper,
-        known: SyncJournal,
-        modes: WriteModes,
-        *,
-        needs: Callable[[bytes, os.stat_result], object],
-        is_dirty: Callable[[bytes], bool],
-        persist: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        self._upper = upper
-        self._known = known
-        self._modes = modes
-        self._needs = needs
-        self._is_dirty = is_dirty
-        self._persist = persist
-        self.registry: DirtyNamesPublisher | None = None
-        self.rights: DirectoryLeases | None = None
-
-    def start(self, dirty: Iterable[bytes]) -> None:
-        self.tell(dirty, below=False)
-        if self.registry is not None and self.rights is not None:
-            self.registry.start()
-            self.rights.start()
-        elif os.path.exists(self._upper.marks_path):  # of a time when there were other nodes
-            with contextlib.closing(DirectoryFlags(self._upper.marks_path)) as marks:
-                marks.begin(0)
-
-    async def stop(self) -> None:
-        if self.registry is not None:
-            await self.registry.stop()
-        if self.rights is not None:
-            await self.rights.stop()
+    def __init__(self, layer: WritableLayer, planner: ActionPlanner, dirty: DirtySet) -> None:
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._planner = planner
+        self._dirty = dirty
 
     def means(self, path: bytes) -> PendingEntry:
-        """What a path means for other nodes."""
-        at, name = self._upper.at(path), split(path)[1]
-        one = own_name(at, name)
-        if one.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
+        """Return what a path means; ORIGIN where the origin has all of it."""
+        safe_path, name = self._upper.at(path), split(path)[1]
+        entry = own_name(safe_path, name)
+        if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
-                if self._needs(path, at.lstat()) is not None:
-                    return one
+                if self._planner.action(path, safe_path.lstat()) is not None:
+                    return entry
         return PendingEntry(name, EntryState.ORIGIN)
 
     def is_clean(self, path: bytes) -> bool:
-        return not self._is_dirty(path) and self.means(path).means == EntryState.ORIGIN
+        """Return whether a path means nothing but what the origin has."""
+        return path not in self._dirty and self.means(path).means == EntryState.ORIGIN
 
-    def tell(self, paths: Iterable[bytes], *, below: bool = True) -> list[bytes]:
-        """These changed here, or were persisted; below: and all that is below them. All that was told."""
-        if self.registry is None:
-            return []
-        told = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
-        if below:
-            found = (one for path in list(told) for one in self._upper.walk(path))
-            told |= {path: stat.S_ISDIR(seen.st_mode) for path, seen in found}
-        self.registry.note(told, [path for path, is_directory in told.items() if is_directory])
-        return list(told)
 
-    async def enter(self, path: bytes) -> None:
-        """The cluster's records say that something was written there, on return."""
-        told = self.tell([path])
-        if self.registry is not None:
-            await self.registry.enter(told)
-            self._mark({split(one)[0] for one in told})
+class PublishedFlags:
+    """Flag directories whose names are published, so that a session need not ask before it writes there."""
 
-    def _mark(self, folders: Iterable[bytes]) -> None:
-        """A session need not ask for these."""
-        if self.rights is None:
-            return
+    def __init__(self, upper: Upper, flags: DirectoryFlags) -> None:
+        self._upper = upper
+        self._flags = flags
+
+    def set(self, folders: Iterable[bytes]) -> None:
         with self._upper.lock:
             for folder in folders:
-                if self.registry is not None and self.registry.is_recorded(folder):
-                    self.rights.marks.set(self._upper.at(folder), folder, PUBLISHED)
+                self._flags.set(self._upper.at(folder), folder, PUBLISHED)
 
-    def unmark(self, folder: bytes) -> None:
-        if self.rights is not None:
-            with self._upper.lock:
-                self.rights.marks.clear(self._upper.at(folder), PUBLISHED)
+    def clear(self, folder: bytes) -> None:
+        """Have sessions ask again."""
+        with self._upper.lock:
+            self._flags.clear(self._upper.at(folder), PUBLISHED)
 
-    async def tell_all_of(self, folder: bytes) -> None:
-        """Also what no session has told of yet: whoever asks after this is told of it."""
-        told = self.tell([join(folder, name) for name in self._upper.names(folder)], below=False)
-        if self.registry is not None:
-            await self.registry.enter(told)
 
-    async def settle(self, path: bytes, written: PendingVersion) -> Version | None:
-        """What the origin has of a state of a file here, which is persisted first; None: that state is gone."""
+class PendingNamesObserver(WriteObserver):
+    """Note what changed with the publisher, which passes it on to other nodes."""
+
+    def __init__(self, layer: WritableLayer, publisher: DirtyNamesPublisher, flags: PublishedFlags) -> None:
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._publisher = publisher
+        self._flags = flags
+
+    def start(self, dirty: Iterable[bytes]) -> None:
+        self._note(dirty, below=False)
+        self._publisher.start()
+
+    async def stop(self) -> None:
+        await self._publisher.stop()
+
+    def on_changed(self, paths: list[bytes], source: int) -> None:
+        self._note(paths)
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        self._note(paths, below=False)
+
+    async def before_acknowledged(self, path: bytes) -> None:
+        """Have the cluster's records say that something was written there."""
+        published = self._note([path])
+        await self._publisher.enter(published)
+        folders = {split(path)[0] for path in published}
+        self._flags.set(folder for folder in folders if self._publisher.is_recorded(folder))
+
+    async def publish_all_of(self, folder: bytes) -> None:
+        """Publish also what no session has reported yet: whoever asks after this learns of it."""
+        names = [join(folder, name) for name in self._upper.names(folder)]
+        await self._publisher.enter(self._note(names, below=False))
+
+    def status(self) -> dict[str, object]:
+        return self._publisher.status()
+
+    def _note(self, paths: Iterable[bytes], *, below: bool = True) -> list[bytes]:
+        """Note that these changed here, or were persisted; below: and all that is below them. → all that was noted."""
+        noted = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
+        if below:
+            walked = (pair for path in list(noted) for pair in self._upper.walk(path))
+            noted |= {path: stat.S_ISDIR(status.st_mode) for path, status in walked}
+        self._publisher.note(noted, [path for path, is_directory in noted.items() if is_directory])
+        return list(noted)
+
+
+class SingleNodeFlags(WriteObserver):
+    """Drop the flags of a time when there were other nodes: a session of a node that is alone asks nobody."""
+
+    def __init__(self, upper: Upper) -> None:
+        self._path = upper.marks_path
+
+    def start(self, dirty: Iterable[bytes]) -> None:
+        if os.path.exists(self._path):
+            with contextlib.closing(DirectoryFlags(self._path)) as flags:
+                flags.begin(0)
+
+
+class OwnVersions:
+    """Say what the origin has of files that were written here. persist: of a path; returns when the origin has it."""
+
+    def __init__(
+        self, upper: Upper, journal: SyncJournal, persist: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self._upper = upper
+        self._journal = journal
+        self._persist = persist
+
+    async def settle(self, path: bytes, pending: PendingVersion) -> Version | None:
+        """Return what the origin has of a state of a file here, which is persisted first; None: that state is gone."""
         for _ in range(SETTLE_LOOKS):
-            row = self._known.get(path)
-            same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
+            row = self._journal.get(path)
+            same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
             if row is not None and same and not row.begun and row.version.size_bytes >= 0:
                 return row.version
-            one = own_name(self._upper.at(path), split(path)[1])
-            if (one.inode, one.ctime_ns) != (written.inode, written.ctime_ns):
+            entry = own_name(self._upper.at(path), split(path)[1])
+            if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None
             await self._persist(path)
         return None
-
-    def status(self) -> dict[str, object]:
-        return {} if self.registry is None else self.registry.status()

@@ -22,7 +22,9 @@ from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, 
 
 
 class Preconditions:
-    """ask_others: what they persisted in this node's place is in the table then. On the node's loop."""
+    """Say what an origin must have at a path for a change of it to be right. ask_others: notes in the journal what
+    other nodes persisted in this node's place. settle: returns what the origin has of a file that another node wrote,
+    which is persisted then. Both None where there are no other nodes. On the node's loop."""
 
     def __init__(
         self,
@@ -30,14 +32,14 @@ class Preconditions:
         upper: Upper,
         known: SyncJournal,
         *,
-        ask_others: Callable[[], Awaitable[None]],
+        ask_others: Callable[[], Awaitable[None]] | None = None,
+        settle: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
         self._namespace = namespace
         self._upper = upper
         self._known = known
         self._ask_others = ask_others
-        self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
-        """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
+        self._settle = settle
 
     def place(self, path: bytes) -> tuple[Mount, str]:
         """The mount, and the key below its origin."""
@@ -55,7 +57,7 @@ class Preconditions:
         base = base_version(at, path)
         if base is None or not is_pending(base):
             return True
-        version = await self.settle_elsewhere(path, base)
+        version = None if self._settle is None else await self._settle(path, base)
         with self._upper.lock:
             if base_version(at, path) != base:
                 return True
@@ -126,7 +128,8 @@ class Preconditions:
         """Whether what the origin has is an earlier state of what is here, which another node put in this one's
         place."""
         before = self._known.get(path)
-        await self._ask_others()
+        if self._ask_others is not None:
+            await self._ask_others()
         return self._known.get(path) != before
 
     def version_to_remove(
@@ -142,7 +145,3 @@ class Preconditions:
         if entry is None or entry.kind is not Kind.FILE or is_pending(entry.version):
             return None
         return entry.version
-
-
-async def _never_there(path: bytes, version: Version) -> Version | None:
-    return None

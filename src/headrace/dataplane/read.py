@@ -100,7 +100,8 @@ class ReadSettings:
 
 class ReadPath:
     """on_complete: told the ids of files that became whole. on_damaged: has clients forget the bytes of files that were
-    found to be wrong."""
+    found to be wrong. bring: moves what was written on this node, and is at its origin, into the cache; False: there is
+    no such file."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class ReadPath:
         *,
         on_complete: Callable[[list[FileId]], None],
         on_damaged: Callable[[list[FileId]], Awaitable[None]],
+        bring: Callable[[bytes, Entry], Awaitable[bool]] | None = None,
     ) -> None:
         self._namespace = namespace
         self._store = store
@@ -120,8 +122,7 @@ class ReadPath:
         self._settings = settings
         self._on_complete = on_complete
         self._on_damaged = on_damaged
-        self.bring: Callable[[bytes, Entry], Awaitable[bool]] | None = None
-        """Moves what was written on this node, and is at its origin, into the cache; False: there is no such file."""
+        self._bring = bring
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
@@ -310,7 +311,7 @@ class ReadPath:
         if entry.kind is not Kind.FILE:
             raise PathNotFoundError(f"file {id:x}", why="it is a directory")
         path = self._store.index.path_of(id) or b""
-        if self.bring is not None and await self.bring(path, entry):
+        if self._bring is not None and await self._bring(path, entry):
             self._on_complete([id])
             return True
         source = self._sources.of(mount, key, entry, path)

@@ -1,4 +1,5 @@
-"""What was removed, and folders, of the upper layer to their origin; files are a matter of `put.py`.
+"""What was removed, and folders, of the upper layer to their origin; files are a matter of
+`dataplane/upload.py`.
 
 Each removal is conditional on the version that was there when the path was removed here, so that nothing which somebody
 else put there is lost: it stays then, and shows again. On the node's loop.
@@ -28,14 +29,13 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Kind
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
-from headrace.dataplane.write_ahead import WriteAhead
+from headrace.dataplane.writable_layer import WritableLayer
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
+from headrace.overlay.sync_journal import ABSENT, Conflict, JournalRecord
 from headrace.overlay.upper import (
     BASE,
     Hidden,
-    Upper,
     base_version,
     is_removed,
     is_whiteout,
@@ -45,28 +45,27 @@ log = logging.getLogger(__name__)
 
 
 class RemovalPropagator:
-    """limit_s: of a request. on_written: told paths of which the node itself changed what they mean."""
+    """Persist removals and directories. turns: who has a path works on it. limit_s: of a request. on_written: called
+    with paths of which the node itself changed what they mean."""
 
     def __init__(
         self,
         namespace: Namespace,
-        upper: Upper,
-        known: SyncJournal,
-        believed: Preconditions,
+        layer: WritableLayer,
+        preconditions: Preconditions,
+        conflicts: ConflictCopies,
         turns: KeyedLock,
-        write_ahead: WriteAhead,
         *,
-        aside: ConflictCopies,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
         self._namespace = namespace
-        self._upper = upper
-        self._known = known
-        self._believed = believed
+        self._upper = layer.upper
+        self._known = layer.journal
+        self._write_ahead = layer.write_ahead
+        self._believed = preconditions
+        self._aside = conflicts
         self._turns = turns
-        self._write_ahead = write_ahead
-        self._aside = aside
         self._limit_s = limit_s
         self._on_written = on_written
 

@@ -7,6 +7,7 @@ happens to it when the writer is gone is in take_over.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -18,12 +19,15 @@ from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
-from headrace.dataplane.concurrency import all_of
+from headrace.base.model import Version
+from headrace.base.tasks import all_of
 from headrace.dataplane.replicator import TOKEN
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.overlay.durable_writes import flush_folder
+from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.replica_layer import Range, ReplicaLayer
 from headrace.overlay.snapshot import Snapshot
+from headrace.overlay.sync_journal import SyncJournal
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
@@ -31,6 +35,8 @@ from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 log = logging.getLogger(__name__)
 
 KNOWN = "known.db"
+TAKEN = "taken.db"
+"""What was persisted in a writer's place, until it knows."""
 FETCHES = 4
 """Ranges of one file at once."""
 FETCH_LIMIT_S = 60.0
@@ -87,6 +93,16 @@ class ReplicaHost:
         if not writer or "/" in writer or writer.startswith("."):
             raise UsageError(f"node {writer!r}", why="no name of a folder can be made of it")
         return os.path.join(self._folder, writer)
+
+    def taken(self, path: bytes, pending: PendingVersion) -> Version | None:
+        """Return what the origin has of a file of a writer's that was persisted here in its place."""
+        journal_path = os.path.join(self.folder_of(pending.writer), TAKEN)
+        if not os.path.exists(journal_path):
+            return None
+        with contextlib.closing(SyncJournal(journal_path)) as journal:
+            row = journal.get(path)
+        same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
+        return row.version if row is not None and same else None
 
     def lock_of(self, writer: str) -> asyncio.Lock:
         """Whoever changes the mirror of a writer has it."""

@@ -23,7 +23,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.dataplane.concurrency import all_of
+from headrace.base.tasks import all_of
 from headrace.dataplane.dirty_files import DirtyFileReader
 from headrace.dataplane.placement import ReplicaSetRecords, choose_replicas
 from headrace.overlay.replica_layer import RANGE_BYTES

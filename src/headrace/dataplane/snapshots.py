@@ -4,39 +4,32 @@ runs in `threads`."""
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor
 
-from headrace.base.beneath import SafePath
-from headrace.base.write_modes import WriteModes
+from headrace.dataplane.planner import ActionPlanner
 from headrace.dataplane.preconditions import Preconditions
+from headrace.dataplane.writable_layer import WritableLayer
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import CTIME_TICK_NS
-from headrace.overlay.upper import Upper
 
 SUMMED_MAX = 16
 """Large files of which the checksums are remembered for a while."""
 
 
 class Snapshots:
-    """is_persisted: whether the origin has what is at a path, which lies there and looks like that."""
+    """Take snapshots of paths of a layer."""
 
     def __init__(
         self,
-        upper: Upper,
-        modes: WriteModes,
-        believed: Preconditions,
-        threads: Executor,
-        *,
-        is_persisted: Callable[[bytes, SafePath, os.stat_result], bool],
+        layer: WritableLayer,
+        preconditions: Preconditions,
+        planner: ActionPlanner,
     ) -> None:
-        self._upper = upper
-        self._modes = modes
-        self._believed = believed
-        self._threads = threads
-        self._is_persisted = is_persisted
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._threads = layer.threads
+        self._believed = preconditions
+        self._planner = planner
         self._summed: dict[int, Snapshot] = {}
 
     async def names(self) -> list[bytes]:
@@ -51,7 +44,7 @@ class Snapshots:
         at = self._upper.at(path)
         try:
             found = at.lstat()
-            if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
+            if self._modes.copies(path) < 2 or self._planner.is_persisted(path, found):
                 return Snapshot(path, EntryType.GONE)
             replaces = self._believed.replaces(path, at, found)
             known = self._summed.get(found.st_ino)

@@ -139,6 +139,24 @@ class SourceFactory:
         return False
 
 
+async def _no_copy(wanted: FileRange) -> Arrived | None:
+    return None
+
+
+async def _never_persisted(path: bytes, version: Version) -> Version | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFiles:
+    """Find files that other nodes wrote and have not persisted. writers: whom to ask for the bytes of what a node
+    wrote. own_copy: bytes out of a replica that this node has. settle: what the origin has of such a file."""
+
+    writers: Callable[[str], list[NodeInfo]] = lambda writer: []
+    own_copy: Callable[[FileRange], Awaitable[Arrived | None]] = _no_copy
+    settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
+
+
 class ClusterSourceFactory(SourceFactory):
     """peer_gate: of reads from peers. view: the current one."""
 
@@ -155,14 +173,10 @@ class ClusterSourceFactory(SourceFactory):
         view: Callable[[], ClusterView],
         replicas: int,
         small_bytes_max: int,
+        pending: PendingFiles | None = None,
     ) -> None:
         super().__init__(gate, timeout_s=timeout_s)
-        self.writers: Callable[[str], list[NodeInfo]] = lambda writer: []
-        """To be set: whom to ask for the bytes of what a node wrote and has not persisted."""
-        self.own_copy: Callable[[FileRange], Awaitable[Arrived | None]] = _no_copy
-        """To be set: bytes out of a copy that this node has of such a file."""
-        self.settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
-        """To be set: what the origin has of such a file."""
+        self.pending = pending or PendingFiles()
         self._settled: dict[tuple[bytes, Version], Version] = {}
         self.me = me
         self.peers = peers
@@ -253,7 +267,7 @@ class ClusterSourceFactory(SourceFactory):
         found, why = None, "the node that wrote it has it no more"
         try:
             async with asyncio.timeout(self.peer_timeout_s):
-                found = await self.settle(path, version)
+                found = await self.pending.settle(path, version)
         except (HeadraceError, TimeoutError) as error:
             why = str(error)
         if found is None or found.size_bytes != version.size_bytes:
@@ -397,7 +411,7 @@ class PendingFileSource:
         sources, version = self.sources, self.entry.version
         written = PendingVersion.parse(version.token)
         wanted = FileRange(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
-        for node in [] if written is None else sources.writers(written.writer):
+        for node in [] if written is None else sources.pending.writers(written.writer):
             deadline = Deadline.after(sources.peer_timeout_s)
             try:
                 arrived: Arrived | None = await sources.peers.fetch(
@@ -410,12 +424,4 @@ class PendingFileSource:
             sources.bytes_from_peers += end - start
             assert arrived is not None
             return arrived
-        return await sources.own_copy(wanted)
-
-
-async def _no_copy(wanted: FileRange) -> Arrived | None:
-    return None
-
-
-async def _never_persisted(path: bytes, version: Version) -> Version | None:
-    return None
+        return await sources.pending.own_copy(wanted)

@@ -12,7 +12,6 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -34,14 +33,14 @@ from headrace.base.model import ObjectMetadata, Version
 from headrace.dataplane.action import attributes_of, size_of
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
-from headrace.dataplane.write_ahead import WriteAhead
+from headrace.dataplane.writable_layer import WritableLayer
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import is_pending
-from headrace.overlay.sync_journal import ABSENT, JournalRecord, SyncJournal
+from headrace.overlay.sync_journal import ABSENT, JournalRecord
 from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.overlay.upper import Upper, base_version
 
@@ -100,28 +99,25 @@ class _Landed:
 
 
 class Uploader:
-    """limit_s: of one object, by its bytes."""
+    """Persist files. limit_s: how long the upload of an object may take, by its bytes."""
 
     def __init__(
         self,
         namespace: Namespace,
-        upper: Upper,
-        known: SyncJournal,
-        believed: Preconditions,
-        threads: Executor,
+        layer: WritableLayer,
+        preconditions: Preconditions,
+        conflicts: ConflictCopies,
         *,
         limit_s: Callable[[int], float],
-        aside: ConflictCopies,
-        write_ahead: WriteAhead,
     ) -> None:
         self._namespace = namespace
-        self._upper = upper
-        self._known = known
-        self._believed = believed
-        self._threads = threads
+        self._upper = layer.upper
+        self._known = layer.journal
+        self._write_ahead = layer.write_ahead
+        self._threads = layer.threads
+        self._believed = preconditions
+        self._aside = conflicts
         self._limit_s = limit_s
-        self._aside = aside
-        self._write_ahead = write_ahead
         self._under_way = 0
         self._opening = GroupCommit(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
         self._beginning = GroupCommit(self._begin_all, most=LANDED_TOGETHER_MAX)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.store.store import Store
 
 
 class UpperQuota:
-    """bytes_max: of the layer, before clean files leave it. used_bytes: that it took when it was last looked over."""
+    """Compare what the layer takes with what it may take. bytes_max: of the layer, before clean files leave it. store:
+    by whose first volume the free bytes of the disk are measured. used_bytes: of the layer, when it was last looked
+    over."""
 
-    def __init__(self, bytes_max: int, pressure: DirtyThrottle) -> None:
+    def __init__(self, bytes_max: int, pressure: DirtyThrottle, store: Store | None) -> None:
         self._bytes_max = bytes_max
         self._pressure = pressure
-        self._free_bytes: Callable[[], int] = lambda: 2 * bytes_max
-        self.disk_is_full: Callable[[], bool] = lambda: False
+        self._store = store
         self.used_bytes = 0
 
-    def measure_by(self, store: Store) -> None:
-        """Go by what the disk of the store's first volume has left, too."""
-        self._free_bytes = store.room_for_written
-        self.disk_is_full = lambda: store.disks[0].disk_is_full
+    def disk_is_full(self) -> bool:
+        return self._store is not None and self._store.disks[0].disk_is_full
+
+    def measured(self, used_bytes: int) -> None:
+        """Note what the layer takes, as it was looked over."""
+        self.used_bytes = used_bytes
 
     @property
     def surplus_bytes(self) -> int:
@@ -49,4 +50,5 @@ class UpperQuota:
     def _limit_bytes(self, own_bytes: int) -> int:
         """Half of what can be had: of the capacity, or of the disk, where others, too, have a part of it. own_bytes:
         which the layer has."""
-        return min(self._bytes_max, (own_bytes + self._free_bytes()) // 2)
+        free_bytes = 2 * self._bytes_max if self._store is None else self._store.room_for_written()
+        return min(self._bytes_max, (own_bytes + free_bytes) // 2)

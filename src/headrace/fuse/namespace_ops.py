@@ -61,8 +61,14 @@ class Kernel(Protocol):
     def name_changed(self, parent: int, name: bytes) -> None: ...
 
 
+OnChanged = Callable[[list[bytes]], None]
+
+
 class NamespaceOperations(Operations):
-    """Answers the requests that look up, list, create, rename or remove names of a writable mount."""
+    """Answers the requests that look up, list, create, rename or remove names of a writable mount.
+
+    build_tree: builds the merged tree, with the function that the tree calls with the paths of each change.
+    """
 
     def __init__(
         self,
@@ -74,17 +80,16 @@ class NamespaceOperations(Operations):
         register: Callable[[str], int],
         send: Callable[[int, int, int, int], int | None],
         kernel: Kernel,
-        tree: MergedTree,
+        build_tree: Callable[[OnChanged], MergedTree],
     ) -> None:
         super().__init__(client, inodes, files, mode=mode, register=register, send=send)
         self._writer = client
         self._kernel = kernel
-        self._tree = tree
+        self._tree = tree = build_tree(self._record_changes)
         self._upper = tree.upper
         self._nodes = NodeTable(tree.upper, client.path_of)
         self._awaited_paths: list[bytes] = []
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
-        tree.on_changed = self._record_changes
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
@@ -93,6 +98,10 @@ class NamespaceOperations(Operations):
             writable=True,
             numbers=self._nodes.numbers,
         )
+
+    @property
+    def tree(self) -> MergedTree:
+        return self._tree
 
     def table(self) -> dict[int, Method]:
         methods = super().table()

@@ -77,8 +77,8 @@ class Session:
         if self._taking_over:
             mode = Mode(handover.mode)
         self._notifier = Notifier(fd)
-        self._tree = _tree_of(client)
         self.operations = self._build_operations(mode)
+        self._tree = self.operations.tree if isinstance(self.operations, WritableOperations) else None
         self.operations.start_handles_at(handover.incarnation << 40 | 1)
         self._pending_reads: dict[int, PendingRead] = {}
         """Begun reads by `unique`, oldest first. Only the hot thread uses it."""
@@ -89,11 +89,12 @@ class Session:
 
     def _build_operations(self, mode: Mode) -> Operations:
         send = FileReplies(self._fd).send
-        if self._tree is None:
+        client: Any = self._client
+        modes = WriteModes.parse(getattr(client, "write", ""))
+        if not modes.any:  # nothing can be written
             return Operations(
                 self._client, self._inodes, self._files, mode=mode, register=self._register, send=send
             )
-        client: Any = self._client
         return WritableOperations(
             client,
             self._inodes,
@@ -102,7 +103,9 @@ class Session:
             register=self._register,
             send=send,
             kernel=self,
-            tree=self._tree,
+            build_tree=lambda on_changed: MergedTree(
+                client, Upper(client.upper), modes, on_changed=on_changed
+            ),
         )
 
     def register(self, fd: int) -> int:
@@ -305,14 +308,6 @@ class Session:
         drop: Callable[[Any], None] = self._files.drop
         for id in ids:
             drop(id)
-
-
-def _tree_of(client: Any) -> MergedTree | None:
-    """Return the merged tree of a client; None where nothing can be written."""
-    modes = WriteModes.parse(getattr(client, "write", ""))
-    if not modes.any:
-        return None
-    return MergedTree(client, Upper(client.upper), modes, on_changed=client.changed)
 
 
 def _unknown(unique: int, node: int, request: bytearray) -> Answer:

@@ -259,16 +259,15 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 )
             if self.auto_mkdir:
                 self._vfs.make_directories(split(file_path)[0])
-            return self._discarding_on_error(self._vfs.append(file_path))
+            return self._vfs.append(file_path, is_broken_off=_closed_by_an_exception)
         replace, parents = mode == "wb", self.auto_mkdir
-        return self._discarding_on_error(
-            self._vfs.create(file_path, replace=replace, parents=parents, commits=autocommit)
+        return self._vfs.create(
+            file_path,
+            replace=replace,
+            parents=parents,
+            commits=autocommit,
+            is_broken_off=_closed_by_an_exception,
         )
-
-    def _discarding_on_error(self, stream: WriteStream) -> WriteStream:
-        """Make the stream discard its file when an exception ends `with fsspec.open(...)`."""
-        stream.is_broken_off = _closed_by_an_exception
-        return stream
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         content = self._vfs.content(_bytes(self._strip_protocol(path)))

@@ -18,6 +18,7 @@ import msgspec
 from headrace.base.deadline import Deadline
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError
+from headrace.base.listeners import Listeners
 from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
 from headrace.namespace.dirty_scope import PREFIX, DirtyScope
@@ -52,12 +53,10 @@ class WriterRows:
 class DirtyNamesSubscriber:
     """Answer which pending names other nodes have in a directory.
 
-    Set these attributes before `start`:
-
-    - `on_changed`: called with a directory, and whether everything below it is meant, when pending names there may
-      have changed.
     - `mirrored`: returns the entries of a writer's directory that this node holds as a replica.
-    - `on_own_record_deleted`: called when this node's own record was deleted.
+    - `changed`: called with a directory, and whether everything below it is meant, when pending names there may have
+      changed.
+    - `own_record_deleted`: called when this node's own record was deleted.
     """
 
     def __init__(
@@ -67,14 +66,15 @@ class DirtyNamesSubscriber:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
+        mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: [],
     ) -> None:
         self._me = me
         self._records = records
         self._peers = peers
         self._view = view
-        self.mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: []
-        self.on_changed: Callable[[bytes, bool], None] = lambda path, below: None
-        self.on_own_record_deleted: Callable[[], None] = lambda: None
+        self._mirrored = mirrored
+        self.changed: Listeners[[bytes, bool]] = Listeners()
+        self.own_record_deleted: Listeners[[]] = Listeners()
         self._scopes: dict[str, DirtyScope] = {}
         self._holders: dict[str, list[str]] = {}
         self._answers: dict[tuple[str, bytes], WriterRows] = {}
@@ -104,7 +104,7 @@ class DirtyNamesSubscriber:
         writer = key.removeprefix(f"{PREFIX}/")
         if writer == self._me:
             if raw is None:
-                self.on_own_record_deleted()
+                self.own_record_deleted()
             return
         before = self._scopes.pop(writer, DirtyScope())
         try:
@@ -120,9 +120,9 @@ class DirtyNamesSubscriber:
             del self._answers[query]
             self._locks.pop(query, None)
         for folder in before.folders ^ after.folders:
-            self.on_changed(folder, False)
+            self.changed(folder, False)
         for folder in before.below ^ after.below:
-            self.on_changed(folder, True)
+            self.changed(folder, True)
 
     def _on_replicas(self, key: str, raw: bytes | None) -> None:
         try:
@@ -142,9 +142,9 @@ class DirtyNamesSubscriber:
         """Mark all pending names of a writer as changed."""
         scope = self._scopes.get(writer, DirtyScope())
         for folder in scope.folders:
-            self.on_changed(folder, False)
+            self.changed(folder, False)
         for folder in scope.below:
-            self.on_changed(folder, True)
+            self.changed(folder, True)
 
     def writers(self, folder: bytes) -> list[str]:
         """Return the nodes whose records name this directory, sorted, without this node."""
@@ -214,7 +214,7 @@ class DirtyNamesSubscriber:
                 )
         if self.holds(writer):
             own = self._answers[key] = WriterRows(self._me)
-            _merge(own.rows, writer, self.mirrored(writer, folder))
+            _merge(own.rows, writer, self._mirrored(writer, folder))
             return own.rows
         if writer not in self._view().nodes and not self._holders.get(writer):
             self._answers.pop(key, None)

@@ -112,9 +112,16 @@ class Namespace:
         self._mounts = mounts
         self._timeout_s = timeout_s
         self._on_changed = on_changed
-        self.in_flight: list[Collection[bytes]] = []
-        """Paths of this node's uploads whose result at the origin is not known yet."""
+        self._in_flight: list[Collection[bytes]] = []
         self._listings: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
+
+    def add_in_flight(self, paths: Collection[bytes]) -> None:
+        """Add the paths of this node's uploads whose result at the origin is not known yet. Each listing reads the
+        collection anew."""
+        self._in_flight.append(paths)
+
+    def remove_in_flight(self, paths: Collection[bytes]) -> None:
+        self._in_flight = [collection for collection in self._in_flight if collection is not paths]
 
     async def lookup(self, parent: FileId, name: bytes, *, for_peer: bool = False) -> None:
         """Make the index right for (parent, name). With `for_peer`, a peer asks this node as the owner, so this node
@@ -259,7 +266,7 @@ class Namespace:
         """Return the page without new names that this node may have uploaded itself. Such a name may be removed here
         already, by a caller that could not know that the origin has it."""
         uploading = {
-            split(child)[1] for paths in self.in_flight for child in paths if split(child)[0] == path
+            split(child)[1] for paths in self._in_flight for child in paths if split(child)[0] == path
         }
         own = {name for name in uploading if self._index.lookup(directory, name) is None}
         if not own:

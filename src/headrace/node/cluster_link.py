@@ -7,13 +7,14 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
-from headrace.base.model import Arrived, Version
+from headrace.base.model import Version
 from headrace.base.namespace_path import check_node_id
 from headrace.cluster.cluster import access_of, parse_cluster
 from headrace.cluster.etcd import EtcdRecords
@@ -22,8 +23,10 @@ from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.dataplane.source import ClusterSourceFactory
+from headrace.dataplane.replica_host import ReplicaHost
+from headrace.dataplane.source import ClusterSourceFactory, PendingFiles
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -31,9 +34,12 @@ from headrace.identity.names import NODE
 from headrace.identity.seals import Seals
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.subscriber import DirtyNamesSubscriber
+from headrace.node.invalidation import InvalidationBroadcaster
+from headrace.overlay.pending_version import PendingVersion
+from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo, alone
-from headrace.wire.peer_messages import PEER_PROTOCOL, FileRange, PeerWelcome
+from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +50,15 @@ bytes."""
 PING_LIMIT_S = 2.0
 FORGET_LIMIT_S = 10.0
 LISTING_LIMIT_FACTOR = 10
+KEEP_THREADS = 8
 
 
 class ClusterLink:
-    """Holds this node's connections to its cluster. capacity_bytes: of this node's cache. on_view: must be set;
-    called with each new view, on the loop."""
+    """Holds this node's connections to its cluster, and what it shares with the other nodes.
+
+    capacity_bytes: of this node's cache. keeper: the replicas of other nodes' dirty files. files: the dirty files of
+    this node and the replicas, for readers on other nodes. elsewhere: the pending names of the other nodes.
+    """
 
     def __init__(self, config: Config, *, capacity_bytes: int) -> None:
         self._config = config
@@ -75,7 +85,7 @@ class ClusterLink:
             seals=Seals(self._tls) if self._tls is not None else None,
             kept=KeptRecords(os.path.join(cache_folder, "records.db")),
         )
-        self.on_view: Callable[[ClusterView], None] = lambda _: None
+        self._on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
         members_path = os.path.join(cache_folder, "members.json")
         self.membership = Membership(
@@ -86,8 +96,29 @@ class ClusterLink:
             is_alive=self._is_alive,
         )
         self._server: PeerServer | None = None
-        self.elsewhere = DirtyNamesSubscriber(self.info.id, self.records, self.peers, view=self.view)
-        self._sources: ClusterSourceFactory | None = None
+        self.threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
+        self.keeper = ReplicaHost(
+            self.info.id,
+            config.copies_folder,
+            self.peers,
+            self.threads,
+            view=self.view,
+            is_durable=config.durable_puts,
+        )
+        self.files = DirtyFiles(
+            self.info.id,
+            self.threads,
+            at=Upper(config.upper_folder).at,
+            folder_of=self.keeper.folder_of,
+        )
+        self.elsewhere = DirtyNamesSubscriber(
+            self.info.id,
+            self.records,
+            self.peers,
+            view=self.view,
+            mirrored=self.files.mirrored,
+        )
+        self.announcer = InvalidationBroadcaster(self.forget, self.view)
 
     def view(self) -> ClusterView:
         """Return the last known view; before the first one, a view of this node alone."""
@@ -95,7 +126,7 @@ class ClusterLink:
 
     def sources(self, gate: Gate) -> ClusterSourceFactory:
         config = self._config
-        self._sources = ClusterSourceFactory(
+        return ClusterSourceFactory(
             gate,
             timeout_s=config.origin_timeout_s,
             me=self.info.id,
@@ -106,19 +137,15 @@ class ClusterLink:
             view=self.view,
             replicas=config.replicas,
             small_bytes_max=config.small_file_bytes_max,
+            pending=PendingFiles(self.elsewhere.sources, self.files.read, self.settle),
         )
-        return self._sources
 
-    def share_written(
-        self,
-        writers: Callable[[str], list[NodeInfo]],
-        own_copy: Callable[[FileRange], Awaitable[Arrived | None]],
-        settle: Callable[[bytes, Version], Awaitable[Version | None]],
-    ) -> None:
-        """Set how pending files of other nodes are read."""
-        if self._sources is not None:
-            self._sources.writers, self._sources.own_copy = writers, own_copy
-            self._sources.settle = settle
+    async def settle(self, path: bytes, version: Version) -> Version | None:
+        """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
+        node may itself have persisted it in the writer's place."""
+        pending = PendingVersion.parse(version.token)
+        persisted = None if pending is None else self.keeper.taken(path, pending)
+        return persisted if persisted is not None else await self.elsewhere.settle(path, version)
 
     def names(self) -> OwnerListingClient:
         return OwnerListingClient(
@@ -134,9 +161,10 @@ class ClusterLink:
         owners = self.view().owners(path, segment, replicas=replicas)
         return any(owner.id == self.info.id for owner in owners)
 
-    async def start(self, service: NodePeerService) -> None:
-        """Serve peers and join the cluster, as Membership.start does. Raise NodeIdTakenError,
-        ClusterUnavailableError or UsageError."""
+    async def start(self, service: NodePeerService, on_view: Callable[[ClusterView], None]) -> None:
+        """Serve peers and join the cluster, as Membership.start does. on_view: called with each new view, on the loop.
+        Raise NodeIdTakenError, ClusterUnavailableError or UsageError."""
+        self._on_view = on_view
         self._server = PeerServer(
             self._welcome, self.name, service, loop=asyncio.get_running_loop(), tls=self._tls
         )
@@ -148,6 +176,7 @@ class ClusterLink:
         if self._server is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
         self.peers.close()
+        self.threads.shutdown(wait=False)
 
     async def forget(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
@@ -203,7 +232,7 @@ class ClusterLink:
         log.info(
             "the members of the cluster changed epoch=%d nodes=%s", view.epoch, ",".join(sorted(view.nodes))
         )
-        self.on_view(view)
+        self._on_view(view)
 
     async def _is_alive(self, node: NodeInfo) -> bool:
         try:

@@ -6,27 +6,20 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import ClusterUnavailableError, UsageError
-from headrace.base.model import FileId, Version
-from headrace.base.write_modes import WriteModes
+from headrace.base.model import FileId
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
 from headrace.dataplane.coherence_service import CoherenceService
-from headrace.dataplane.directory_lease import DirectoryLeases
-from headrace.dataplane.dirty_files import DirtyFiles
-from headrace.dataplane.failback import Failback
 from headrace.dataplane.failover import Failover
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
 from headrace.dataplane.placement import ReplicaSetRecords
-from headrace.dataplane.publisher import DirtyNamesPublisher
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import ReplicaOffers
 from headrace.dataplane.writeback import WriteBack
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
@@ -34,10 +27,8 @@ from headrace.jobs.jobs import Jobs
 from headrace.namespace.dirty_scope import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.cluster_link import ClusterLink
-from headrace.node.invalidation import InvalidationBroadcaster
+from headrace.node.cluster_writing import ClusterWriting
 from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, SharedMounts
-from headrace.overlay.pending_version import PendingVersion
-from headrace.overlay.upper import Upper
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
@@ -45,12 +36,12 @@ from headrace.wire.messages import JobStart, JobState
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-KEEP_THREADS = 8
 
 
 class ClusterServices:
-    """Holds the services of one node. hood: the link to the cluster, not started yet; `stop` also stops it. attach,
-    detach: change a mount on this node only. check: raises for an origin that a record may not attach."""
+    """Holds the services of one node. hood: the link to the cluster, not started yet; `stop` also stops it. writing:
+    None where nothing can be written. persister: builds the write-back of the replicas in a directory. attach, detach:
+    change a mount on this node only. check: raises for an origin that a record may not attach."""
 
     def __init__(
         self,
@@ -61,7 +52,7 @@ class ClusterServices:
         namespace: Namespace,
         reads: ReadPath,
         jobs: Jobs,
-        write: WriteBack | None,
+        writing: ClusterWriting | None,
         persister: Callable[[str], WriteBack],
         attach: Attach,
         detach: Detach,
@@ -70,30 +61,22 @@ class ClusterServices:
         self._hood = hood
         self._namespace = namespace
         self._elsewhere = hood.elsewhere
-        self._rights: DirectoryLeases | None = None
         self._local_jobs = jobs
         self._replicas = config.replicas
-        self._write = write
-        self._copies = None
-        holders = ReplicaSetRecords(hood.records)
+        self._writing = writing
         self._leases_lost = 0
-        self._announcer = InvalidationBroadcaster(hood.forget, hood.view)
-        if write is not None:
-            write.ask_others = Failback(hood.info.id, hood.peers, write.known, view=hood.view).ask
-        if write is not None and WriteModes.parse(config.write).copies_max > 1:
-            self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
-        self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
-        keeper = self.keeper = _keeper(hood, config, self._threads)
+        me = hood.info.id
+        keeper = self.keeper = hood.keeper
         self._take_over = Failover(
-            hood.info.id,
+            me,
             keeper,
-            holders,
+            ReplicaSetRecords(hood.records),
             view=hood.view,
-            build=lambda folder: self._persister(persister, folder),
+            build=persister,
             on_persisted=self._nothing_left,
             delay_s=config.take_over_s,
         )
-        files = self._share_writes(config, write)
+        replicator = None if writing is None else writing.replicator
         self._desk = NodePeerService(
             namespace,
             store,
@@ -101,14 +84,19 @@ class ClusterServices:
             owns=self._owns,
             on_forget=self._relist,
             copies=ReplicationService(
-                keeper, self._take_over, ReplicaOffers() if self._copies is None else self._copies.offers
+                keeper, self._take_over, ReplicaOffers() if replicator is None else replicator.offers
             ),
             shared=CoherenceService(
-                hood.info.id, files, self._take_over, None if write is None else write.told, self._give_up
+                me,
+                hood.files,
+                keeper,
+                publisher=None if writing is None else writing.publisher,
+                own=None if writing is None else writing.own,
+                give_up=self._give_up,
             ),
         )
         self._rebalance = Rebalance(
-            hood.info.id,
+            me,
             store,
             hood.peers,
             view=hood.view,
@@ -116,16 +104,18 @@ class ClusterServices:
             bytes_s=config.rebalance_bytes_s,
         )
         self.mounts = SharedMounts(hood.records, attach=attach, detach=detach, check=check)
-        self.jobs = ClusterJobs(hood.info.id, hood.records, jobs, view=hood.view, replicas=config.replicas)
+        self.jobs = ClusterJobs(me, hood.records, jobs, view=hood.view, replicas=config.replicas)
         self._relisting: set[asyncio.Task[None]] = set()
         self._waiting: asyncio.Task[None] | None = None
-        hood.on_view = self._on_new_view
+        self._elsewhere.changed.add(namespace.schedule_refresh)
+        if writing is not None:
+            self._elsewhere.own_record_deleted.add(writing.publisher.record_again)
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Serve peers and join the cluster, or join later when etcd is unavailable and the last known members are
         used. own: the mounts of the configuration; remembered: those of an earlier run. Raise the errors of
         ClusterLink.start, and UsageError when the cluster has another origin at one of the node's own mounts."""
-        await self._hood.start(self._desk)
+        await self._hood.start(self._desk, self._on_new_view)
         if self._hood.membership.joined.is_set():
             await self._take_part(own, remembered)
         else:
@@ -133,8 +123,8 @@ class ClusterServices:
 
     async def come_back(self) -> None:
         """Learn what other nodes persisted of this node's files since its last run, before it persists them itself."""
-        if self._write is not None:
-            await self._write.ask_others()
+        if self._writing is not None:
+            await self._writing.failback.ask()
 
     async def look_whether_given_up(self) -> None:
         """Learn what other nodes did in this node's place, if they took it for dead while it was alive."""
@@ -143,61 +133,19 @@ class ClusterServices:
             self._leases_lost = leases_lost
             await self.come_back()
 
-    def _share_writes(self, config: Config, write: WriteBack | None) -> DirtyFiles:
-        """Connect this node's dirty names and those of the other nodes, in both directions."""
-        hood = self._hood
-        upper = Upper(config.upper_folder)
-        files = DirtyFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
-        self._elsewhere.mirrored = files.mirrored
-        self._elsewhere.on_changed = self._namespace.schedule_refresh
-        hood.share_written(self._elsewhere.sources, files.read, self._settle)
-        if write is None:
-            return files
-        write.settle_by(self._settle)
-        pending_names = write.told
-        me, records, peers = hood.info.id, hood.records, hood.peers
-        self._rights = pending_names.rights = DirectoryLeases(
-            me, records, peers, upper, view=hood.view, look=self._look_at, tell=pending_names.tell_all_of
-        )
-        pending_names.registry = DirtyNamesPublisher(
-            *(me, hood.info.instance, records, peers),
-            view=hood.view,
-            look=pending_names.means,
-            is_clean=pending_names.is_clean,
-            unmark=pending_names.unmark,
-        )
-        self._elsewhere.on_own_record_deleted = pending_names.registry.record_again
-        return files
-
-    def _persister(self, build: Callable[[str], WriteBack], folder: str) -> WriteBack:
-        write = build(folder)
-        write.settle_by(self._settle)
-        return write
-
-    async def _settle(self, path: bytes, version: Version) -> Version | None:
-        """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
-        node may itself have persisted it in the writer's place."""
-        pending = PendingVersion.parse(version.token)
-        persisted = None if pending is None else self._take_over.taken(path, pending)
-        return persisted if persisted is not None else await self._elsewhere.settle(path, version)
-
     async def _nothing_left(self, writer: str) -> None:
         """Delete the record of a dead node whose files are all persisted, so that others stop showing its dirty
         names. A node that is back keeps its record, because it wrote the record again."""
         await self._hood.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
 
     async def _give_up(self, folder: bytes) -> None:
-        if self._rights is not None:
-            await self._rights.give_up(folder)
+        if self._writing is not None:
+            await self._writing.leases.give_up(folder)
 
     async def claim(self, folder: bytes) -> None:
         """Acquire the lease for new names in a directory."""
-        if self._rights is not None:
-            await self._rights.claim(folder)
-
-    async def _look_at(self, folder: bytes) -> None:
-        await self._elsewhere.catch_up()
-        await self._namespace.refresh_for_names(folder)
+        if self._writing is not None:
+            await self._writing.leases.claim(folder)
 
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
@@ -222,13 +170,12 @@ class ClusterServices:
         await self.jobs.stop()
         self._namespace.stop()
         await self._take_over.stop()
-        self._announcer.stop()
+        self._hood.announcer.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
         for task in self._relisting:
             task.cancel()
         await self._hood.stop()
-        self._threads.shutdown(wait=False)
 
     def runs(self, request: JobStart) -> bool:
         """Return whether this is a job for all nodes, or one that waits for them."""
@@ -245,10 +192,6 @@ class ClusterServices:
         """Report the (parent, name) pairs whose meaning changed."""
         self.jobs.pins.names_changed(names)
 
-    async def announce(self, folders: set[bytes]) -> None:
-        """Invalidate the listings of directories that this node changed at their origin."""
-        await self._announcer.announce(folders)
-
     def status(self) -> dict[str, Any]:
         cluster = {**self._hood.status(), **self._take_over.status()}
         return {"cluster": cluster, "rebalance": self._rebalance.statistics()}
@@ -260,8 +203,8 @@ class ClusterServices:
         self.jobs.on_view()
         self._take_over.on_view()
         self._elsewhere.on_view()
-        if self._copies is not None:
-            self._copies.on_view()
+        if self._writing is not None and self._writing.replicator is not None:
+            self._writing.replicator.on_view()
 
     def _owns(self, path: bytes, start: int) -> bool:
         return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)
@@ -298,8 +241,3 @@ class ClusterServices:
             yield self._rebalance.state(done=False)
             await asyncio.sleep(POLL_S)
         yield self._rebalance.state(done=True)
-
-
-def _keeper(hood: ClusterLink, config: Config, threads: Executor) -> ReplicaHost:
-    arguments = (hood.info.id, config.copies_folder, hood.peers, threads)
-    return ReplicaHost(*arguments, view=hood.view, is_durable=config.durable_puts)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from headrace.dataplane.observers import WriteObserver
 from headrace.ring.view import ClusterView
 
 log = logging.getLogger(__name__)
@@ -87,3 +88,13 @@ class InvalidationBroadcaster:
         finally:
             del self._tasks[node]
             self._pending.pop(node, None)
+
+
+class InvalidationObserver(WriteObserver):
+    """Invalidates the listings of directories in which something was persisted."""
+
+    def __init__(self, broadcaster: InvalidationBroadcaster) -> None:
+        self._broadcaster = broadcaster
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        await self._broadcaster.announce(folders)

@@ -51,7 +51,8 @@ from headrace.node.cache import (
 )
 from headrace.node.gateways import Gateways, describe
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
-from headrace.node.writing import build_persister, build_writing
+from headrace.node.session_events import NAMES_A_MESSAGE, SessionEvents
+from headrace.node.writing import CacheOfLayer, build_persister, build_single
 from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
@@ -96,7 +97,6 @@ from headrace.wire.messages import (
     StatusAsk,
     Touch,
     Welcome,
-    Written,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from headrace.jobs.cluster_jobs import ClusterJobs
     from headrace.node.cluster_link import ClusterLink
     from headrace.node.cluster_services import ClusterServices
+    from headrace.node.cluster_writing import ClusterWriting
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,6 @@ CONFIGURED = "configured"
 """Marks a mount in the index that the configuration names."""
 BY_OPERATOR = "by_operator"
 """Marks a mount in the index that an operator of this host attached, without limits, while the node had no cluster."""
-NAMES_A_MESSAGE = 1000
 GC_THRESHOLD = 50_000
 """Reference counting frees most garbage of a node; the collector's default would run after every 700 objects."""
 
@@ -151,6 +151,14 @@ class Node:
             shared=None if hood is None else hood.names(),
             others=None if hood is None else hood.elsewhere,
         )
+        sessions = SessionEvents(self.subscribers)
+        cache = CacheOfLayer(store, self.sources.owns)
+        self.cluster_writing: ClusterWriting | None = None
+        if hood is None:
+            self.write = build_single(config, self.namespace, cache, sessions)
+        else:
+            self.cluster_writing = _writing_in_cluster(config, hood, self.namespace, cache, sessions)
+            self.write = None if self.cluster_writing is None else self.cluster_writing.write_back
         self.reads = ReadPath(
             self.namespace,
             store,
@@ -165,8 +173,9 @@ class Node:
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
+            bring=None if self.write is None else self.write.into_cache,
         )
-        store.on_evicted = self._evicted
+        store.evicted.add(self._evicted)
         self.jobs = Jobs(self.namespace, store, self.reads, self.disk, on_damaged=self._damaged)
         welcome = Welcome(
             protocol=PROTOCOL,
@@ -179,10 +188,6 @@ class Node:
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
         self.together: ClusterServices | None = None
-        self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
-        if self.write is not None:
-            self.write.move_into(store, self.sources.owns)
-            self.reads.bring = self.write.into_cache
         self.broker: Broker | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self.scrub: Scrub | None = None
@@ -243,8 +248,10 @@ class Node:
     async def _join(self, hood: ClusterLink) -> None:
         """Serve peers and join the cluster; the cluster's mounts are attached on return, or soon after."""
         from headrace.node.cluster_services import ClusterServices
+        from headrace.node.invalidation import InvalidationObserver
         from headrace.node.shared_mounts import MountRecord
 
+        observers = [InvalidationObserver(hood.announcer), SessionEvents(self.subscribers)]
         self.together = ClusterServices(
             hood,
             self.config,
@@ -252,9 +259,9 @@ class Node:
             namespace=self.namespace,
             reads=self.reads,
             jobs=self.jobs,
-            write=self.write,
+            writing=self.cluster_writing,
             persister=lambda folder: build_persister(
-                self.config, self.namespace, folder, on_written=self._written, announce=self._announce
+                self.config, self.namespace, folder, hood.settle, observers
             ),
             attach=self._attach_shared,
             detach=self._mount_remove_here,
@@ -398,15 +405,6 @@ class Node:
             self._writing().soon(os.fsencode(request.path))
             return persist_begun(self._writing(), request.path)
         return persist_states(self._writing(), request.path)
-
-    async def _announce(self, folders: set[bytes]) -> None:
-        """Invalidate the listings that this node changed by persisting, on the other nodes."""
-        if self.together is not None:
-            await self.together.announce(folders)
-
-    def _written(self, paths: list[bytes], source: int) -> None:
-        for start in range(0, len(paths), NAMES_A_MESSAGE):
-            self.subscribers.publish(Written(paths=paths[start : start + NAMES_A_MESSAGE], source=source))
 
     def _cluster_jobs(self) -> ClusterJobs:
         if self.together is None:
@@ -627,6 +625,14 @@ def _neighbourhood(config: Config, store: Store) -> ClusterLink | None:
     from headrace.node.cluster_link import ClusterLink
 
     return ClusterLink(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+
+
+def _writing_in_cluster(
+    config: Config, hood: ClusterLink, namespace: Namespace, cache: CacheOfLayer, sessions: SessionEvents
+) -> ClusterWriting | None:
+    from headrace.node.cluster_writing import build_in_cluster
+
+    return build_in_cluster(config, hood, namespace, cache, sessions)
 
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:

@@ -4,74 +4,140 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from headrace.base.errors import HeadraceError, StoreError, UsageError
+from headrace.base.keyed_lock import KeyedLock
+from headrace.base.model import Version
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
-from headrace.dataplane.writeback import WriteBack, WriteBackSettings
+from headrace.dataplane.changes import ChangeTracker
+from headrace.dataplane.conflicts import ConflictCopies
+from headrace.dataplane.demotion import Demoter
+from headrace.dataplane.dirty_set import DirtySet
+from headrace.dataplane.durability import Durability, LocalDurability
+from headrace.dataplane.executor import SyncExecutor
+from headrace.dataplane.observers import WriteObserver, WriteObservers
+from headrace.dataplane.origin_changes import OriginChangeReconciler
+from headrace.dataplane.pending_names import SingleNodeFlags
+from headrace.dataplane.planner import ActionPlanner, LayerScan
+from headrace.dataplane.preconditions import Preconditions
+from headrace.dataplane.removal import RemovalPropagator
+from headrace.dataplane.upload import Uploader
+from headrace.dataplane.upper_quota import UpperQuota
+from headrace.dataplane.writable_layer import WritableLayer
+from headrace.dataplane.write_ahead import WriteAhead
+from headrace.dataplane.writeback import WriteBack
 from headrace.namespace.tree import Namespace
+from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.reserve import Reserve
 from headrace.overlay.sync_journal import SyncJournal
 from headrace.overlay.upper import Upper
+from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
 
 THREADS = 16
 """Threads that read files for uploads and scan the upper layer."""
+BYTES_S_MIN = 4 << 20
+"""An upload that is slower than this counts as hanging."""
+Settle = Callable[[bytes, Version], Awaitable[Version | None]]
 
 
-def build_writing(
-    config: Config,
-    namespace: Namespace,
-    *,
-    on_written: Callable[[list[bytes], int], None],
-    announce: Callable[[set[bytes]], Awaitable[None]],
+@dataclass(frozen=True, slots=True)
+class WriteBackSettings:
+    """delay_s: how long a path is quiet before it is persisted. timeout_s: of a request to an origin. layer_bytes_max:
+    what the layer may take before clean files leave it, and what may wait before writers are slowed down."""
+
+    delay_s: float
+    timeout_s: float
+    layer_bytes_max: int
+
+    @classmethod
+    def of(cls, config: Config) -> WriteBackSettings:
+        return cls(config.persist_delay_s, config.origin_timeout_s, config.cache[0].capacity_bytes // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteState:
+    """What is known of a layer before anything writes it: all that observers may look at."""
+
+    namespace: Namespace
+    layer: WritableLayer
+    preconditions: Preconditions
+    planner: ActionPlanner
+    dirty: DirtySet
+
+    @classmethod
+    def of(
+        cls,
+        namespace: Namespace,
+        layer: WritableLayer,
+        *,
+        ask_others: Callable[[], Awaitable[None]] | None = None,
+        settle: Settle | None = None,
+    ) -> WriteState:
+        """ask_others, settle: as of Preconditions."""
+        preconditions = Preconditions(
+            namespace, layer.upper, layer.journal, ask_others=ask_others, settle=settle
+        )
+        return cls(namespace, layer, preconditions, ActionPlanner(layer), DirtySet())
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOfLayer:
+    """Which cache takes clean files of a layer, and the files that this node owns."""
+
+    store: Store | None = None
+    owns: Callable[[bytes], bool] = field(default=lambda path: True)
+
+
+def build_single(
+    config: Config, namespace: Namespace, cache: CacheOfLayer, sessions: WriteObserver
 ) -> WriteBack | None:
-    """Return the write side, or None where nothing can be written. Files that an earlier run left under other
-    settings stay where they are, and a warning names them."""
-    modes = WriteModes.parse(config.write)
-    upper = Upper(config.upper_folder)
-    if not modes.any:
-        if upper.at(b"/").is_folder() and upper.at(b"/").names():
-            log.warning(
-                "files written under other settings are neither shown nor persisted folder=%s",
-                config.upper_folder,
-            )
-        return None
-    if modes.copies_max > 1 and not config.cluster:
+    """Build the write side of a node without a cluster; return None where nothing can be written."""
+    if WriteModes.parse(config.write).copies_max > 1:
         raise UsageError(
             f"setting write = {config.write!r}",
             why="other nodes keep the replicas",
             hint="set cluster, or use back",
         )
-    return _build(config, modes, namespace, config.upper_folder, on_written=on_written, announce=announce)
+    layer = open_own_layer(config)
+    if layer is None:
+        return None
+    state = WriteState.of(namespace, layer)
+    observers = [SingleNodeFlags(layer.upper), sessions]
+    return build_write_back(state, WriteBackSettings.of(config), observers, cache=cache)
 
 
 def build_persister(
-    config: Config,
-    namespace: Namespace,
-    folder: str,
-    *,
-    on_written: Callable[[list[bytes], int], None],
-    announce: Callable[[set[bytes]], Awaitable[None]],
+    config: Config, namespace: Namespace, folder: str, settle: Settle, observers: Sequence[WriteObserver]
 ) -> WriteBack:
     """Build the write side that persists all of an upper layer in another directory, whatever the mode of writing is
     here."""
-    modes = WriteModes.parse("back")
-    return _build(config, modes, namespace, folder, on_written=on_written, announce=announce)
+    state = WriteState.of(namespace, open_layer(config, WriteModes.parse("back"), folder), settle=settle)
+    return build_write_back(state, WriteBackSettings.of(config), observers)
 
 
-def _build(
-    config: Config,
-    modes: WriteModes,
-    namespace: Namespace,
-    folder: str,
-    *,
-    on_written: Callable[[list[bytes], int], None],
-    announce: Callable[[set[bytes]], Awaitable[None]],
-) -> WriteBack:
+def open_own_layer(config: Config) -> WritableLayer | None:
+    """Open the upper layer of this node; return None where nothing can be written. Files that an earlier run left under
+    other settings stay where they are, and a warning names them."""
+    modes = WriteModes.parse(config.write)
+    upper = Upper(config.upper_folder)
+    if modes.any:
+        return open_layer(config, modes, config.upper_folder)
+    if upper.at(b"/").is_folder() and upper.at(b"/").names():
+        log.warning(
+            "files written under other settings are neither shown nor persisted folder=%s",
+            config.upper_folder,
+        )
+    return None
+
+
+def open_layer(config: Config, modes: WriteModes, folder: str) -> WritableLayer:
+    """Open an upper layer with its journal. StoreError."""
     upper = Upper(folder)
     reserve = Reserve(config.cache[0].folder)
     try:
@@ -81,17 +147,62 @@ def _build(
         if isinstance(error, HeadraceError):
             raise
         raise StoreError(f"folder {folder}", why=os.strerror(error.errno or 0)) from error
-    return WriteBack(
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="write")
+    return WritableLayer(upper, journal, modes, WriteAhead(journal.sync, threads), threads)
+
+
+def build_write_back(
+    state: WriteState,
+    settings: WriteBackSettings,
+    observers: Sequence[WriteObserver],
+    *,
+    cache: CacheOfLayer | None = None,
+    durability: Callable[[ChangeTracker], Durability] | None = None,
+) -> WriteBack:
+    """Build write-back of a layer, from the ground up. cache: of the same disk. durability: where modes promise more
+    than this disk and the origin."""
+    cache = cache or CacheOfLayer()
+    namespace, layer, planner = state.namespace, state.layer, state.planner
+    changes = ChangeTracker(layer, state.dirty, WriteObservers(observers), delay_s=settings.delay_s)
+    turns = KeyedLock()
+    conflicts = ConflictCopies(namespace, layer.upper, layer.journal, on_written=changes.changed_here)
+    uploads = Uploader(
         namespace,
-        upper,
-        journal,
-        modes,
-        ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
-        WriteBackSettings(
-            delay_s=config.persist_delay_s,
-            timeout_s=config.origin_timeout_s,
-            layer_bytes_max=config.cache[0].capacity_bytes // 2,
+        layer,
+        state.preconditions,
+        conflicts,
+        limit_s=lambda size_bytes: settings.timeout_s + size_bytes / BYTES_S_MIN,
+    )
+    removals = RemovalPropagator(
+        namespace,
+        layer,
+        state.preconditions,
+        conflicts,
+        turns,
+        limit_s=settings.timeout_s,
+        on_written=changes.changed_here,
+    )
+    demoter = Demoter(
+        layer,
+        namespace,
+        UpperQuota(settings.layer_bytes_max, DirtyThrottle(layer.upper.pressure_path), cache.store),
+        store=cache.store,
+        owns=cache.owns,
+        on_left=changes.observers.on_demoted,
+    )
+    return WriteBack(
+        layer,
+        changes,
+        LayerScan(layer, planner, changes, removals, turns),
+        SyncExecutor(namespace, layer, planner, changes, uploads, removals, turns),
+        conflicts,
+        OriginChangeReconciler(
+            namespace,
+            layer.upper,
+            layer.journal,
+            limit_s=settings.timeout_s,
+            on_written=changes.observers.on_demoted,
         ),
-        on_written=on_written,
-        announce=announce,
+        demoter,
+        LocalDurability(layer.modes) if durability is None else durability(changes),
     )

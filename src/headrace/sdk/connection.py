@@ -155,11 +155,12 @@ class Connections:
         *,
         role: str,
         patience_s: float,
+        on_welcome: Callable[[Welcome], None],
     ) -> None:
         self.path = socket_path
         self._role = role
         self._patience_s = patience_s
-        self.on_welcome: Callable[[Welcome], None] = lambda _: None
+        self._on_welcome = on_welcome
         self._free: list[Connection] = []
         self._lock = threading.Lock()
 
@@ -195,7 +196,7 @@ class Connections:
                 if connection.pid == os.getpid():
                     return connection
         connection = Connection(self.path, role=self._role, cancel=cancel)
-        self.on_welcome(connection.welcome)
+        self._on_welcome(connection.welcome)
         return connection
 
     def close(self) -> None:

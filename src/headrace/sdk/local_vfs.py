@@ -78,13 +78,14 @@ class LocalVfs(VfsReader):
         replace: bool,
         parents: bool = False,
         commits: bool = True,
+        is_broken_off: Callable[[], bool] = lambda: False,
         check: Callable[[FileStat | None], None] | None = None,
     ) -> WriteStream:
         """Create a file that appears under its name, complete, when the stream is closed. Raise PathExistsError, at
         once or at close, if it may not replace an existing path; ReadOnlyError, IsADirectoryPathError, or
         PathNotFoundError for the directory.
 
-        parents: create missing directories above it. commits: as for WriteStream. check: called with the stat of the
+        parents: create missing directories above it. commits, is_broken_off: as for WriteStream. check: called with the stat of the
         name just before the file gets it, while no process can change it. If it raises, `commit` raises that error
         and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
@@ -98,9 +99,10 @@ class LocalVfs(VfsReader):
             ),
             abandon=lambda _: _unlink(temp_path),
             commits=commits,
+            is_broken_off=is_broken_off,
         )
 
-    def append(self, path: bytes) -> WriteStream:
+    def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
         """Append to a file in place, as a mount does: other readers see the bytes at once. If the stream is
         abandoned, its bytes are cut off again, unless another writer appended after them."""
         fd, real_path, is_new = self.open_in_place(path, 0)
@@ -118,7 +120,7 @@ class LocalVfs(VfsReader):
                     os.ftruncate(fd, size_before)
                     finish(fd)
 
-        return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon)
+        return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon, is_broken_off=is_broken_off)
 
     def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
         """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether

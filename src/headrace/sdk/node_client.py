@@ -30,7 +30,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, 
 from headrace.sdk.access_reporter import AccessReporter
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.change_reporter import ChangeReporter
-from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
+from headrace.sdk.connection import RECONNECT_PAUSE_S, Connection, Connections
 from headrace.sdk.file import OpenFile
 from headrace.sdk.local import LocalCache
 from headrace.store.reader import CacheReader
@@ -88,15 +88,14 @@ def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> 
 
 class NodeClient:
     def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
-        self._connections = Connections(socket_path, role=role, patience_s=patience_s)
+        first = Connection(socket_path, role=role)
+        self._renewing = threading.Lock()
+        self._connections = Connections(socket_path, role=role, patience_s=patience_s, on_welcome=self._renew)
         self._touches = AccessReporter(self._connections)
         self.touch: Callable[[FileId], None] = self._touches.touch
         """Notes a use for the eviction policy. Notes are sent in batches, and may be lost without harm."""
-        first = self._connections.take()
         self.local = LocalCache(first.welcome, self.touch)
         """Replaced as soon as an id, a volume's number or a path's mode of writing may mean something else."""
-        self._renewing = threading.Lock()
-        self._connections.on_welcome = self._renew
         self._connections.give(first)
         self._changes = ChangeReporter(self._connections)
         self._status: tuple[float, dict[str, object]] = (0.0, {})

@@ -190,7 +190,8 @@ class ReadStream(io.BufferedReader):
 class WriteStream(io.BufferedWriter):
     """Writes to a descriptor, which it owns. finish is called once with the descriptor, when all bytes are in the
     file; `close` raises its errors. abandon is called instead, where the file is discarded. commits: False for a
-    caller that calls `commit` or `discard` after `close`."""
+    caller that calls `commit` or `discard` after `close`. is_broken_off: `close` calls it: whether an exception ended
+    the writing that `__exit__` did not receive."""
 
     def __init__(
         self,
@@ -200,6 +201,7 @@ class WriteStream(io.BufferedWriter):
         finish: Callable[[int], None],
         abandon: Callable[[int], None],
         commits: bool = True,
+        is_broken_off: Callable[[], bool] = lambda: False,
     ) -> None:
         raw = io.FileIO(fd, "wb", closefd=False)
         raw.name = name
@@ -208,8 +210,7 @@ class WriteStream(io.BufferedWriter):
         self._finish, self._abandon = finish, abandon
         self._commits = commits
         self._process = os.getpid()
-        self.is_broken_off: Callable[[], bool] = lambda: False
-        """`close` calls it: whether an exception ended the writing that `__exit__` did not receive."""
+        self._is_broken_off = is_broken_off
 
     def fileno(self) -> int:
         """Return the descriptor after a flush, because the caller means to sync the file."""
@@ -219,7 +220,7 @@ class WriteStream(io.BufferedWriter):
     def close(self) -> None:
         if self.closed:
             return
-        if self.is_broken_off():
+        if self._is_broken_off():
             self.discard()
             return
         try:

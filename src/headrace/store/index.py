@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -91,16 +92,23 @@ class Index:
     generation: random, created with the index; with another generation all ids differ. restored: this open reset the
     index to a checkpoint, because the machine was restarted without a clean close. unsettled: recovery is not finished,
     so there is no checkpoint yet; if the process is killed until then, the next open finds the same state.
-    on_superseded: called with ids whose cached files have no name any more. on_redated: called with the record of a
-    file whose object has a new time and the same bytes, for example when only metadata changed. Both are called within
-    the transaction.
+    superseded: ids whose cached files have no name any more; the store evicts them first. on_redated: called within
+    the transaction with the record of a file whose object has a new time and the same bytes, for example when only
+    metadata changed.
     """
 
-    def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        writable: bool,
+        boot_id: str,
+        on_redated: Callable[[CachedFile], None] = lambda _: None,
+    ) -> None:
         self.folder = folder
         self.restored = self.unsettled = False
-        self.on_superseded: Callable[[FileId], None] = lambda _: None
-        self.on_redated: Callable[[CachedFile], None] = lambda _: None
+        self.superseded: deque[FileId] = deque()
+        self._on_redated = on_redated
         self._writable = writable
         self._boot_id = boot_id
         self._lock = threading.RLock()
@@ -121,14 +129,21 @@ class Index:
             raise
 
     @classmethod
-    def open(cls, folder: str, *, writable: bool, boot_id: str | None = None) -> Index:
+    def open(
+        cls,
+        folder: str,
+        *,
+        writable: bool,
+        boot_id: str | None = None,
+        on_redated: Callable[[CachedFile], None] = lambda _: None,
+    ) -> Index:
         """Open an index. CorruptIndexError, StoreBusyError; PathNotFoundError for a reader if no node created it.
         boot_id: for tests."""
         if writable:
             make_private(folder)
         else:
             _check_believed(folder)
-        return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id())
+        return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id(), on_redated=on_redated)
 
     def close(self, *, clean: bool) -> None:
         """Close the index. clean: everything is synced, so the next open need not recover; False leaves the state of a
@@ -516,7 +531,7 @@ class Index:
         cached = self.cached(id)
         if cached is not None:
             self.put_cached(msgspec.structs.replace(cached, superseded=True))
-            self.on_superseded(id)
+            self.superseded.append(id)
 
     def _redate(self, id: FileId) -> None:
         cached = self.cached(id)
@@ -524,7 +539,7 @@ class Index:
             return
         if cached.content_type_code is not None:
             self.put_cached(msgspec.structs.replace(cached, content_type_code=None))
-        self.on_redated(cached)
+        self._on_redated(cached)
 
     def _children_batch(self, directory: FileId, after: bytes, limit: int = CHILDREN_BATCH) -> list[Entry]:
         prefix = KEY.pack(directory)

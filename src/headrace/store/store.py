@@ -1,6 +1,6 @@
 """The cache of a node: index and cache files as one object. Read this module first.
 
-docs/format.md has the steps of every change. Thread-safe; but `on_evicted` is called only from the thread that opened
+docs/format.md has the steps of every change. Thread-safe; but `evicted` is called only from the thread that opened
 the store: files that another thread evicts are reported at its next call. Lock order: store, then index.
 """
 
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from msgspec import structs
 from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
+from headrace.base.listeners import Listeners
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
@@ -50,7 +51,7 @@ NO_EXTRAS: Mapping[FileId, ObjectMetadata] = MappingProxyType({})
 
 
 class Store:
-    """The cache of a node. on_evicted: called with the ids of evicted files. unverified_found: how many recovery did
+    """The cache of a node. evicted: called with the ids of evicted files. unverified_found: how many recovery did
     not trust."""
 
     def __init__(
@@ -72,7 +73,7 @@ class Store:
         self._has_spilled = False
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
-        self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
+        self.evicted: Listeners[[list[FileId]]] = Listeners()
         self.evicted_files = 0
         self._high, self._low, self._borrowed_share = high, low, borrowed_share
         self._accounts = Accounts(volumes, policy)
@@ -84,8 +85,6 @@ class Store:
         self._home = threading.get_ident()
         self._unreported, self._closed = list[FileId](), False
         self._victims = Victims(index, self._accounts, self._is_open)
-        index.on_superseded = self._victims.superseded.append
-        index.on_redated = partial(unnote, volumes)
         self.unverified_found = recover(index, self.disks)
         self._sequence = index.synced_sequence
         for cached in index.cached_files():
@@ -115,8 +114,14 @@ class Store:
                 volume.open()
             reserve = Reserve(volumes[0].folder)
             reserve_readers(index_folder, reserve)
-            index = reserve.spend(lambda: Index.open(index_folder, writable=True, boot_id=boot_id))
+            by_number = [*volumes]
+            index = reserve.spend(
+                lambda: Index.open(
+                    index_folder, writable=True, boot_id=boot_id, on_redated=partial(unnote, by_number)
+                )
+            )
             spill_volume = None if spill is None else open_spill(*spill, volumes)
+            by_number += [] if spill_volume is None else [spill_volume]
             store = cls(
                 index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share, spill=spill_volume
             )
@@ -154,7 +159,7 @@ class Store:
             self._forget_writer(entry.id)
             self._discard([entry.id])
             volume = self._choose(entry.version.size_bytes, spilled=spilled)
-            writer = CacheWriter.create(volume, entry.id, entry.version)
+            writer = CacheWriter.create(volume, entry.id, entry.version, self)
             failpoint.hit("create.files")
             record = self._record(entry, volume, complete=False, borrowed=borrowed)
             self.index.put_cached(record)
@@ -171,7 +176,7 @@ class Store:
             open_writer = self._writers.get(id)
             if open_writer is not None and not open_writer.closed:
                 return open_writer
-            writer = CacheWriter.reopen(self.volumes[cached.volume], id, version_of(cached))
+            writer = CacheWriter.reopen(self.volumes[cached.volume], id, version_of(cached), self)
             return None if writer is None else self._watch(writer)
 
     def complete(self, writer: CacheWriter) -> CachedFile:
@@ -526,7 +531,7 @@ class Store:
         if threading.get_ident() == self._home:
             evicted, self._unreported = self._unreported, []
             if evicted:
-                self.on_evicted(evicted)
+                self.evicted(evicted)
 
     def _evict(
         self, volume: Volume, bytes_needed: int, *, spare: int, keep: FileId | None = None
@@ -580,23 +585,19 @@ class Store:
         return self._sequence
 
     def _watch(self, writer: CacheWriter) -> CacheWriter:
-        """Connect a writer with this store."""
-        reference = weakref.ref(writer)  # a reference to the writer itself would keep it alive
-        writer_volume, id = writer.volume, writer.id
-        writer.on_grow = lambda count: self._grow(reference(), count)
-        writer.on_full = lambda count: self._make_room_on_disk(writer_volume, count, keep=id)
+        """Register a writer of this store."""
         self._writers[writer.id] = writer
         return writer
 
-    def _grow(self, writer: CacheWriter | None, count: int) -> None:
+    def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
+        """Free space on the disk itself, as WriterRoom says."""
+        return self._make_room_on_disk(writer.volume, count, keep=writer.id)
+
+    def grow(self, writer: CacheWriter, count: int) -> None:
         """Account for bytes of a file that is being filled. NoSpaceError if nothing can be evicted for it."""
         with self._lock:
-            if (
-                writer is None
-                or self._writers.get(writer.id) is not writer
-                or not self._accounts.is_partial(writer.id)
-            ):
-                if writer is None or count < 0:
+            if self._writers.get(writer.id) is not writer or not self._accounts.is_partial(writer.id):
+                if count < 0:
                     return
                 raise EvictedError(
                     f"cache file {writer.id:x} can't be written", why="it was evicted or freed"
@@ -629,7 +630,7 @@ class Store:
         self._sequence = max(self._sequence, cached.sequence)
         self._accounts.add(cached)
         if cached.superseded:
-            self._victims.superseded.append(cached.id)
+            self.index.superseded.append(cached.id)
 
     def _discard(self, ids: list[FileId]) -> int:
         """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed

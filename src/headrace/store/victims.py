@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from headrace.base.model import FileId
@@ -22,7 +21,6 @@ class Victims:
         self._index = index
         self._accounts = accounts
         self._is_open = is_open
-        self.superseded: deque[FileId] = deque()
         self.steps: tuple[Step, ...] = (
             self.superseded_on,
             self.partial_idle,
@@ -34,8 +32,8 @@ class Victims:
     def superseded_on(self, volume: Volume, _: int, keep: FileId | None = None) -> list[FileId]:
         victims: dict[FileId, None] = {}
         remaining: list[FileId] = []
-        while self.superseded:
-            id = self.superseded.popleft()
+        while self._index.superseded:
+            id = self._index.superseded.popleft()
             cached = self._index.cached(id)
             if cached is None:
                 continue
@@ -44,7 +42,7 @@ class Victims:
                 victims[id] = None
             else:
                 remaining.append(id)
-        self.superseded.extend(remaining)
+        self._index.superseded.extend(remaining)
         return list(victims)
 
     def partial_idle(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:

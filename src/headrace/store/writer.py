@@ -12,6 +12,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
@@ -81,18 +82,36 @@ def write_map(volume: Volume, id: FileId, status: os.stat_result, checksums: lis
         os.close(fd)
 
 
-class CacheWriter:
-    """An open cache file that is being filled. on_grow: called with the number of bytes before they are written; it may
-    raise NoSpaceError. on_full: called to free space on the disk itself; returns False if nothing can be freed."""
+class WriterRoom(Protocol):
+    """Provides space to writers: the store."""
 
-    def __init__(self, volume: Volume, id: FileId, version: Version, fd: int, map: BlockMap | None) -> None:
+    def grow(self, writer: CacheWriter, count: int) -> None:
+        """Account for so many bytes more, or less, before they are written. NoSpaceError, EvictedError."""
+        ...
+
+    def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
+        """Free space on the disk itself; return False if nothing can be freed."""
+        ...
+
+
+class CacheWriter:
+    """room: None for a file that has its room already."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        id: FileId,
+        version: Version,
+        fd: int,
+        map: BlockMap | None,
+        room: WriterRoom | None = None,
+    ) -> None:
         self.volume = volume
         self.id = id
         self.version = version
         self.fd = fd
         self.checksum = 0  # of a one-block file
-        self.on_grow: Callable[[int], None] = lambda _: None
-        self.on_full: Callable[[int], bool] = lambda _: False
+        self._room = room
         self._blocks = block_count(version.size_bytes)
         self._map = map
         self._lock = threading.Lock()
@@ -102,7 +121,13 @@ class CacheWriter:
         self.blocks_present = map.count() if map is not None else 0
 
     @classmethod
-    def create(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter:
+    def create(
+        cls,
+        volume: Volume,
+        id: FileId,
+        version: Version,
+        room: WriterRoom | None = None,
+    ) -> CacheWriter:
         """Create an empty sparse file. An older file of that id is unlinked; its readers keep it open."""
         volume.unlink(id)
         path = volume.part_path(id)
@@ -111,14 +136,14 @@ class CacheWriter:
             fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             os.ftruncate(fds[0], version.size_bytes)
             if version.size_bytes <= BLOCK_SIZE_BYTES:
-                return cls(volume, id, version, fds[0], None)
+                return cls(volume, id, version, fds[0], None, room)
             failpoint.hit("writer.created")
             fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             inode = os.fstat(fds[0]).st_ino
             BlockMap.initialise(fds[1], version.size_bytes, inode)
             map = BlockMap(fds[1], version.size_bytes, inode, writable=True)
             os.close(fds.pop())
-            return cls(volume, id, version, fds[0], map)
+            return cls(volume, id, version, fds[0], map, room)
         except OSError as error:
             for fd in fds:
                 os.close(fd)
@@ -126,7 +151,13 @@ class CacheWriter:
             raise storage_error(path, error) from error
 
     @classmethod
-    def reopen(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter | None:
+    def reopen(
+        cls,
+        volume: Volume,
+        id: FileId,
+        version: Version,
+        room: WriterRoom | None = None,
+    ) -> CacheWriter | None:
         """Open a file that an earlier process began; None if it is unusable."""
         path, complete_path = volume.part_path(id), volume.data_path(id)
         fds: list[int] = []
@@ -138,11 +169,11 @@ class CacheWriter:
             if stat.st_size != version.size_bytes:
                 raise ValueError("wrong length")
             if version.size_bytes <= BLOCK_SIZE_BYTES:
-                return cls(volume, id, version, fds[0], None)
+                return cls(volume, id, version, fds[0], None, room)
             fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CLOEXEC))
             map = BlockMap(fds[1], version.size_bytes, stat.st_ino, writable=True)
             os.close(fds.pop())
-            return cls(volume, id, version, fds[0], map)
+            return cls(volume, id, version, fds[0], map, room)
         except (FileNotFoundError, ValueError):
             for fd in fds:
                 os.close(fd)
@@ -211,18 +242,25 @@ class CacheWriter:
             if last:
                 self._close()
 
+    def _grow(self, count: int) -> None:
+        if self._room is not None:
+            self._room.grow(self, count)
+
+    def _make_room(self, count: int) -> bool:
+        return self._room is not None and self._room.make_room_to_write(self, count)
+
     def _write(self, offset: int, body: Body, extras: ObjectMetadata | None) -> None:
         length, size = len(body), self.version.size_bytes
-        self.on_grow(length)
+        self._grow(length)
         view = memoryview(body)
         checksums = [
             block_checksum(view[start : start + BLOCK_SIZE_BYTES])
             for start in range(0, length, BLOCK_SIZE_BYTES)
         ]
         try:
-            write_with_room(lambda: pwrite_all(self.fd, body, offset), lambda: self.on_full(length))
+            write_with_room(lambda: pwrite_all(self.fd, body, offset), lambda: self._make_room(length))
         except OSError as error:
-            self.on_grow(-length)
+            self._grow(-length)
             raise storage_error(self.volume.part_path(self.id), error) from error
         if extras is not None and not self._noted:
             store_origin_extras(self.fd, size, extras)
@@ -240,7 +278,7 @@ class CacheWriter:
                     self._map.set(number, checksum)
                 self.blocks_present += 1
         if again:
-            self.on_grow(-again)
+            self._grow(-again)
         failpoint.hit("writer.bits")
 
     def replace(self, block: int, body: Body) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class WriterFixture:
     async def only_when_asked(self) -> None:
         """From now on nothing is persisted by itself. All folders have been listed."""
         await asyncio.to_thread(self.session.tree)
-        self.here.write._settings = replace(self.here.write._settings, delay_s=NEVER_S)
+        self.here.write._changes.delay_s = NEVER_S
 
     async def persisted(self) -> None:
         await self.here.settle()

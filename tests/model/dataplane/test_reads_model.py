@@ -93,7 +93,7 @@ class ReadsModel:
             on_complete=lambda _: None,
             on_damaged=lambda _: asyncio.sleep(0),
         )
-        self.store.on_evicted = self.reads.forget
+        self.store.evicted.add(self.reads.forget)
         self.complaints: list[str] = []
         self.compared_bytes = 0
         for name in NAMES:

@@ -21,9 +21,11 @@ from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdE
 from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane import dirty_set
-from headrace.dataplane.writeback import WriteBack, WriteBackSettings
+from headrace.dataplane.writable_layer import WritableLayer
+from headrace.dataplane.write_ahead import WriteAhead
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
+from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, PutSource
 from headrace.overlay.sync_journal import SyncJournal
@@ -114,19 +116,17 @@ class NodeFixture:
         self.upper.make()
         self.modes = WriteModes.parse(modes)
         self.threads = ThreadPoolExecutor(8)
-        self.write = WriteBack(
-            self.namespace,
-            self.upper,
-            SyncJournal(f"{folder}/upper/known.db"),
-            self.modes,
-            self.threads,
+        journal = SyncJournal(f"{folder}/upper/known.db")
+        write_ahead = WriteAhead(journal.sync, self.threads)
+        layer = WritableLayer(self.upper, journal, self.modes, write_ahead, self.threads)
+        self.write = build_write_back(
+            WriteState.of(self.namespace, layer),
             WriteBackSettings(
                 delay_s=chance.choice([0, 0.002, 0.02]),
                 timeout_s=20,
                 layer_bytes_max=chance.choice([0, 1 << 30]),
             ),
-            on_written=lambda paths, source: None,
-            announce=_nobody,
+            [],
         )
         self.namespace.attach(
             Mount("/", self.origin.url, self.origin, chance.choice([0.001, NEVER_S, NEVER_S])), known=True
@@ -171,10 +171,6 @@ def open_index(folder: str) -> Index:
     index = Index.open(folder, writable=True)
     index.checkpoint()
     return index
-
-
-async def _nobody(folders: set[bytes]) -> None:
-    pass
 
 
 class OfTheOrigin:

@@ -20,6 +20,7 @@ from headrace.dataplane.publisher import DirtyNamesPublisher
 from headrace.namespace import subscriber as elsewhere_module
 from headrace.namespace.dirty_scope import DirtyScope
 from headrace.namespace.subscriber import DirtyNamesSubscriber
+from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.pending_version import EntryState, PendingEntry
 from headrace.overlay.upper import Upper, split
 from headrace.ring.view import ClusterView, NodeInfo, next_view
@@ -187,7 +188,7 @@ def test_a_record_that_another_node_removed_is_written_again() -> None:
     async def test() -> None:
         here = PublisherFixture()
         elsewhere = elsewhere_of(here, "n0", "n0", "n1")
-        elsewhere.on_own_record_deleted = here.registry.record_again
+        elsewhere.own_record_deleted.add(here.registry.record_again)
         await elsewhere.start()
         here.write(b"/d/a")
         here.registry.start()
@@ -294,6 +295,7 @@ class Two:
                 self.records[id],
                 self,  # type: ignore[arg-type]
                 upper,
+                DirectoryFlags(upper.marks_path),
                 view=lambda: view_of("n0", "n1"),
                 look=self.look,
                 tell=lambda _, id=id: self.tell_of(id),  # type: ignore[misc]

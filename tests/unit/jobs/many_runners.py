@@ -175,7 +175,7 @@ class Runner:
             on_complete=lambda _: None,
             on_damaged=lambda _: asyncio.sleep(0),
         )
-        self.store.on_evicted = self.reads.forget
+        self.store.evicted.add(self.reads.forget)
         self.jobs = ClusterJobs(
             id,
             records,

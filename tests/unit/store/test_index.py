@@ -115,16 +115,14 @@ def test_names_ids_and_paths(folder: str) -> None:
 
 def test_replacing_or_removing_supersedes_what_is_cached(folder: str) -> None:
     index = Index.open(folder, writable=True)
-    told: list[FileId] = []
-    index.on_superseded = told.append
     a = index.ensure_directory(ROOT_ID, b"a")
     first, _ = index.put_file(a, b"f", V1)
     index.put_cached(cached_file(first))
     second, _ = index.put_file(a, b"f", V2)
     index.put_cached(cached_file(second))
     assert index.remove(ROOT_ID, b"a")
-    assert told == [first, second]
-    for id in told:
+    assert [*index.superseded] == [first, second]
+    for id in index.superseded:
         cached = index.cached(id)
         assert cached is not None
         assert cached.superseded

@@ -187,7 +187,7 @@ def test_a_file_made_anew_is_never_taken_for_the_complete_one(open_store: OpenSt
 def test_eviction_makes_room_but_never_of_pinned_files(open_store: OpenStore, policy: str) -> None:
     store = open_store(20 * MIB, policy=policy)
     told: list[FileId] = []
-    store.on_evicted = told.extend
+    store.evicted.add(told.extend)
     pinned = fill(store, b"pinned", 4 * MIB)
     store.pin(pinned, True)
     ids = [fill(store, b"f%d" % n, 2 * MIB) for n in range(20)]
@@ -472,7 +472,7 @@ def test_a_file_that_is_larger_than_what_is_beside_the_disks_is_begun_anew(tmp_p
     try:
         assert one.spill is not None
         gone: list[int] = []
-        one.on_evicted = gone.extend
+        one.evicted.add(gone.extend)
         count = one.spill.capacity_bytes // BLOCK_SIZE_BYTES + 1
         entry = named(one, b"large", count * BLOCK_SIZE_BYTES)
         writer = one.create(entry, spilled=True)

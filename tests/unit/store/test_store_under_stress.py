@@ -172,7 +172,7 @@ def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own
 ) -> None:
     store = open_store(20 * MIB)
     told: list[FileId] = []
-    store.on_evicted = told.extend
+    store.evicted.add(told.extend)
     first, second = (store.create(named(store, name, 12 * MIB)) for name in (b"a", b"b"))
     for n in range(10):
         in_thread(partial(first.write, n * MIB, bytes(MIB)))
@@ -238,7 +238,7 @@ def test_fsck_works_while_the_store_is_used(open_store: OpenStore) -> None:
 def test_a_bad_block_of_an_open_file_is_told(open_store: OpenStore) -> None:
     store = open_store()
     told: list[FileId] = []
-    store.on_evicted = told.extend
+    store.evicted.add(told.extend)
     id = fill(store, b"f", 2 * MIB)
     with open(store.volumes[0].data_path(id), "r+b") as file:
         file.write(b"rotten")

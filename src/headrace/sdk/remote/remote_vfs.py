@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import xxhash
@@ -127,7 +127,13 @@ class RemoteVfs(AskedPaths):
     # ------------------------------------------------------------ changing
 
     def create(
-        self, path: bytes, *, replace: bool, parents: bool = False, commits: bool = True
+        self,
+        path: bytes,
+        *,
+        replace: bool,
+        parents: bool = False,
+        commits: bool = True,
+        is_broken_off: Callable[[], bool] = lambda: False,
     ) -> WriteStream:
         """Create a file as in Paths. An error of writing is raised when it is closed."""
         status = self.find(path)[1]
@@ -144,6 +150,7 @@ class RemoteVfs(AskedPaths):
             finish=lambda fd: self._put(fd, path, replace=replace),
             abandon=lambda _: None,
             commits=commits,
+            is_broken_off=is_broken_off,
         )
 
     def _put(self, fd: int, path: bytes, *, replace: bool) -> None:
@@ -159,7 +166,7 @@ class RemoteVfs(AskedPaths):
             headers={SUM_HEADER: digest.hexdigest()},
         )
 
-    def append(self, path: bytes) -> WriteStream:
+    def append(self, path: bytes, **_: object) -> WriteStream:
         raise NotSupportedError(os.fsdecode(path), why="appending is done in place", hint=_NO_MOUNT)
 
     def touch(self, path: bytes) -> None:
