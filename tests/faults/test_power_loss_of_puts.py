@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.dataplane.replica_host import ReplicaHost
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire.peer_messages import Replicate
+from headrace.writeback.replication.replica_host import ReplicaHost
 from tests.faults import acknowledged_putter
 from tests.faults.acknowledged_putter import TOP, States, replay
 from tests.faults.conftest import Disk, MakeDisk, MakeHost

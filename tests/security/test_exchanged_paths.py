@@ -20,16 +20,16 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.checkpoint.storage import PosixReader, PosixStorage
-from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.overlay.replica_layer import ReplicaLayer
 from headrace.overlay.snapshot import EntryType, Snapshot, take
-from headrace.overlay.sync_journal import JournalRecord
 from headrace.overlay.syscalls import rename
 from headrace.overlay.upper import Upper
 from headrace.sdk.cache import Cache
 from headrace.sdk.client_registry import HOSTS, open_vfs
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.writeback.demotion import checksums_of, let_go
+from headrace.writeback.replication.replica_layer import ReplicaLayer
+from headrace.writeback.sync_journal import JournalRecord
 from tests.integration.cli.host import Host
 from tests.integration.door.rest.conftest import Api, serving
 from tests.integration.door.s3.conftest import S3, s3

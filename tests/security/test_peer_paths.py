@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from headrace.base.beneath import Root
 from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
 from headrace.base.namespace_path import check_path
-from headrace.dataplane.dirty_files import DirtyFiles
-from headrace.dataplane.replica_host import ReplicaHost
-from headrace.overlay.replica_layer import ReplicaLayer
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.wire import peer_frame
 from headrace.wire.peer_messages import FileRange, Replicate
+from headrace.writeback.replication.dirty_files import DirtyFiles
+from headrace.writeback.replication.replica_host import ReplicaHost
+from headrace.writeback.replication.replica_layer import ReplicaLayer
 
 EVIL_PATHS = [
     b"", b"etc/cron.d/x", b"/..", b"/../../etc/shadow", b"/a/../../b", b"/a/./b", b"//etc", b"/a//b", b"/a/",

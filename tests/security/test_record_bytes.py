@@ -12,11 +12,11 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
-from headrace.dataplane.placement import PREFIX as HOLDERS
-from headrace.dataplane.placement import ReplicaSetRecords
-from headrace.namespace.dirty_scope import DirtyScope
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _encode
 from headrace.ring.view import ClusterView, NodeInfo
+from headrace.writeback.coherence.dirty_scope import DirtyScope
+from headrace.writeback.replication.placement import PREFIX as HOLDERS
+from headrace.writeback.replication.placement import ReplicaSetRecords
 
 NONSENSE = [
     b"",

@@ -17,8 +17,6 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.kept_records import Kept, KeptRecords
 from headrace.cluster.membership import Membership
-from headrace.dataplane.failover import Failover
-from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
@@ -26,6 +24,8 @@ from headrace.identity.record_kinds import kind_of
 from headrace.identity.seals import ENDED, Mark, Seals
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer, etcd_server
+from headrace.writeback.replication.failover import Failover
+from headrace.writeback.replication.placement import ReplicaSetRecords
 from tests.certificates import authority, issued
 
 pytestmark = pytest.mark.timeout(60)
@@ -423,7 +423,7 @@ def test_copies_are_dropped_only_where_a_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record of a writer that is gone was removed from etcd, and its last copies were dropped."""
-    monkeypatch.setattr("headrace.dataplane.failover.AGAIN_S", 0.0)
+    monkeypatch.setattr("headrace.writeback.replication.failover.AGAIN_S", 0.0)
     copy = tmp_path / "tree" / "file"
     copy.parent.mkdir()
     copy.write_bytes(b"acknowledged")

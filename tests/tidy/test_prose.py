@@ -53,6 +53,7 @@ FRAGMENTS = {
 PENDING = {
     "bench",
     "dataplane",
+    "writeback",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))

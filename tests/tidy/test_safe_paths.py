@@ -8,7 +8,12 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
-    *("overlay/upper.py", "overlay/replica_layer.py", "overlay/snapshot.py", "overlay/lease_marks.py"),
+    *(
+        "overlay/upper.py",
+        "writeback/replication/replica_layer.py",
+        "overlay/snapshot.py",
+        "overlay/lease_marks.py",
+    ),
     *(
         "sdk/vfs_reader.py",
         "sdk/local_vfs.py",
@@ -18,17 +23,22 @@ MODULES = (
     ),
     *("fuse/node_table.py", "fuse/upper_files.py", "fuse/namespace_ops.py", "fuse/file_ops.py"),
     *(
-        "dataplane/conflicts.py",
-        "dataplane/preconditions.py",
-        "dataplane/replicator.py",
-        "dataplane/demotion.py",
+        "writeback/conflicts.py",
+        "writeback/preconditions.py",
+        "writeback/replication/replicator.py",
+        "writeback/demotion.py",
     ),
-    *("dataplane/removal.py", "dataplane/upload.py", "dataplane/snapshots.py", "dataplane/origin_changes.py"),
     *(
-        "dataplane/pending_names.py",
-        "dataplane/action.py",
-        "dataplane/writeback.py",
-        "dataplane/dirty_files.py",
+        "writeback/removal.py",
+        "writeback/upload.py",
+        "writeback/replication/snapshots.py",
+        "writeback/origin_changes.py",
+    ),
+    *(
+        "writeback/coherence/pending_names.py",
+        "writeback/action.py",
+        "writeback/writeback.py",
+        "writeback/replication/dirty_files.py",
     ),
     *(
         "webhdfs/read_ops.py",
@@ -65,7 +75,7 @@ BY_EITHER = {
 """Calls that take a descriptor, too, or the path of a Pin."""
 HELD = {"fd", "file", "at", "proc_path", "target", "_fd"}
 ALLOWED = {
-    ("dataplane/pending_names.py", "exists"): "a file beside the layer",
+    ("writeback/coherence/pending_names.py", "exists"): "a file beside the layer",
     ("overlay/upper.py", "getxattr"): "an entry of a directory that is held",
     ("sdk/vfs_reader.py", "open"): "a file of the cache",
     ("sdk/local_vfs.py", "open"): "/proc",

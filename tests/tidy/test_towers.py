@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/headrace"
-NODE_TOWER = ("entry", "jobs", "dataplane", "namespace", "origin", "store", "node")
+NODE_TOWER = ("entry", "jobs", "dataplane", "writeback", "namespace", "origin", "store", "node")
 ALLOWED = {
     "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
     "fuse": (),

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, ObjectMetadata, Version
-from headrace.dataplane.coherence_service import CoherenceService
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.dirty_files import OwnDirtyFileReader
-from headrace.dataplane.failover import Failover
 from headrace.dataplane.read import ReadPath
-from headrace.dataplane.replica_host import ReplicaHost
-from headrace.dataplane.replicator import TOKEN, OfferedFile, ReplicaOffers
 from headrace.namespace.tree import Namespace
 from headrace.overlay.content_type_codes import extras_by
 from headrace.overlay.object_metadata import extras_of
@@ -49,6 +44,11 @@ from headrace.wire.peer_messages import (
     ResolveVersion,
     VersionResolved,
 )
+from headrace.writeback.coherence.service import CoherenceService
+from headrace.writeback.replication.dirty_files import OwnDirtyFileReader
+from headrace.writeback.replication.failover import Failover
+from headrace.writeback.replication.replica_host import ReplicaHost
+from headrace.writeback.replication.replicator import TOKEN, OfferedFile, ReplicaOffers
 
 log = logging.getLogger(__name__)
 

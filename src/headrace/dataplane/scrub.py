@@ -26,12 +26,12 @@ from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
-from headrace.dataplane.scrub_written import WrittenFilesOfScrub, read_sums
-from headrace.overlay.sync_journal import JournalRecord
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.recovery import bad_blocks
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
+from headrace.writeback.scrub_written import WrittenFilesOfScrub, read_sums
+from headrace.writeback.sync_journal import JournalRecord
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import AsyncIterator
 
 from headrace.base.errors import HeadraceError
-from headrace.dataplane.writeback import WriteBack
 from headrace.wire.messages import JobState
+from headrace.writeback.writeback import WriteBack
 
 REPORT_INTERVAL_S = 0.25
 

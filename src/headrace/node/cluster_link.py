@@ -23,9 +23,7 @@ from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.source import ClusterSourceFactory, PendingFiles
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
@@ -33,13 +31,15 @@ from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import NODE
 from headrace.identity.seals import Seals
 from headrace.namespace.owner_listing import OwnerListingClient
-from headrace.namespace.subscriber import DirtyNamesSubscriber
-from headrace.node.invalidation import InvalidationBroadcaster
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo, alone
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
+from headrace.writeback.coherence.invalidation import InvalidationBroadcaster
+from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
+from headrace.writeback.replication.dirty_files import DirtyFiles
+from headrace.writeback.replication.replica_host import ReplicaHost
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,11 @@ from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
-from headrace.dataplane.coherence_service import CoherenceService
-from headrace.dataplane.failover import Failover
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
-from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.replicator import ReplicaOffers
-from headrace.dataplane.writeback import WriteBack
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
-from headrace.namespace.dirty_scope import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
@@ -32,6 +26,12 @@ from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, Shar
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
+from headrace.writeback.coherence.dirty_scope import PREFIX as WRITTEN
+from headrace.writeback.coherence.service import CoherenceService
+from headrace.writeback.replication.failover import Failover
+from headrace.writeback.replication.placement import ReplicaSetRecords
+from headrace.writeback.replication.replicator import ReplicaOffers
+from headrace.writeback.writeback import WriteBack
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Building what writes on a node of a cluster: replicas, pending names and directory leases beside write-back."""
+"""Build the write side of a node in a cluster: write-back with replicas, pending names and directory leases."""
 
 from __future__ import annotations
 
@@ -6,21 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.config.schema import Config
-from headrace.dataplane.changes import ChangeTracker
-from headrace.dataplane.directory_lease import DirectoryLeases
-from headrace.dataplane.durability import Durability, LocalDurability
-from headrace.dataplane.failback import Failback
-from headrace.dataplane.observers import WriteObserver
-from headrace.dataplane.pending_names import OwnVersions, PendingNames, PendingNamesObserver, PublishedFlags
-from headrace.dataplane.placement import ReplicaSetRecords
-from headrace.dataplane.publisher import DirtyNamesPublisher
-from headrace.dataplane.replicated import ReplicaObserver, ReplicatedDurability
-from headrace.dataplane.replicator import Replicator
-from headrace.dataplane.snapshots import Snapshots
-from headrace.dataplane.writeback import WriteBack
 from headrace.namespace.tree import Namespace
 from headrace.node.cluster_link import ClusterLink
-from headrace.node.invalidation import InvalidationObserver
 from headrace.node.writing import (
     CacheOfLayer,
     WriteBackSettings,
@@ -29,12 +16,30 @@ from headrace.node.writing import (
     open_own_layer,
 )
 from headrace.overlay.lease_marks import DirectoryFlags
+from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.coherence.directory_lease import DirectoryLeases
+from headrace.writeback.coherence.invalidation import InvalidationObserver
+from headrace.writeback.coherence.pending_names import (
+    OwnVersions,
+    PendingNames,
+    PendingNamesObserver,
+    PublishedFlags,
+)
+from headrace.writeback.coherence.publisher import DirtyNamesPublisher
+from headrace.writeback.durability import Durability, LocalDurability
+from headrace.writeback.observers import WriteObserver
+from headrace.writeback.replication.failback import Failback
+from headrace.writeback.replication.placement import ReplicaSetRecords
+from headrace.writeback.replication.replicated import ReplicaObserver, ReplicatedDurability
+from headrace.writeback.replication.replicator import Replicator
+from headrace.writeback.replication.snapshots import Snapshots
+from headrace.writeback.writeback import WriteBack
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterWriting:
-    """Write-back of a node of a cluster, and what other nodes ask of it. replicator: None where no mode promises
-    replicas."""
+    """The write side of a node in a cluster, with the parts that answer other nodes. replicator: None where no mode
+    promises replicas."""
 
     write_back: WriteBack
     failback: Failback
@@ -47,7 +52,7 @@ class ClusterWriting:
 def build_in_cluster(
     config: Config, link: ClusterLink, namespace: Namespace, cache: CacheOfLayer, sessions: WriteObserver
 ) -> ClusterWriting | None:
-    """None where nothing can be written."""
+    """Build the write side; return None where nothing can be written. StoreError."""
     layer = open_own_layer(config)
     if layer is None:
         return None
@@ -115,7 +120,7 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
 
 def _look_at(link: ClusterLink, namespace: Namespace) -> Callable[[bytes], Awaitable[None]]:
     async def look(folder: bytes) -> None:
-        """Make this node's view of a directory as new as the other nodes and the origin are."""
+        """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
         await link.elsewhere.catch_up()
         await namespace.refresh_for_names(folder)
 

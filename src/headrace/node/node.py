@@ -35,7 +35,6 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.scrub import Scrub
 from headrace.dataplane.source import SourceFactory
-from headrace.dataplane.writeback import WriteBack
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
@@ -98,6 +97,7 @@ from headrace.wire.messages import (
     Touch,
     Welcome,
 )
+from headrace.writeback.writeback import WriteBack
 
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
@@ -177,16 +177,9 @@ class Node:
         )
         store.evicted.add(self._evicted)
         self.jobs = Jobs(self.namespace, store, self.reads, self.disk, on_damaged=self._damaged)
-        welcome = Welcome(
-            protocol=PROTOCOL,
-            index=index_folder(config),
-            volumes=[volume.folder for volume in store.volumes],
-            generation=store.generation,
-            upper=config.upper_folder,
-            write=config.write,
-            durable_puts=config.durable_puts,
+        self.server = RpcServer(
+            _welcome(config, store), self.subscribers, answer=self.answer, stream=self._stream
         )
-        self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
         self.together: ClusterServices | None = None
         self.broker: Broker | None = None
         self._upkeep: asyncio.Task[None] | None = None
@@ -248,8 +241,8 @@ class Node:
     async def _join(self, hood: ClusterLink) -> None:
         """Serve peers and join the cluster; the cluster's mounts are attached on return, or soon after."""
         from headrace.node.cluster_services import ClusterServices
-        from headrace.node.invalidation import InvalidationObserver
         from headrace.node.shared_mounts import MountRecord
+        from headrace.writeback.coherence.invalidation import InvalidationObserver
 
         observers = [InvalidationObserver(hood.announcer), SessionEvents(self.subscribers)]
         self.together = ClusterServices(
@@ -625,6 +618,18 @@ def _neighbourhood(config: Config, store: Store) -> ClusterLink | None:
     from headrace.node.cluster_link import ClusterLink
 
     return ClusterLink(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+
+
+def _welcome(config: Config, store: Store) -> Welcome:
+    return Welcome(
+        protocol=PROTOCOL,
+        index=index_folder(config),
+        volumes=[volume.folder for volume in store.volumes],
+        generation=store.generation,
+        upper=config.upper_folder,
+        write=config.write,
+        durable_puts=config.durable_puts,
+    )
 
 
 def _writing_in_cluster(

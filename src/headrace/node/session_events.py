@@ -1,16 +1,16 @@
-"""What sessions of this host learn of writes: names that mean something else than before."""
+"""Report changed paths of the upper layer to the sessions of this host."""
 
 from __future__ import annotations
 
-from headrace.dataplane.observers import WriteObserver
 from headrace.entry.rpc.server import Subscribers
 from headrace.wire.messages import Written
+from headrace.writeback.observers import WriteObserver
 
 NAMES_A_MESSAGE = 1000
 
 
 class SessionEvents(WriteObserver):
-    """Publish changes of the upper layer to all sessions that follow the node."""
+    """Publishes changed paths of the upper layer to all sessions that subscribed to the node's events."""
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers

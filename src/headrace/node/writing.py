@@ -13,29 +13,29 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
-from headrace.dataplane.changes import ChangeTracker
-from headrace.dataplane.conflicts import ConflictCopies
-from headrace.dataplane.demotion import Demoter
-from headrace.dataplane.dirty_set import DirtySet
-from headrace.dataplane.durability import Durability, LocalDurability
-from headrace.dataplane.executor import SyncExecutor
-from headrace.dataplane.observers import WriteObserver, WriteObservers
-from headrace.dataplane.origin_changes import OriginChangeReconciler
-from headrace.dataplane.pending_names import SingleNodeFlags
-from headrace.dataplane.planner import ActionPlanner, LayerScan
-from headrace.dataplane.preconditions import Preconditions
-from headrace.dataplane.removal import RemovalPropagator
-from headrace.dataplane.upload import Uploader
-from headrace.dataplane.upper_quota import UpperQuota
-from headrace.dataplane.writable_layer import WritableLayer
-from headrace.dataplane.write_ahead import WriteAhead
-from headrace.dataplane.writeback import WriteBack
 from headrace.namespace.tree import Namespace
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.reserve import Reserve
-from headrace.overlay.sync_journal import SyncJournal
 from headrace.overlay.upper import Upper
 from headrace.store.store import Store
+from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.coherence.pending_names import SingleNodeFlags
+from headrace.writeback.conflicts import ConflictCopies
+from headrace.writeback.demotion import Demoter
+from headrace.writeback.dirty_set import DirtySet
+from headrace.writeback.durability import Durability, LocalDurability
+from headrace.writeback.executor import SyncExecutor
+from headrace.writeback.observers import WriteObserver, WriteObservers
+from headrace.writeback.origin_changes import OriginChangeReconciler
+from headrace.writeback.planner import ActionPlanner, LayerScan
+from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.removal import RemovalPropagator
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.upload import Uploader
+from headrace.writeback.upper_quota import UpperQuota
+from headrace.writeback.writable_layer import WritableLayer
+from headrace.writeback.write_ahead import WriteAhead
+from headrace.writeback.writeback import WriteBack
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,9 @@ Settle = Callable[[bytes, Version], Awaitable[Version | None]]
 
 @dataclass(frozen=True, slots=True)
 class WriteBackSettings:
-    """delay_s: how long a path is quiet before it is persisted. timeout_s: of a request to an origin. layer_bytes_max:
-    what the layer may take before clean files leave it, and what may wait before writers are slowed down."""
+    """Settings of write-back. delay_s: how long a path must be unchanged before it is persisted. timeout_s: limit of a
+    request to an origin. layer_bytes_max: the size of the upper layer above which clean files are demoted, and of dirty
+    files above which writers are slowed down."""
 
     delay_s: float
     timeout_s: float
@@ -62,7 +63,7 @@ class WriteBackSettings:
 
 @dataclass(frozen=True, slots=True)
 class WriteState:
-    """What is known of a layer before anything writes it: all that observers may look at."""
+    """The state of an upper layer that exists before its write-back: everything that observers may read."""
 
     namespace: Namespace
     layer: WritableLayer
@@ -79,7 +80,7 @@ class WriteState:
         ask_others: Callable[[], Awaitable[None]] | None = None,
         settle: Settle | None = None,
     ) -> WriteState:
-        """ask_others, settle: as of Preconditions."""
+        """Build the state of a layer. ask_others, settle: passed to Preconditions."""
         preconditions = Preconditions(
             namespace, layer.upper, layer.journal, ask_others=ask_others, settle=settle
         )
@@ -88,7 +89,7 @@ class WriteState:
 
 @dataclass(frozen=True, slots=True)
 class CacheOfLayer:
-    """Which cache takes clean files of a layer, and the files that this node owns."""
+    """The cache that receives demoted files of a layer. owns: returns whether this node owns a path."""
 
     store: Store | None = None
     owns: Callable[[bytes], bool] = field(default=lambda path: True)
@@ -159,8 +160,8 @@ def build_write_back(
     cache: CacheOfLayer | None = None,
     durability: Callable[[ChangeTracker], Durability] | None = None,
 ) -> WriteBack:
-    """Build write-back of a layer, from the ground up. cache: of the same disk. durability: where modes promise more
-    than this disk and the origin."""
+    """Build the write-back of a layer. cache: on the same disk as the layer. durability: builds what secures writes
+    where a mode promises more than this disk and the origin."""
     cache = cache or CacheOfLayer()
     namespace, layer, planner = state.namespace, state.layer, state.planner
     changes = ChangeTracker(layer, state.dirty, WriteObservers(observers), delay_s=settings.delay_s)

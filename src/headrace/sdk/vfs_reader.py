@@ -319,7 +319,7 @@ class VfsReader:
         return Content(entry.version.size_bytes, fd=fd)
 
     def _upper_content(self, path: bytes) -> Content:
-        # Without the lock the node may hold a lease on the file (dataplane/demotion.py).
+        # Without the lock the node may hold a lease on the file (writeback/demotion.py).
         with self.tree.lock, translating_os_errors(path):
             fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(fd)

@@ -64,6 +64,7 @@ __all__ = ["Index", "ListingWriter"]
 
 log = logging.getLogger(__name__)
 
+OnRedated = Callable[[CachedFile], None]
 NAME_BYTES_MAX = 255
 CHILDREN_BATCH = 512
 
@@ -98,12 +99,7 @@ class Index:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        writable: bool,
-        boot_id: str,
-        on_redated: Callable[[CachedFile], None] = lambda _: None,
+        self, folder: str, *, writable: bool, boot_id: str, on_redated: OnRedated = lambda _: None
     ) -> None:
         self.folder = folder
         self.restored = self.unsettled = False
@@ -135,7 +131,7 @@ class Index:
         *,
         writable: bool,
         boot_id: str | None = None,
-        on_redated: Callable[[CachedFile], None] = lambda _: None,
+        on_redated: OnRedated = lambda _: None,
     ) -> Index:
         """Open an index. CorruptIndexError, StoreBusyError; PathNotFoundError for a reader if no node created it.
         boot_id: for tests."""

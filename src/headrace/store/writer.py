@@ -95,7 +95,7 @@ class WriterRoom(Protocol):
 
 
 class CacheWriter:
-    """room: None for a file that has its room already."""
+    """An open cache file that is being filled. room: accounts for its bytes; None for a file that is accounted for."""
 
     def __init__(
         self,

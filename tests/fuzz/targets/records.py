@@ -15,11 +15,11 @@ from headrace.cluster.last_view import LastView
 from headrace.jobs import job_records
 from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
-from headrace.namespace.dirty_scope import DirtyScope
 from headrace.node import shared_mounts
 from headrace.overlay.pending_version import PendingVersion
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
+from headrace.writeback.coherence.dirty_scope import DirtyScope
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
@@ -130,7 +130,7 @@ FUZZERS = [
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(
         "cover-records",
-        "what nodes say they wrote (namespace/dirty_scope.py)",
+        "what nodes say they wrote (writeback/coherence/dirty_scope.py)",
         _cover,
         [DirtyScope.of({b"/a", b"/b/c"}, {b"/d"}).encode(), b'{"folders": ["%2Fa"], "below": ["%2F"]}'],
     ),

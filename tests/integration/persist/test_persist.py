@@ -309,9 +309,9 @@ def test_nothing_goes_while_it_is_open(make_host: MakeHost) -> None:
     assert held.stdout is not None
     assert held.stdout.readline() == "open\n"
     settled(host)
-    from headrace.dataplane.demotion import let_go
-    from headrace.overlay.sync_journal import SyncJournal
     from headrace.overlay.upper import Upper
+    from headrace.writeback.demotion import let_go
+    from headrace.writeback.sync_journal import SyncJournal
 
     upper = Upper(str(host.cache / "upper"))
     table = SyncJournal(str(host.cache / "upper/known.db"))

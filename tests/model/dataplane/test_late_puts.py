@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
-from headrace.dataplane import upload
 from headrace.overlay.upper import Upper
+from headrace.writeback import upload
 from tests.model.dataplane.scene import WriterFixture, play
 
 WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}

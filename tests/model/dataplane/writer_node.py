@@ -20,20 +20,20 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
 from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
 from headrace.base.write_modes import WriteModes
-from headrace.dataplane import dirty_set
-from headrace.dataplane.writable_layer import WritableLayer
-from headrace.dataplane.write_ahead import WriteAhead
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, PutSource
-from headrace.overlay.sync_journal import SyncJournal
 from headrace.overlay.upper import Upper, join, split
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.sdk.readdir import merge_listing
 from headrace.store.index import Index
+from headrace.writeback import dirty_set
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.writable_layer import WritableLayer
+from headrace.writeback.write_ahead import WriteAhead
 from tests.plain_paths import plain
 
 LIMIT_S = 60.0

@@ -12,9 +12,9 @@ import pytest
 from headrace.base.errors import NoSpaceError
 from headrace.base.model import Version
 from headrace.overlay.reserve import SPARES, Reserve
-from headrace.overlay.sync_journal import JournalRecord, SyncJournal
 from headrace.store.index import Index
 from headrace.store.room import keep_index_room, reserve_readers
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 MIB = 1 << 20

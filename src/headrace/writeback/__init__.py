@@ -1,0 +1,1 @@
+"""The write path: persists what was written on this node to its origins. Read `writeback.py` first."""

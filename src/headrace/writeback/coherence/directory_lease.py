@@ -1,0 +1,203 @@
+"""Who makes new names in a folder: of two nodes that make one exclusively, one does.
+
+The right to a folder is a record under the node's lease. It is taken with the first O_EXCL, mkdir or link there, and
+kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered,
+all that was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A
+node that dies loses its rights with its lease; one that is cut off stops using them before that
+(`DirectoryFlags.extend_leases`). One whose record another took away or wrote over, as only somebody can who has the
+records and no node, stops within LOOK_S. All on the node's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from urllib.parse import quote, unquote_to_bytes
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
+from headrace.cluster.records import LeasedRecords
+from headrace.overlay.lease_marks import LEASED, DirectoryFlags
+from headrace.overlay.upper import Upper
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView
+from headrace.wire.peer_messages import RecallLease
+from headrace.writeback.observers import WriteObserver
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rights"
+HOLD_S = 0.02
+"""A right that was taken is kept so long at least, so that two who both want it get something done."""
+AGAIN_S = 0.02
+YIELD_S = 0.05
+"""Who gave up a right leaves it so long to who asked for it."""
+LOOK_S = 0.2
+MARGIN_S = 0.3
+YIELD_LIMIT_S = 10.0
+CLAIM_LIMIT_S = 30.0
+AWAY_LIMIT_S = 5.0
+"""How long the records may be away."""
+
+
+class DirectoryLeases(WriteObserver):
+    """Hold the rights of this node to make names. look: makes this node's view of a folder as new as the other nodes
+    and the origin are. tell: this node's own names of a folder are known to those who ask, on return."""
+
+    def __init__(
+        self,
+        me: str,
+        records: LeasedRecords,
+        peers: PeerClient,
+        upper: Upper,
+        flags: DirectoryFlags,
+        *,
+        view: Callable[[], ClusterView],
+        look: Callable[[bytes], Awaitable[None]],
+        tell: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self._me = me
+        self._records = records
+        self._peers = peers
+        self._upper = upper
+        self._view = view
+        self._look = look
+        self._tell = tell
+        self._held: dict[bytes, float] = {}
+        self._given: dict[bytes, float] = {}
+        self._doubted: set[bytes] = set()
+        self._locks: dict[bytes, asyncio.Lock] = {}
+        self._lost = 0
+        self._task: asyncio.Task[None] | None = None
+        self.marks = flags
+
+    def start(self, dirty: Iterable[bytes] = ()) -> None:
+        """Sessions ask from now on."""
+        self.marks.begin(secrets.randbits(63) | 1)
+        self._lost = self._records.leases_lost
+        self._task = asyncio.ensure_future(self._keep())
+
+    async def stop(self) -> None:
+        """The rights go with the node's lease. Sessions ask on: the next node answers them."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.marks.extend_leases(0.0)
+        self.marks.close()
+
+    async def claim(self, folder: bytes) -> None:
+        """This node may make new names in the folder, and knows those that are there, on return: for a moment at least.
+        HeadraceError: it can't be had."""
+        async with self._locks.setdefault(folder, asyncio.Lock()):
+            if self._records.leases_lost != self._lost:
+                await self._drop_all()
+            if folder not in self._held:
+                await self._take(folder)
+                await self._look(folder)
+                self._held[folder] = time.monotonic()
+            self._move_on()
+            with self._upper.lock:
+                self.marks.set(self._upper.at(folder), folder, LEASED)
+
+    async def give_up(self, folder: bytes) -> None:
+        """On return another node may take the right, and is told of all that was made here."""
+        async with self._locks.setdefault(folder, asyncio.Lock()):
+            since_s = self._held.get(folder)
+            if since_s is None:  # perhaps it was taken by a call that was broken off
+                if await self._records.get(_key(folder)) == self._me.encode():
+                    await self._records.delete(_key(folder))
+                return
+            await asyncio.sleep(since_s + HOLD_S - time.monotonic())
+            with self._upper.lock:
+                self.marks.clear(self._upper.at(folder), LEASED)
+            await self._tell(folder)
+            del self._held[folder]
+            await self._records.delete(_key(folder))
+            self._given[folder] = time.monotonic()
+
+    async def _take(self, folder: bytes) -> None:
+        key, mine = _key(folder), self._me.encode()
+        deadline, away = Deadline.after(CLAIM_LIMIT_S), Deadline.after(AWAY_LIMIT_S)
+        await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - time.monotonic())
+        while True:
+            try:
+                if await self._records.create(key, mine, leased=True):
+                    return
+                holder = await self._records.get(key)
+                if holder == mine and await self._records.replace(key, mine, mine, leased=True):
+                    return  # of an earlier run
+                if holder is not None and holder != mine:
+                    await self._ask_for(folder, os.fsdecode(holder))
+                    if await self._records.create(key, mine, leased=True):
+                        return
+            except ClusterUnavailableError:
+                if away.passed():
+                    raise
+            if deadline.passed():
+                raise DeadlineExceededError(os.fsdecode(folder), why="another node makes names there")
+            await asyncio.sleep(AGAIN_S)
+
+    async def _ask_for(self, folder: bytes, holder: str) -> None:
+        node = self._view().nodes.get(holder)
+        if node is None:
+            return  # its record goes with its lease
+        try:
+            await self._peers.tell(node, RecallLease(folder), Deadline.after(YIELD_LIMIT_S))
+        except HeadraceError as error:
+            log.info("right not given up node=%s path=%s error=%s", holder, os.fsdecode(folder), error)
+            await asyncio.sleep(LOOK_S)
+
+    def _heard(self, key: str, holder: bytes | None) -> None:
+        """Perhaps of a time before this node took it: the record itself is asked then."""
+        folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
+        if folder in self._held and holder != self._me.encode():
+            self._doubted.add(folder)
+
+    async def _look_at_doubted(self) -> None:
+        for folder in list(self._doubted):
+            async with self._locks.setdefault(folder, asyncio.Lock()):
+                if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
+                    log.error("the right to a folder was taken from this node path=%s", os.fsdecode(folder))
+                    del self._held[folder]
+                    with self._upper.lock:
+                        self.marks.clear(self._upper.at(folder), LEASED)
+                    self._records.disown(_key(folder))
+                self._doubted.discard(folder)
+
+    async def _keep(self) -> None:
+        await self._records.follow(f"{PREFIX}/", self._heard)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look_at_doubted()
+                if self._records.leases_lost != self._lost:
+                    await self._drop_all()
+                self._move_on()
+            except HeadraceError as error:
+                log.info("rights are not kept error=%s", error)
+            except Exception:
+                log.exception("rights are not kept")
+
+    def _move_on(self) -> None:
+        if self._records.leases_lost == self._lost:  # else the rights of before are none any more
+            self.marks.extend_leases(self._records.lease_until_s - MARGIN_S)
+
+    async def _drop_all(self) -> None:
+        """The lease was lost: others may have taken them. Records that were written again since go."""
+        held, self._held = self._held, {}
+        with self._upper.lock:
+            for folder in held:
+                self.marks.clear(self._upper.at(folder), LEASED)
+        for folder in held:
+            if await self._records.get(_key(folder)) == self._me.encode():
+                await self._records.delete(_key(folder))
+            self._records.disown(_key(folder))
+        self._lost = self._records.leases_lost
+
+
+def _key(folder: bytes) -> str:
+    return f"{PREFIX}/{quote(folder)}"

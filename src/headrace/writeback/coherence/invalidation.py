@@ -1,0 +1,100 @@
+"""Tell the other nodes that their listings are out of date after this node changed a directory at its origin. This
+happens before nodes that show the dirty names learn that the origin has them.
+
+A node that can't be reached is notified again until it answers or leaves the cluster. Until then its listing may
+lack a name that this node's pending rows no longer show. Everything runs on the node's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from headrace.ring.view import ClusterView
+from headrace.writeback.observers import WriteObserver
+
+log = logging.getLogger(__name__)
+
+AT_ONCE_MAX = 64
+"""Directories of one round. Beyond it, their common parent is invalidated instead; likewise for a node's pending
+directories."""
+RETRY_S = 1.0
+
+
+class SendInvalidation(Protocol):
+    async def __call__(
+        self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        """Call ClusterLink.forget."""
+        ...
+
+
+class InvalidationBroadcaster:
+    """Sends invalidations and repeats those that failed."""
+
+    def __init__(self, forget: SendInvalidation, view: Callable[[], ClusterView]) -> None:
+        self._forget = forget
+        self._view = view
+        self._pending: dict[str, dict[bytes, bool]] = {}
+        """Node id → directory → whether everything below it is invalid, too."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def announce(self, folders: set[bytes]) -> None:
+        """Invalidate listings. On return each node that answers has dropped its listings and will list again."""
+        below = len(folders) > AT_ONCE_MAX
+        for folder in {os.path.commonpath(folders)} if below else folders:
+            for node, why in await self._notify(folder, below=below):
+                log.info(
+                    "a node was not notified yet path=%s node=%s error=%s", os.fsdecode(folder), node, why
+                )
+                self._note(node, folder, below=below)
+
+    def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _notify(
+        self, folder: bytes, *, below: bool, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        """Notify nodes; return those that failed, and why. All nodes drop their listings before any lists again,
+        because one may list from another."""
+        failures = dict(await self._forget(folder, relist=False, below=below, only=only))
+        failures |= dict(await self._forget(folder, relist=True, below=below, only=only))
+        return list(failures.items())
+
+    def _note(self, node: str, folder: bytes, *, below: bool) -> None:
+        folders = self._pending.setdefault(node, {})
+        folders[folder] = below or folders.get(folder, False)
+        if len(folders) > AT_ONCE_MAX:
+            common_parent = os.path.commonpath(list(folders))
+            folders.clear()
+            folders[common_parent] = True
+        if node not in self._tasks:
+            self._tasks[node] = asyncio.ensure_future(self._notify_later(node))
+
+    async def _notify_later(self, node: str) -> None:
+        """Repeat until the node has received everything."""
+        try:
+            while self._pending.get(node) and node in self._view().nodes:
+                await asyncio.sleep(RETRY_S)
+                for folder, below in list(self._pending[node].items()):
+                    if await self._notify(folder, below=below, only=(node,)):
+                        break
+                    if self._pending[node].get(folder) == below:
+                        del self._pending[node][folder]
+        finally:
+            del self._tasks[node]
+            self._pending.pop(node, None)
+
+
+class InvalidationObserver(WriteObserver):
+    """Invalidates the listings of directories in which something was persisted."""
+
+    def __init__(self, broadcaster: InvalidationBroadcaster) -> None:
+        self._broadcaster = broadcaster
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        await self._broadcaster.announce(folders)

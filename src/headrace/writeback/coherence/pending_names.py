@@ -1,0 +1,148 @@
+"""What of the upper layer other nodes must learn: names in mode `back` that the origin has not got yet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterable
+
+from headrace.base.model import Version
+from headrace.base.write_modes import WriteMode
+from headrace.overlay.lease_marks import PUBLISHED, DirectoryFlags
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.overlay.upper import Upper, join, split
+from headrace.writeback.coherence.publisher import DirtyNamesPublisher
+from headrace.writeback.dirty_set import DirtySet
+from headrace.writeback.observers import WriteObserver
+from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.replication.dirty_files import own_name
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.writable_layer import WritableLayer
+
+SETTLE_LOOKS = 2
+
+
+class PendingNames:
+    """Say what the names of a layer mean for other nodes."""
+
+    def __init__(self, layer: WritableLayer, planner: ActionPlanner, dirty: DirtySet) -> None:
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._planner = planner
+        self._dirty = dirty
+
+    def means(self, path: bytes) -> PendingEntry:
+        """Return what a path means; ORIGIN where the origin has all of it."""
+        safe_path, name = self._upper.at(path), split(path)[1]
+        entry = own_name(safe_path, name)
+        if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
+            with contextlib.suppress(OSError):
+                if self._planner.action(path, safe_path.lstat()) is not None:
+                    return entry
+        return PendingEntry(name, EntryState.ORIGIN)
+
+    def is_clean(self, path: bytes) -> bool:
+        """Return whether a path means nothing but what the origin has."""
+        return path not in self._dirty and self.means(path).means == EntryState.ORIGIN
+
+
+class PublishedFlags:
+    """Flag directories whose names are published, so that a session need not ask before it writes there."""
+
+    def __init__(self, upper: Upper, flags: DirectoryFlags) -> None:
+        self._upper = upper
+        self._flags = flags
+
+    def set(self, folders: Iterable[bytes]) -> None:
+        with self._upper.lock:
+            for folder in folders:
+                self._flags.set(self._upper.at(folder), folder, PUBLISHED)
+
+    def clear(self, folder: bytes) -> None:
+        """Have sessions ask again."""
+        with self._upper.lock:
+            self._flags.clear(self._upper.at(folder), PUBLISHED)
+
+
+class PendingNamesObserver(WriteObserver):
+    """Note what changed with the publisher, which passes it on to other nodes."""
+
+    def __init__(self, layer: WritableLayer, publisher: DirtyNamesPublisher, flags: PublishedFlags) -> None:
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._publisher = publisher
+        self._flags = flags
+
+    def start(self, dirty: Iterable[bytes]) -> None:
+        self._note(dirty, below=False)
+        self._publisher.start()
+
+    async def stop(self) -> None:
+        await self._publisher.stop()
+
+    def on_changed(self, paths: list[bytes], source: int) -> None:
+        self._note(paths)
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        self._note(paths, below=False)
+
+    async def before_acknowledged(self, path: bytes) -> None:
+        """Have the cluster's records say that something was written there."""
+        published = self._note([path])
+        await self._publisher.enter(published)
+        folders = {split(path)[0] for path in published}
+        self._flags.set(folder for folder in folders if self._publisher.is_recorded(folder))
+
+    async def publish_all_of(self, folder: bytes) -> None:
+        """Publish also what no session has reported yet: whoever asks after this learns of it."""
+        names = [join(folder, name) for name in self._upper.names(folder)]
+        await self._publisher.enter(self._note(names, below=False))
+
+    def status(self) -> dict[str, object]:
+        return self._publisher.status()
+
+    def _note(self, paths: Iterable[bytes], *, below: bool = True) -> list[bytes]:
+        """Note that these changed here, or were persisted; below: and all that is below them. → all that was noted."""
+        noted = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
+        if below:
+            walked = (pair for path in list(noted) for pair in self._upper.walk(path))
+            noted |= {path: stat.S_ISDIR(status.st_mode) for path, status in walked}
+        self._publisher.note(noted, [path for path, is_directory in noted.items() if is_directory])
+        return list(noted)
+
+
+class SingleNodeFlags(WriteObserver):
+    """Drop the flags of a time when there were other nodes: a session of a node that is alone asks nobody."""
+
+    def __init__(self, upper: Upper) -> None:
+        self._path = upper.marks_path
+
+    def start(self, dirty: Iterable[bytes]) -> None:
+        if os.path.exists(self._path):
+            with contextlib.closing(DirectoryFlags(self._path)) as flags:
+                flags.begin(0)
+
+
+class OwnVersions:
+    """Say what the origin has of files that were written here. persist: of a path; returns when the origin has it."""
+
+    def __init__(
+        self, upper: Upper, journal: SyncJournal, persist: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self._upper = upper
+        self._journal = journal
+        self._persist = persist
+
+    async def settle(self, path: bytes, pending: PendingVersion) -> Version | None:
+        """Return what the origin has of a state of a file here, which is persisted first; None: that state is gone."""
+        for _ in range(SETTLE_LOOKS):
+            row = self._journal.get(path)
+            same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
+            if row is not None and same and not row.begun and row.version.size_bytes >= 0:
+                return row.version
+            entry = own_name(self._upper.at(path), split(path)[1])
+            if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
+                return None
+            await self._persist(path)
+        return None

@@ -1,0 +1,284 @@
+"""What this node wrote and has not persisted, for the other nodes: they are told where, and ask what.
+
+Where: one record of this node in the cluster's records names the folders (`writeback/coherence/dirty_scope.py`). It is
+there before a write in a folder is acknowledged for the first time (`enter`), and then nothing more is written to the
+records until all in the folder was clean for a while. What: other nodes ask for the names of a folder (`answer`), and
+again for what changed since; that something did change they are told at once (`DirtyNamesChanged`), a few times a
+second at most. All on the node's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
+from headrace.cluster.records import Records
+from headrace.overlay.pending_version import PendingEntry
+from headrace.overlay.upper import join, split
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage
+from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
+
+log = logging.getLogger(__name__)
+
+TELL_S = 0.1
+"""Changes are told together, so often."""
+TELL_LIMIT_S = 5.0
+AGAIN_S = 0.5
+TOLD_MAX = 64
+"""Folders of one message; beyond that "somewhere below"."""
+KEEP_S = 5.0
+"""How long a folder stays in the record after the last change in it, when all is clean."""
+LOOK_S = 1.0
+LOOKED_AT_ONCE = 2000
+"""Names that are looked at, each second, whether they are clean."""
+NAMES_A_MESSAGE = 20_000
+
+
+@dataclass(slots=True)
+class DirtyDirectory:
+    """names: with the number of the change that was the last one, the oldest first. floor: who knows nothing later
+    than this is told all. changed_s: monotonic. unmarked: sessions
+    ask again before they write there; what they wrote before that is heard of within LOOK_S."""
+
+    names: dict[bytes, int] = field(default_factory=dict)
+    floor: int = 0
+    changed_s: float = 0.0
+    unmarked: bool = False
+
+
+class DirtyNamesPublisher:
+    """instance: of this run of the node. look: what a path means, as its layer has it. is_clean: that
+    it means nothing but what the origin has. unmark: sessions are to ask again before they write in a folder."""
+
+    def __init__(
+        self,
+        me: str,
+        instance: str,
+        records: Records,
+        peers: PeerClient,
+        *,
+        view: Callable[[], ClusterView],
+        look: Callable[[bytes], PendingEntry],
+        is_clean: Callable[[bytes], bool],
+        unmark: Callable[[bytes], None],
+    ) -> None:
+        self._me = me
+        self._instance = instance
+        self._records = records
+        self._peers = peers
+        self._view = view
+        self._look = look
+        self._is_clean = is_clean
+        self._unmark = unmark
+        self._serial = 0
+        self._folders: dict[bytes, DirtyDirectory] = {}
+        self._below: set[bytes] = set()
+        self._recorded: DirtyScope | None = None
+        """What the record says; None: not known."""
+        self._writing: asyncio.Task[None] | None = None
+        self._removals = 0
+        self._failing = False
+        self._stirred: dict[str, set[bytes]] = {}
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """After the first notes. The record of an earlier run is written over."""
+        self._tasks = [asyncio.ensure_future(self._tell()), asyncio.ensure_future(self._keep_up())]
+        self._write()
+
+    async def stop(self) -> None:
+        """The record stays: this node's files are not persisted because it stops."""
+        tasks = [*self._tasks, *([self._writing] if self._writing is not None else [])]
+        self._tasks = []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> dict[str, object]:
+        cover = self._recorded or DirtyScope()
+        return {"folders_told": len(cover.folders) + len(cover.below), "told": self._recorded is not None}
+
+    # ------------------------------------------------------------ what changed
+
+    def note(self, paths: Iterable[bytes], directories: Iterable[bytes] = ()) -> None:
+        """These were written, or persisted: whoever asks is told what they are now. directories: those of them that are
+        folders, in which more is to be expected."""
+        now_s = time.monotonic()
+        folders: set[bytes] = set()
+        for path in paths:
+            directory, name = split(path)
+            if not name:
+                continue
+            self._serial += 1
+            folder = self._folders.setdefault(directory, DirtyDirectory())
+            folder.names.pop(name, None)
+            folder.names[name] = self._serial
+            folder.changed_s, folder.unmarked = now_s, False
+            folders.add(directory)
+        self._stir(folders)
+        new = {one for one in directories if one not in self._below and not self.is_recorded_below(one)}
+        self._below |= new
+        if self._tasks and (new or not all(map(self.is_recorded, folders))):
+            self._write()
+
+    async def enter(self, paths: Iterable[bytes]) -> None:
+        """The record names the folders of these noted paths on return. While the records are away it goes on without,
+        and the log says so: the record is written as soon as they are back."""
+        folders = {split(path)[0] for path in paths}
+        while not all(map(self.is_recorded, folders)) and not self._failing:
+            self._write()
+            if self._writing is None:
+                return
+            await asyncio.wait([self._writing])
+
+    def record_again(self) -> None:
+        """The record is gone, by another node that took this one for gone, or by this one."""
+        self._recorded, self._removals = None, self._removals + 1
+        if self._tasks:
+            self._write()
+
+    def is_recorded(self, folder: bytes) -> bool:
+        return self._recorded is not None and self._recorded.covers(folder)
+
+    def is_recorded_below(self, folder: bytes) -> bool:
+        """With all that may come to be in it."""
+        return self._recorded is not None and self._recorded.covers_below(folder)
+
+    def _cover(self) -> DirtyScope:
+        return DirtyScope.of(set(self._folders), self._below)
+
+    # ------------------------------------------------------------ the record
+
+    def _write(self) -> None:
+        """One write at a time; what comes meanwhile is in the next one."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_now())
+
+    async def _write_now(self) -> None:
+        while self._recorded != (cover := self._cover()):
+            key, removals = f"{PREFIX}/{self._me}", self._removals
+            try:
+                if cover:
+                    await self._records.put(key, cover.encode())
+                else:
+                    await self._records.delete(key)
+            except ClusterUnavailableError as error:
+                if not self._failing:
+                    log.warning("other nodes are not told what was written here, again later error=%s", error)
+                self._failing = True
+                return
+            if self._failing:
+                log.warning("other nodes are told again what was written here")
+            self._failing = False
+            self._recorded = cover if removals == self._removals else None
+
+    async def _keep_up(self) -> None:
+        """Folders leave the record a while after all in them is clean; a record that could not be written is tried
+        again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if self._forget_clean() or self._failing:
+                    self._write()
+            except Exception:
+                log.exception("folders are not looked at")
+
+    def _forget_clean(self) -> bool:
+        """Whether a folder went."""
+        now_s, left, gone = time.monotonic(), LOOKED_AT_ONCE, False
+        for path, folder in list(self._folders.items()):
+            if now_s - folder.changed_s < KEEP_S:
+                continue
+            for name, serial in list(islice(folder.names.items(), max(0, left))):
+                left -= 1
+                if self._is_clean(join(path, name)):
+                    folder.floor = max(folder.floor, serial)
+                    del folder.names[name]
+            if not folder.names and left > 0:
+                if folder.unmarked:
+                    del self._folders[path]
+                    gone = True
+                else:
+                    self._unmark(path)
+                    folder.unmarked = True
+        if gone:
+            self._below = {one for one in self._below if self._is_needed(one)}
+        return gone
+
+    def _is_needed(self, top: bytes) -> bool:
+        prefix = top + b"/"
+        return any(one == top or one.startswith(prefix) for one in self._folders)
+
+    # ------------------------------------------------------------ asking and telling
+
+    def answer(self, request: ListPending) -> PendingNamesPage:
+        """What is in a folder, all or since an earlier answer. An answer of several messages ends with the state that
+        it began with: what changes meanwhile is told the next time. PeerError from a node that starts or stops, as it
+        does not know all."""
+        if not self._tasks:
+            raise PeerError(f"node {self._me}", why="it starts, or stops")
+        folder = self._folders.get(request.path, DirtyDirectory(floor=self._serial))
+        since, begun = self._parse(request.since)
+        whole = begun is None and since < folder.floor
+        begun = self._serial if begun is None else begun
+        names = [(name, serial) for name, serial in folder.names.items() if whole or serial > since]
+        some = names[:NAMES_A_MESSAGE]
+        rows = [self._look(join(request.path, name)) for name, _ in some]
+        if len(some) < len(names):
+            return PendingNamesPage(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
+        return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
+
+    def _parse(self, state: str) -> tuple[int, int | None]:
+        """Up to which change the asker knows all; and, where it is in the middle of an answer, what that began with."""
+        instance, _, rest = state.partition(":")
+        since, _, begun = rest.partition(":")
+        if instance != self._instance or not since.isdigit():
+            return -1, None
+        return int(since), int(begun) if begun.isdigit() else None
+
+    def _stir(self, folders: set[bytes]) -> None:
+        if not folders:
+            return
+        for node in self._others():
+            self._stirred.setdefault(node.id, set()).update(folders)
+        self._wake.set()
+
+    def _others(self) -> list[NodeInfo]:
+        nodes = self._view().nodes.values()
+        return [node for node in nodes if node.id != self._me]
+
+    async def _tell(self) -> None:
+        """Who could not be told is told again, as long as it is in the view."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            stirred, self._stirred = self._stirred, {}
+            told = [(node, stirred[node.id]) for node in self._others() if node.id in stirred]
+            done = await asyncio.gather(*(self._tell_one(node, folders) for node, folders in told))
+            for (node, folders), heard in zip(told, done, strict=True):
+                if not heard:
+                    self._stirred.setdefault(node.id, set()).update(folders)
+            await asyncio.sleep(TELL_S if all(done) else AGAIN_S)
+            if self._stirred:
+                self._wake.set()
+
+    async def _tell_one(self, node: NodeInfo, folders: set[bytes]) -> bool:
+        below = len(folders) > TOLD_MAX
+        paths = [os.path.commonpath(folders)] if below else sorted(folders)
+        with contextlib.suppress(HeadraceError):
+            request = DirtyNamesChanged(self._me, paths, below)
+            await self._peers.tell(node, request, Deadline.after(TELL_LIMIT_S))
+            return True
+        return False

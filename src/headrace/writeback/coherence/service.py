@@ -1,0 +1,42 @@
+"""What other nodes learn of writes, and ask: the server's side of coherence."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headrace.base.model import Version
+from headrace.overlay.pending_version import PendingVersion
+from headrace.wire.peer_messages import ListPending, PendingNamesPage
+from headrace.writeback.coherence.pending_names import OwnVersions
+from headrace.writeback.coherence.publisher import DirtyNamesPublisher
+from headrace.writeback.replication.dirty_files import DirtyFiles
+from headrace.writeback.replication.replica_host import ReplicaHost
+
+
+@dataclass(frozen=True, slots=True)
+class CoherenceService:
+    """Answer other nodes. publisher, own: None where nothing can be written. give_up: of the right to make new names in
+    a folder."""
+
+    me: str
+    files: DirtyFiles
+    keeper: ReplicaHost
+    publisher: DirtyNamesPublisher | None
+    own: OwnVersions | None
+    give_up: Callable[[bytes], Awaitable[None]]
+
+    async def answer(self, request: ListPending) -> PendingNamesPage:
+        if request.writer != self.me:
+            return PendingNamesPage(self.files.mirrored(request.writer, request.path), "", whole=True)
+        if self.publisher is None:
+            return PendingNamesPage([], "", whole=True)
+        return self.publisher.answer(request)
+
+    async def settle(self, path: bytes, token: str) -> Version | None:
+        written = PendingVersion.parse(token)
+        if written is None:
+            return None
+        if written.writer == self.me:
+            return None if self.own is None else await self.own.settle(path, written)
+        return self.keeper.taken(path, written)

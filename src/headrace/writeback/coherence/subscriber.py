@@ -1,0 +1,264 @@
+"""Follow other writers' pending names: which nodes to query about a directory, and their last answers.
+
+Each writer's record names the directories in which it has pending names (`dirty_scope.py`). The node queries the
+writer, or one of its replicas if the writer does not answer. After a first full answer it requests only the changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.base.deadline import Deadline
+from headrace.base.decoding import decode_json
+from headrace.base.errors import ClusterUnavailableError, HeadraceError
+from headrace.base.listeners import Listeners
+from headrace.base.model import Kind, Version
+from headrace.cluster.records import Records
+from headrace.namespace.pending_rows import Rows
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import ListPending, NameRow, ResolveVersion
+from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
+
+log = logging.getLogger(__name__)
+
+ASK_LIMIT_S = 10.0
+SETTLE_LIMIT_S = 3600.0
+"""The writer first persists the file, of any size. The node waits as long as the writer lives."""
+COPIES = "copies"
+LISTED_S = 5.0
+"""After this time the watch has delivered the records that were listed."""
+ENDED_S = 5.0
+"""After this time all directories of a writer whose record was deleted have been refreshed."""
+
+
+@dataclass(slots=True)
+class WriterRows:
+    """The answer of a writer, or of a replica (`node`), about a directory. `state` marks it, for later requests of
+    changes."""
+
+    node: str = ""
+    state: str = ""
+    rows: Rows = field(default_factory=dict)
+
+
+class DirtyNamesSubscriber:
+    """Answer which pending names other nodes have in a directory.
+
+    - `mirrored`: returns the entries of a writer's directory that this node holds as a replica.
+    - `changed`: called with a directory, and whether everything below it is meant, when pending names there may have
+      changed.
+    - `own_record_deleted`: called when this node's own record was deleted.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        records: Records,
+        peers: PeerClient,
+        *,
+        view: Callable[[], ClusterView],
+        mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: [],
+    ) -> None:
+        self._me = me
+        self._records = records
+        self._peers = peers
+        self._view = view
+        self._mirrored = mirrored
+        self.changed: Listeners[[bytes, bool]] = Listeners()
+        self.own_record_deleted: Listeners[[]] = Listeners()
+        self._scopes: dict[str, DirtyScope] = {}
+        self._holders: dict[str, list[str]] = {}
+        self._answers: dict[tuple[str, bytes], WriterRows] = {}
+        self._locks: dict[tuple[str, bytes], asyncio.Lock] = {}
+        self._present: set[str] = set()
+        self._listed: dict[str, DirtyScope] = {}
+        self._listed_s = float("-inf")
+        self._ended: dict[str, tuple[DirtyScope, float]] = {}
+        """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
+
+    async def start(self) -> None:
+        await self._records.follow(f"{COPIES}/", self._on_replicas)
+        await self._records.follow(f"{PREFIX}/", self._on_scope)
+
+    # ------------------------------------------------------------ writers
+
+    async def catch_up(self) -> None:
+        """Read the writers' records directly, instead of waiting for the watch. Events that arrive later may be
+        older."""
+        records = await self._records.list(f"{PREFIX}/")
+        self._listed_s = time.monotonic()
+        self._listed = {
+            key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in records.items()
+        }
+
+    def _on_scope(self, key: str, raw: bytes | None) -> None:
+        writer = key.removeprefix(f"{PREFIX}/")
+        if writer == self._me:
+            if raw is None:
+                self.own_record_deleted()
+            return
+        before = self._scopes.pop(writer, DirtyScope())
+        try:
+            after = DirtyScope() if raw is None else DirtyScope.decode(raw)
+        except ClusterUnavailableError as error:
+            log.warning("record of pending names is invalid writer=%s error=%s", writer, error)
+            return
+        if after:
+            self._scopes[writer] = after
+        elif writer not in self._view().nodes:
+            self._ended[writer] = before, time.monotonic()
+        for query in [query for query in self._answers if query[0] == writer and not after.covers(query[1])]:
+            del self._answers[query]
+            self._locks.pop(query, None)
+        for folder in before.folders ^ after.folders:
+            self.changed(folder, False)
+        for folder in before.below ^ after.below:
+            self.changed(folder, True)
+
+    def _on_replicas(self, key: str, raw: bytes | None) -> None:
+        try:
+            holders = [] if raw is None else decode_json(raw, list[str])
+        except msgspec.MsgspecError:
+            holders = []
+        self._holders[key.removeprefix(f"{COPIES}/")] = holders
+
+    def on_view(self) -> None:
+        """Mark the names of writers that left or returned as changed: another node answers for them now."""
+        present = set(self._view().nodes)
+        for writer in (present ^ self._present) & self._scopes.keys():
+            self.mark_changed(writer)
+        self._present = present
+
+    def mark_changed(self, writer: str) -> None:
+        """Mark all pending names of a writer as changed."""
+        scope = self._scopes.get(writer, DirtyScope())
+        for folder in scope.folders:
+            self.changed(folder, False)
+        for folder in scope.below:
+            self.changed(folder, True)
+
+    def writers(self, folder: bytes) -> list[str]:
+        """Return the nodes whose records name this directory, sorted, without this node."""
+        ids = {writer for writer, scope in self._scopes.items() if scope.covers(folder)}
+        if time.monotonic() < self._listed_s + LISTED_S:
+            ids |= {writer for writer, scope in self._listed.items() if scope.covers(folder)}
+        return sorted(ids - {self._me})
+
+    def any_gone(self, folder: bytes) -> bool:
+        """Return whether a writer of this directory left the cluster, now or within the last ENDED_S."""
+        nodes, now_s = self._view().nodes, time.monotonic()
+        self._ended = {
+            writer: (scope, ended_s)
+            for writer, (scope, ended_s) in self._ended.items()
+            if now_s < ended_s + ENDED_S
+        }
+        return any(writer not in nodes for writer in self.writers(folder)) or any(
+            scope.covers(folder) for scope, _ in self._ended.values()
+        )
+
+    def sources(self, writer: str) -> list[NodeInfo]:
+        """Return the nodes that can answer for a writer, best first, without this node."""
+        nodes = self._view().nodes
+        ids = [writer, *self._holders.get(writer, [])]
+        members = [nodes[id] for id in ids if id in nodes and id != self._me]
+        return [node for node in members if self._peers.usable(node)]
+
+    def holds(self, writer: str) -> bool:
+        """Return whether this node is assigned as a replica of the writer."""
+        return self._me in self._holders.get(writer, [])
+
+    # ------------------------------------------------------------ names
+
+    async def rows(self, folder: bytes) -> Rows:
+        """Return the names of a directory that differ from the origin, as their writers report them now. If no node
+        can answer for a writer, use its last answer while it is a member of the cluster, and nothing afterwards."""
+        merged: Rows = {}
+        for writer in self.writers(folder):
+            rows = await self._query(writer, folder)
+            if writer not in self.writers(folder):
+                continue  # the writer has persisted all of it meanwhile
+            for name, row in rows.items():
+                if row is not None or name not in merged:
+                    merged[name] = row
+        return merged
+
+    async def _query(self, writer: str, folder: bytes) -> Rows:
+        """Query a writer's names in a directory, one query at a time: each answer builds on the one before."""
+        lock = self._locks.setdefault((writer, folder), asyncio.Lock())
+        async with lock:
+            return await self._query_sources(writer, folder)
+
+    async def _query_sources(self, writer: str, folder: bytes) -> Rows:
+        key = (writer, folder)
+        answer = self._answers.setdefault(key, WriterRows())
+        for node in self.sources(writer):
+            if node.id != writer and self.holds(writer):
+                break  # this node's own replica is as recent
+            try:
+                return await self._query_node(node, writer, folder, answer)
+            except HeadraceError as error:
+                log.info(
+                    "query of pending names failed node=%s path=%s error=%s",
+                    node.id,
+                    os.fsdecode(folder),
+                    error,
+                )
+        if self.holds(writer):
+            own = self._answers[key] = WriterRows(self._me)
+            _merge(own.rows, writer, self._mirrored(writer, folder))
+            return own.rows
+        if writer not in self._view().nodes and not self._holders.get(writer):
+            self._answers.pop(key, None)
+            return {}
+        return answer.rows
+
+    async def _query_node(self, node: NodeInfo, writer: str, folder: bytes, answer: WriterRows) -> Rows:
+        deadline = Deadline.after(ASK_LIMIT_S)
+        since = answer.state if answer.node == node.id else ""
+        while True:
+            page = await self._peers.ask_written(node, ListPending(writer, folder, since), deadline)
+            if page.whole:
+                answer.rows = {}
+            answer.node, answer.state, since = node.id, page.state, page.state
+            _merge(answer.rows, writer, page.names)
+            if not page.more:
+                return answer.rows
+
+    async def settle(self, path: bytes, version: Version) -> Version | None:
+        """Return the origin's version of a file that another node wrote; the writer persists it first. Return None if
+        the file never reached the origin. Raise HeadraceError if no node can answer now."""
+        pending = PendingVersion.parse(version.token)
+        if pending is None:
+            return version
+        for node in self.sources(pending.writer):
+            settled = await self._peers.settle(
+                node, ResolveVersion(path, version.token), Deadline.after(SETTLE_LIMIT_S)
+            )
+            return settled.version
+        return None
+
+
+def _merge(rows: Rows, writer: str, names: list[PendingEntry]) -> None:
+    """Apply a page of entries to the rows."""
+    for entry in names:
+        if entry.means == EntryState.ORIGIN:
+            rows.pop(entry.name, None)
+        else:
+            rows[entry.name] = None if entry.means == EntryState.HIDDEN else row_of(writer, entry)
+
+
+def row_of(writer: str, entry: PendingEntry) -> NameRow:
+    """Return the row of a pending entry: of a file with the token of the pending version."""
+    if entry.means == EntryState.DIRECTORY:
+        return NameRow(entry.name, int(Kind.DIRECTORY), 0, 0, "")
+    token = PendingVersion(writer, entry.inode, entry.ctime_ns).token
+    return NameRow(entry.name, int(Kind.FILE), entry.size_bytes, entry.mtime_ns, token)

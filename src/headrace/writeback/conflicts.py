@@ -1,0 +1,128 @@
+"""What was written here where the origin has something of somebody else's, or under a name that no origin takes: it is
+kept under another name, and reported. On the node's loop."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import HIDDEN
+from headrace.overlay.upper import Upper, join, split
+from headrace.writeback.action import replaces_file
+from headrace.writeback.sync_journal import Conflict, SyncJournal
+
+log = logging.getLogger(__name__)
+
+
+class ConflictCopies:
+    """on_written: told paths of which the node itself changed what they mean."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: SyncJournal,
+        *,
+        on_written: Callable[[list[bytes]], None],
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._on_written = on_written
+        self.count = 0
+        """Of what got another name."""
+
+    def check_way(self, path: bytes, error: HeadraceError) -> None:
+        """What is in the way of a put may be of this node's own making: a file, in whose place a folder above it is by
+        now, or a folder that is not removed yet. OriginUnavailableError: the put waits for that."""
+        if self.in_the_way(path) or any(prefix == path for _, prefix in self._upper.put_aside()):
+            raise OriginUnavailableError(
+                os.fsdecode(path), why="what was there is not removed yet"
+            ) from error
+
+    def in_the_way(self, path: bytes) -> list[bytes]:
+        """Folders above a path in whose place the origin has a file still."""
+        ways = []
+        while (path := split(path)[0]) != b"/":
+            at = self._upper.at(path)
+            if at.is_folder() and replaces_file(path, at, self._known.get(path)):
+                ways.append(path)
+        return ways
+
+    def keep(self, path: bytes, before: os.stat_result, why: str) -> None:
+        """What the origin has is what the name means from now on; ours, a file or a folder with all that is in it, gets
+        another name, and is persisted under that."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
+        kept = self._rename(path, before, split(path)[1], b".conflict-" + stamp, why)
+        if kept is not None:
+            log.warning(
+                "changed at the origin by somebody else, ours is kept beside path=%s kept=%s",
+                *(os.fsdecode(path), os.fsdecode(kept)),
+            )
+
+    def keep_by_plain_name(self, path: bytes, error: NotSupportedError) -> bool:
+        """What has a name that no origin takes, the path itself or a folder above it, gets one that all do. Else nobody
+        could persist all, as one user's name would always fail. False: the names are not the reason."""
+        end = 0
+        while end < len(path):
+            start, end = end + 1, (path + b"/").find(b"/", end + 1)
+            name = path[start:end]
+            if plain_name(name) != name:
+                seen = self._upper.at(path[:end]).seen()
+                kept = (
+                    None
+                    if seen is None
+                    else self._rename(path[:end], seen, plain_name(name), b"", str(error))
+                )
+                if kept is not None:
+                    log.warning(
+                        "no origin takes the name, it has another one now path=%s kept=%s",
+                        *(os.fsdecode(path[:end]), os.fsdecode(kept)),
+                    )
+                return True
+        return False
+
+    def _rename(
+        self, path: bytes, before: os.stat_result, name: bytes, tail: bytes, why: str
+    ) -> bytes | None:
+        """The new path; None: something else is at the path by now."""
+        with self._upper.lock:
+            found = self._upper.look(path)
+            if not isinstance(found, os.stat_result) or found.st_ino != before.st_ino:
+                self._known.drop(path)
+                return None
+            kept = self._free_name(split(path)[0], name, tail)
+            self._upper.at(path).rename(self._upper.at(kept))
+            self._known.drop(path)
+        self.count += 1
+        self._known.add_conflict(Conflict(path, kept, why, time.time()))
+        self._namespace.invalidate_parent(path)
+        self._on_written([path, kept])
+        return kept
+
+    def _free_name(self, directory: bytes, name: bytes, tail: bytes) -> bytes:
+        for number in itertools.count():
+            end = tail + (b"-%d" % number if number else b"")
+            candidate = join(directory, name[: 255 - len(end)] + end)
+            if self._upper.look(candidate) is None and self._namespace.entry_at(candidate) is None:
+                return candidate
+        raise AssertionError
+
+
+def plain_name(name: bytes) -> bytes:
+    """The same where origins take it, as far as its characters and its beginning go: bytes that are no UTF-8, and
+    control characters, are told by their number."""
+    if name.startswith(HIDDEN.encode()):
+        name = b"%2E" + name[1:]
+    text = name.decode(errors="surrogateescape")
+    return b"".join(
+        b"%%%02X" % (ord(one) & 0xFF)
+        if one < " " or one == "\x7f" or "\udc80" <= one <= "\udcff"
+        else one.encode()
+        for one in text
+    )

@@ -1,0 +1,259 @@
+"""Clean files leave the upper layer when it takes too much of the disk, or when the cache is asked for them (a load,
+another node). The file itself becomes the cache's copy of what was persisted, by a rename, so that nobody fetches it
+from the origin; then it may be evicted like any other.
+
+A file goes only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE), and who
+opens a name of the layer holds its lock, as this does. What the origin can't hold of it is lost then, as
+docs/semantics.md says; a file with extended attributes of a user's stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable
+
+from headrace.base.beneath import SafePath
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.upper import Upper, split
+from headrace.store.checksum import block_checksum
+from headrace.store.store import Store
+from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.upper_quota import UpperQuota
+from headrace.writeback.writable_layer import WritableLayer
+
+log = logging.getLogger(__name__)
+
+CACHE_MODE = 0o600
+BRING_BYTES_MAX = 1 << 30
+"""All of a file is read before the first byte of it can be had: half a second or more a GiB."""
+HEAD_LIMIT_S = 10.0
+Take = Callable[[SafePath], bool]
+"""Takes the file at a place of the layer away from there; False: it stays."""
+
+
+class Demoter:
+    """Move clean files from the upper layer to the cache. store: the cache that takes them, of the same disk; None:
+    they are dropped. owns: whether this node is an owner of a path. on_left: called with a path that left."""
+
+    def __init__(
+        self,
+        layer: WritableLayer,
+        namespace: Namespace,
+        quota: UpperQuota,
+        *,
+        store: Store | None,
+        owns: Callable[[bytes], bool],
+        on_left: Callable[[list[bytes]], None],
+    ) -> None:
+        self._upper = layer.upper
+        self._known = layer.journal
+        self._threads = layer.threads
+        self._namespace = namespace
+        self.quota = quota
+        self._store = store
+        self._owns = owns
+        self._on_left = on_left
+        self._leaving: asyncio.Task[None] | None = None
+        self.count = 0
+        """Of the files that left since the start."""
+
+    def begin(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
+        """Let clean files leave the layer when it takes more than its share; what is persisted doesn't wait for
+        that."""
+        surplus_bytes = self.quota.surplus_bytes
+        if surplus_bytes > 0 and (self._leaving is None or self._leaving.done()):
+            self._leaving = asyncio.ensure_future(self._leave_in_background(clean, surplus_bytes))
+
+    async def stop(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            await asyncio.gather(self._leaving, return_exceptions=True)
+
+    async def _leave_in_background(
+        self, clean: list[tuple[JournalRecord, os.stat_result]], surplus_bytes: int
+    ) -> None:
+        try:
+            await self.leave(clean, surplus_bytes)
+        except Exception:
+            log.exception("clean files could not leave the layer")  # at the next look again
+
+    async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
+        """So many bytes of clean files, those that were written longest ago."""
+        rows = {row.path: row for row, _ in clean}
+        for path in choose(clean, bytes_wanted):
+            self._gone(path, await self._leave_one(rows[path]))
+
+    async def bring(self, path: bytes, entry: Entry) -> bool:
+        """Whether the cache has that version of the file on return, since it was moved there."""
+        row, store = self._known.get(path), self._store
+        if store is None or row is None or row.begun or row.version != entry.version:
+            return False
+        if row.size_bytes > BRING_BYTES_MAX:
+            return False
+        self._gone(path, await self._leave_one(row))
+        return _is_cached(store, entry)
+
+    async def drop_damaged(self, row: JournalRecord) -> bool:
+        """A clean file whose bytes are wrong leaves the layer, and is not taken into the cache, if the origin has that
+        version still. HeadraceError where it can't be asked."""
+        place = self._namespace.find_mount(row.path)
+        if place is None:
+            return False
+        deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
+        try:
+            info = await place[0].origin.head(place[1], deadline=deadline)
+        except PathNotFoundError:
+            return False
+        if info.version != row.version:
+            return False
+        freed = let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+        self._gone(row.path, freed)
+        return freed > 0
+
+    def _gone(self, path: bytes, freed: int) -> None:
+        if freed:
+            self._known.drop(path)
+            self.quota.left(freed)
+            self.count += 1
+            self._on_left([path])
+
+    async def _leave_one(self, row: JournalRecord) -> int:
+        entry = self._namespace.entry_at(row.path)
+        if entry is None or entry.version != row.version:
+            return 0
+        store = self._store
+        if store is None or _is_cached(store, entry):
+            await asyncio.sleep(0)
+            return let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+        loop = asyncio.get_running_loop()
+        sums = await loop.run_in_executor(self._threads, checksums_of, self._upper.at(row.path), row)
+        if sums is None:
+            return 0
+        borrowed = not self._owns(row.path)
+
+        def adopt(at: SafePath) -> bool:
+            return store.adopt(entry, at, sums, borrowed=borrowed)
+
+        def leave(take: Take | None) -> int:
+            return store.reserve.spend(
+                lambda: let_go(
+                    self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
+                )
+            )
+
+        try:
+            return leave(adopt)
+        except NoSpaceError:  # of the cache it would be the next to go
+            return leave(None)
+        except HeadraceError as error:
+            log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
+            return 0
+
+    def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
+        def shown(path: bytes) -> bool:
+            entry = self._namespace.entry_at(path)
+            return entry is not None and entry.version == row.version
+
+        return shown
+
+
+def _is_cached(store: Store, entry: Entry) -> bool:
+    cached = store.index.cached(entry.id)
+    return cached is not None and cached.trusted and store.holds(cached)
+
+
+def checksums_of(at: SafePath, row: JournalRecord) -> list[int] | None:
+    """Of the blocks of a clean file; None when it is none any more. What changes after this shows in its ctime. Reads
+    all of it."""
+    try:
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not row.describes(os.fstat(fd)):
+            return None
+        return [
+            block_checksum(os.pread(fd, BLOCK_SIZE_BYTES, start))
+            for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)
+        ]
+    except OSError as error:
+        log.warning("can't be read path=%s error=%s", os.fsdecode(row.path), error)
+        return None
+    finally:
+        os.close(fd)
+
+
+def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> list[bytes]:
+    """Paths of clean files, those first that were written longest ago, until so many bytes are together."""
+    found: list[bytes] = []
+    for row, seen in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
+        if bytes_wanted <= 0:
+            break
+        found.append(row.path)
+        bytes_wanted -= seen.st_blocks * 512
+    return found
+
+
+def let_go(
+    upper: Upper,
+    row: JournalRecord,
+    is_shown: Callable[[bytes], bool],
+    *,
+    take: Take | None = None,
+    empty_too: bool = False,
+    keep_users: bool = False,
+) -> int:
+    """The bytes that the layer takes less; 0 when the file is in use, was written, or has other names. is_shown:
+    whether the index has the version of the row at the path, so that the name goes on being there. take: None drops
+    the file. empty_too: a file of no bytes counts as 1. keep_users: one with a user's extended attributes stays."""
+    at = upper.at(row.path)
+    with upper.lock:
+        try:
+            fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return 0
+        try:
+            seen = os.fstat(fd)
+            if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1 or not row.describes(seen):
+                return 0
+            if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
+                return 0
+            if upper.is_going(row.path):  # it came back with its folder, which the node does not know yet
+                return 0
+            upper.mark_demoted(split(row.path)[0])
+            if take is None:
+                at.unlink()
+            elif take(at):
+                _undress(fd)
+            else:
+                return 0
+            return max(seen.st_blocks * 512, int(empty_too))
+        finally:
+            os.close(fd)
+
+
+def _undress(fd: int) -> None:
+    """As other cache files: the node's own. What was said of its owner and mode is in the index."""
+    os.fchown(fd, os.geteuid(), os.getegid())
+    os.fchmod(fd, CACHE_MODE)
+
+
+def _has_attributes(fd: int) -> bool:
+    return any(name.startswith("user.") for name in os.listxattr(fd))
+
+
+def _in_use(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

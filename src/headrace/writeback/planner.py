@@ -1,0 +1,158 @@
+"""What each path of the upper layer needs: finds what is dirty, and orders a round of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable
+
+from headrace.base.keyed_lock import KeyedLock
+from headrace.writeback.action import SyncAction, action_for
+from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.removal import RemovalPropagator
+from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.writable_layer import WritableLayer
+
+CleanFiles = list[tuple[JournalRecord, os.stat_result]]
+MOVES_CHILDREN = (SyncAction.CLEAR, SyncAction.MAKE, SyncAction.REMOVE_DIRECTORY)
+"""Actions on a directory that bring all that is in it."""
+
+
+class ActionPlanner:
+    """Decide what a path needs, by what is there and what the journal says of it."""
+
+    def __init__(self, layer: WritableLayer) -> None:
+        self._upper = layer.upper
+        self._journal = layer.journal
+        self._tops = {b"/", *layer.modes.tops()}
+
+    def action(self, path: bytes, status: os.stat_result) -> SyncAction | None:
+        """Return what a path needs, which looks like that; None: nothing."""
+        return self.action_by(path, status, self._journal.get(path))
+
+    def action_by(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncAction | None:
+        """Return the same, where the row of the journal is at hand."""
+        return action_for(path, self._upper.at(path), status, row, is_top=path in self._tops)
+
+    def needs_work(self, path: bytes) -> bool:
+        """Return whether a path needs something now; also where nothing is left."""
+        status = self._upper.at(path).seen()
+        return status is None or self.action(path, status) is not None
+
+    def is_persisted(self, path: bytes, status: os.stat_result) -> bool:
+        """Return whether the origin has the file that is at a path."""
+        return stat.S_ISREG(status.st_mode) and self.action(path, status) is None
+
+
+class LayerScan:
+    """Find what is dirty in the layer, and say what a round has to do for it. On the node's loop, but for the walks
+    over the whole layer."""
+
+    def __init__(
+        self,
+        layer: WritableLayer,
+        planner: ActionPlanner,
+        changes: ChangeTracker,
+        removals: RemovalPropagator,
+        turns: KeyedLock,
+    ) -> None:
+        self._layer = layer
+        self._upper = layer.upper
+        self._journal = layer.journal
+        self._planner = planner
+        self._changes = changes
+        self._dirty = changes.dirty
+        self._removals = removals
+        self._turns = turns
+
+    async def scan_all(self) -> tuple[CleanFiles, int]:
+        """Mark all that is dirty. Reads all names of the layer, in a thread. → the clean files; bytes of all."""
+        self._journal.forget_old_removals()
+        self.hide_unanswered()
+        rows = {row.path: row for row in self._journal.all()}
+        dirty: list[tuple[bytes, int]]
+        dirty, clean, size_bytes = await self._layer.in_thread(self._walk_all, rows)
+        now_s = time.monotonic()
+        for path, size in dirty:
+            self._dirty.add(path, now_s, size, delay_s=self._changes.delay_s)
+        if dirty:
+            self._changes.wake.set()
+        return clean, size_bytes
+
+    def _walk_all(self, rows: dict[bytes, JournalRecord]) -> tuple[list[tuple[bytes, int]], CleanFiles, int]:
+        """Return what is dirty, as (path, bytes); the clean files; the bytes of all."""
+        dirty: list[tuple[bytes, int]] = []
+        clean: CleanFiles = []
+        size_bytes = 0
+        for path, status in self._upper.walk():
+            size_bytes += status.st_blocks * 512
+            if not self._layer.persists(path):
+                continue
+            row = rows.get(path)
+            if self._planner.action_by(path, status, row) is not None:
+                dirty.append((path, status.st_size))
+            elif row is not None and stat.S_ISREG(status.st_mode):
+                clean.append((row, status))
+        return dirty, clean, size_bytes
+
+    async def scan_below(self, top: bytes) -> None:
+        """Mark what is dirty at and below a path."""
+        self.hide_unanswered()
+        rows = {top: self._journal.get(top), **self._journal.below(top)}
+
+        def walk() -> list[tuple[bytes, int]]:
+            return [
+                (path, status.st_size)
+                for path, status in self._upper.walk(top)
+                if self._layer.persists(path)
+                and self._planner.action_by(path, status, rows.get(path)) is not None
+            ]
+
+        now_s = time.monotonic()
+        is_directory = self._upper.at(top).is_folder()
+        for path, size in await self._layer.in_thread(walk) if is_directory else walk():
+            self._dirty.add(path, now_s, size)
+
+    def hide_unanswered(self) -> None:
+        """Hide the names of puts whose answer was lost and of which nothing is left here."""
+        self._changes.hide(self._removals.unheard())
+
+    def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncAction]:
+        """Return what each path needs now; those that need nothing are clean. A directory that came from elsewhere
+        brings all that is in it."""
+        actions: dict[bytes, SyncAction] = {}
+        for path in paths:
+            entry = self._dirty.get(path)
+            if entry is None or path in actions:  # of a directory that came before
+                continue
+            status = self._upper.at(path).seen()
+            if status is None:
+                if path not in self._turns:  # else a put of it is under way, and sees to it
+                    self._drop_missing(path)
+                continue
+            action = self._planner.action(path, status)
+            if action is None:
+                self._dirty.drop(path)
+            else:
+                actions[path] = action
+                self._dirty.resize(entry, status.st_size if action is SyncAction.PUT else 0)
+            if action in MOVES_CHILDREN:
+                self._add_children(path, actions)
+        return actions
+
+    def _drop_missing(self, path: bytes) -> None:
+        """Drop a path where nothing is any more, and nothing hides it."""
+        self._dirty.drop(path)
+        self._changes.hide(self._removals.went(path))
+
+    def _add_children(self, top: bytes, actions: dict[bytes, SyncAction]) -> None:
+        now_s, rows = time.monotonic(), self._journal.below(top)
+        for path, status in self._upper.walk(top):
+            if path == top or path in actions:
+                continue
+            action = self._planner.action_by(path, status, rows.get(path))
+            if action is not None:
+                entry = self._dirty.add(path, now_s)
+                self._dirty.resize(entry, status.st_size if action is SyncAction.PUT else 0)
+                actions[path] = action

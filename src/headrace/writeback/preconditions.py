@@ -1,0 +1,147 @@
+"""What this node believes an origin has at a path: by its table, by what the layer's files replace, by the index; and
+what it asks, where none of them can know. Each put and removal is conditional on it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from headrace.base.beneath import SafePath
+from headrace.base.deadline import Deadline
+from headrace.base.errors import NotSupportedError, PathNotFoundError
+from headrace.base.model import Entry, Kind, Version
+from headrace.namespace.mounts import Mount
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Absent, Condition, Origin
+from headrace.overlay.pending_version import is_pending
+from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+
+
+class Preconditions:
+    """Say what an origin must have at a path for a change of it to be right. ask_others: notes in the journal what
+    other nodes persisted in this node's place. settle: returns what the origin has of a file that another node wrote,
+    which is persisted then. Both None where there are no other nodes. On the node's loop."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: SyncJournal,
+        *,
+        ask_others: Callable[[], Awaitable[None]] | None = None,
+        settle: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._ask_others = ask_others
+        self._settle = settle
+
+    def place(self, path: bytes) -> tuple[Mount, str]:
+        """The mount, and the key below its origin."""
+        found = self._namespace.find_mount(path)
+        if found is None:
+            raise NotSupportedError(
+                os.fsdecode(path), why="no origin is attached there", hint="--write local"
+            )
+        return found
+
+    async def settle_base(self, path: bytes, at: SafePath) -> bool:
+        """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
+        version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
+        asked now."""
+        base = base_version(at, path)
+        if base is None or not is_pending(base):
+            return True
+        version = None if self._settle is None else await self._settle(path, base)
+        with self._upper.lock:
+            if base_version(at, path) != base:
+                return True
+            if version is not None:
+                set_base(at, BaseVersion(path, version))
+                self._namespace.record_put(path, version)
+            elif not is_whiteout(at.lstat()):  # a whiteout without a base would stand for whatever is there
+                drop_base(at, path)
+            return version is not None
+
+    async def resolved(
+        self, row: JournalRecord | None, origin: Origin, key: str, deadline: Deadline
+    ) -> JournalRecord | None:
+        """What became of a put, or a removal, that had begun when its node died, or its answer was lost: the row as if
+        it had been noted, when the origin has the object, or has it no more; the file may be another one by now."""
+        if row is None or not row.begun or row.is_directory:
+            return row
+        try:
+            info = await origin.head(key, deadline=deadline)
+        except PathNotFoundError:
+            return self._note(JournalRecord.removed(row.path, row.version)) if row.is_removal else row
+        told = info.attributes
+        if told is None or info.version.size_bytes != row.size_bytes:
+            return row
+        if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
+            return row
+        return self._note(replace(row, version=info.version, begun=False))
+
+    def _note(self, row: JournalRecord) -> JournalRecord:
+        """The index, too: what it had there before would look as if somebody had put it there since."""
+        with self._upper.lock:
+            entry = self._namespace.entry_at(row.path)
+            if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
+                if row.is_absent:
+                    self._namespace.record_removal(row.path)
+                else:
+                    self._namespace.record_put(row.path, row.version)
+            self._known.note(row)
+        return row
+
+    def condition(self, path: bytes, row: JournalRecord | None, base: Version | None) -> Condition:
+        """Of a put. base: what the file says that it replaces."""
+        if row is None:
+            return base or Absent()
+        if row.is_there and not row.is_directory:
+            return row.version
+        return base if base is not None and self._is_newer(base, row) else Absent()
+
+    def replaces(self, path: bytes, at: SafePath, found: os.stat_result) -> Version | None:
+        """The origin's version that what is at a path stands for, or hides; None: there is none."""
+        row = self._known.get(path)
+        if stat.S_ISREG(found.st_mode):
+            condition = self.condition(path, row, base_version(at, path))
+            return condition if isinstance(condition, Version) else None
+        if is_whiteout(found):
+            return self.version_to_remove(path, at, row, self._namespace.entry_at(path))
+        return base_version(at, path)
+
+    def _is_newer(self, base: Version, row: JournalRecord) -> bool:
+        """Whether somebody put that there after this node removed what the row is of: then the index has it, unless
+        what another node wrote there is shown over it."""
+        if row.was_removed(base):
+            return False
+        entry = self._namespace.entry_at(row.path)
+        return (entry is not None and entry.version == base) or self._namespace.is_pending(row.path)
+
+    async def others_put(self, path: bytes) -> bool:
+        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
+        place."""
+        before = self._known.get(path)
+        if self._ask_others is not None:
+            await self._ask_others()
+        return self._known.get(path) != before
+
+    def version_to_remove(
+        self, path: bytes, at: SafePath, row: JournalRecord | None, entry: Entry | None
+    ) -> Version | None:
+        if row is not None and row.is_there and not row.is_directory:
+            return row.version
+        base = base_version(at, path)
+        if base is not None and (row is None or self._is_newer(base, row)):
+            return base
+        if row is not None and row.is_absent:
+            return None  # it was removed; what the name means since then is somebody else's
+        if entry is None or entry.kind is not Kind.FILE or is_pending(entry.version):
+            return None
+        return entry.version

@@ -1,0 +1,159 @@
+"""Files that were written and are not persisted, for other nodes: this node's own, and copies of what others wrote.
+
+They are read as the state that was asked for, or not at all: whoever writes on meanwhile makes another version of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from headrace.base.beneath import Root, SafePath
+from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.model import Arrived, ObjectMetadata
+from headrace.overlay.object_metadata import extras_of
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.overlay.syscalls import seen_at_rest, tick_left_s
+from headrace.overlay.upper import is_removed, is_whiteout
+from headrace.wire.peer_messages import FileRange
+from headrace.writeback.replication.replica_layer import copy_of
+
+
+class DirtyFileReader:
+    """For the peers' door: a file of a layer, which may change while it is sent, so its checksums are of what was read.
+    fd: belongs to this from now on."""
+
+    steady = False
+
+    def __init__(self, fd: int, name: str) -> None:
+        self._fd = fd
+        self._name = name
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def checksum(self, block: int) -> int:
+        raise NotImplementedError
+
+    def extras(self) -> ObjectMetadata | None:
+        return extras_of(self._fd, os.fstat(self._fd))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class OwnDirtyFileReader(DirtyFileReader):
+    """One state of a file. It is looked at after each read, too (`ready`)."""
+
+    def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
+        super().__init__(fd, name)
+        self._state = state
+
+    def ready(self, start: int, end: int) -> bool:
+        found = os.fstat(self._fd)
+        return (found.st_ctime_ns, found.st_size) == self._state
+
+    async def wait(self, start: int, end: int) -> None:
+        raise VersionChangedError(self._name, why="it was written again")
+
+
+class DirtyFiles:
+    """at: where this node's own files lie. folder_of: of the copies of what a writer wrote."""
+
+    def __init__(
+        self,
+        me: str,
+        threads: Executor,
+        *,
+        at: Callable[[bytes], SafePath],
+        folder_of: Callable[[str], str],
+    ) -> None:
+        self._me = me
+        self._threads = threads
+        self._at = at
+        self._folder_of = folder_of
+
+    async def open(self, wanted: FileRange) -> OwnDirtyFileReader:
+        """VersionChangedError when there is none like that (any more)."""
+        written = PendingVersion.parse(wanted.token)
+        name = os.fsdecode(wanted.path)
+        if written is None:
+            raise VersionChangedError(name, why="not understood")
+        own = written.writer == self._me
+        loop = asyncio.get_running_loop()
+        try:
+            at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
+            file, found = await loop.run_in_executor(self._threads, _open_at_rest, at)
+        except OSError as error:
+            raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
+        with file:
+            state = (found.st_ino, found.st_ctime_ns) if own else copy_of(file.fileno())[:2]
+            if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
+                raise VersionChangedError(name, why="it was written again")
+            await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
+            return OwnDirtyFileReader(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
+
+    async def read(self, wanted: FileRange) -> Arrived | None:
+        """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
+        try:
+            piece = await self.open(wanted)
+        except HeadraceError:
+            return None
+        try:
+            body: bytes = await asyncio.get_running_loop().run_in_executor(
+                self._threads, os.pread, piece.fileno(), wanted.end - wanted.start, wanted.start
+            )
+            extras = piece.extras()
+            return Arrived(body, extras) if piece.ready(wanted.start, wanted.end) else None
+        finally:
+            piece.close()
+
+    def mirrored(self, writer: str, folder: bytes) -> list[PendingEntry]:
+        """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
+        here."""
+        at = self._copy_at(writer, folder)
+        try:
+            return [copy_name(at / name, name) for name in at.names()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _copy_at(self, writer: str, path: bytes) -> SafePath:
+        return Root(os.fsencode(self._folder_of(writer)) + b"/tree").at(path)
+
+
+def _open_at_rest(at: SafePath) -> tuple[io.FileIO, os.stat_result]:
+    """A file that nobody waits for any more is closed by itself."""
+    file = io.FileIO(at.open(os.O_RDONLY | os.O_NONBLOCK))
+    return file, seen_at_rest(file.fileno())
+
+
+def own_name(at: SafePath, name: bytes) -> PendingEntry:
+    """What a name of a layer means, of which the origin has something else, or nothing."""
+    try:
+        found = at.lstat()
+    except OSError:
+        return PendingEntry(name, EntryState.ORIGIN)
+    if is_whiteout(found):
+        return PendingEntry(name, EntryState.HIDDEN)
+    if stat.S_ISDIR(found.st_mode):
+        return PendingEntry(name, EntryState.HIDDEN if is_removed(at) else EntryState.DIRECTORY)
+    return (
+        PendingEntry.of_file(name, found)
+        if stat.S_ISREG(found.st_mode)
+        else PendingEntry(name, EntryState.ORIGIN)
+    )
+
+
+def copy_name(at: SafePath, name: bytes) -> PendingEntry:
+    """The same of a copy: files have the state that they have where they were written."""
+    one = own_name(at, name)
+    if one.means != EntryState.FILE:
+        return one
+    state = copy_of(at)
+    if len(state) != 3:
+        return PendingEntry(name, EntryState.ORIGIN)
+    return PendingEntry(name, EntryState.FILE, one.size_bytes, one.mtime_ns, state[0], state[1])

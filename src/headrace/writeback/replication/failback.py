@@ -1,0 +1,64 @@
+"""A writer whose copies others persisted in its place learns of it: when it starts again, when it finds that the
+cluster had given it up, and when the origin has something that it did not put there. The holder is take_over.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+
+log = logging.getLogger(__name__)
+
+ASK_LIMIT_S = 10.0
+
+
+class Failback:
+    def __init__(
+        self, me: str, peers: PeerClient, known: SyncJournal, *, view: Callable[[], ClusterView]
+    ) -> None:
+        self._me = me
+        self._peers = peers
+        self._known = known
+        self._view = view
+        self._asking = asyncio.Lock()
+        self._asked_s = float("-inf")
+
+    async def ask(self) -> None:
+        """What others persisted of this node's files is noted as persisted. Who does not answer is passed by: its puts
+        are found by their bytes."""
+        wanted_s = time.monotonic()
+        async with self._asking:
+            if self._asked_s > wanted_s:
+                return  # whoever was before has asked for all who waited
+            self._asked_s = time.monotonic()
+            for node in self._view().nodes.values():
+                if node.id != self._me:
+                    await self._ask(node)
+
+    async def _ask(self, node: NodeInfo) -> None:
+        try:
+            files = await self._peers.returned(
+                node, self._me, done=False, deadline=Deadline.after(ASK_LIMIT_S)
+            )
+            if not files:
+                return
+            for one in files:
+                self._note(JournalRecord(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version))
+            await asyncio.to_thread(self._known.sync)  # the other node forgets them
+            log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
+            await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
+        except (HeadraceError, OSError) as error:
+            log.info("not asked what it persisted node=%s error=%s", node.id, error)
+
+    def _note(self, row: JournalRecord) -> None:
+        """Unless this node has put there what is newer: of both it is this host's clock that says when."""
+        own = self._known.get(row.path)
+        if own is None or own.begun or own.ctime_ns <= row.ctime_ns:
+            self._known.note(row)

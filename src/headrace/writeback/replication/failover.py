@@ -1,0 +1,190 @@
+"""When a writer is gone, a holder of its copies persists them in its place; when it is back, it is told what became of
+them.
+
+What others see of it never goes in between: first the origin has all, and every listing that was taken before is known
+to be old; then the writer's record goes, by which others ask for its names, and they list the origin; the copies, of
+which they may still read, go last.
+
+Each holder does so, with the conditions that the writer would have used: the second one finds that the origin has the
+same bytes already. The writer, back, first asks all others (come_back.py): what was persisted as it has it is clean
+then. One that was alive all the time, and only cut off, asks when the origin has something that it did not put there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+from headrace.base import failpoint
+from headrace.base.beneath import Root
+from headrace.base.errors import HeadraceError
+from headrace.overlay.upper import Upper
+from headrace.ring.view import ClusterView
+from headrace.wire.peer_messages import FailedOverFile, FailoverReport
+from headrace.writeback.replication.placement import ReplicaSetRecords
+from headrace.writeback.replication.replica_host import KNOWN, TAKEN, ReplicaHost, forget_persisted
+from headrace.writeback.replication.replica_layer import copy_of
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+from headrace.writeback.writeback import WriteBack
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0
+LINGER_S = 3.0
+"""How long the bytes stay after the writer's record went: others may not have heard yet that the origin has them."""
+FILES_MAX = 50_000
+"""Of one answer."""
+
+
+class Failover:
+    """build: what persists an upper layer; folder → write path. on_persisted: told of a writer of whom
+    nothing is left to persist; after it nobody asks for its names any more. delay_s: how long a writer may be away."""
+
+    def __init__(
+        self,
+        me: str,
+        keeper: ReplicaHost,
+        records: ReplicaSetRecords,
+        *,
+        view: Callable[[], ClusterView],
+        build: Callable[[str], WriteBack],
+        on_persisted: Callable[[str], Awaitable[None]],
+        delay_s: float,
+    ) -> None:
+        self._me = me
+        self._keeper = keeper
+        self._records = records
+        self._view = view
+        self._build = build
+        self._on_persisted = on_persisted
+        self._delay_s = delay_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.files_persisted = 0
+
+    def on_view(self) -> None:
+        """Who is gone is waited for; who is back is let alone."""
+        nodes = self._view().nodes
+        for writer in self._keeper.writers():
+            if writer in nodes:
+                self._end(writer)
+            elif writer not in self._tasks:
+                self._tasks[writer] = asyncio.ensure_future(self._take_over(writer))
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "copies_of": self._keeper.writers(),
+            "taking_over": [writer for writer, task in self._tasks.items() if not task.done()],
+            "files_persisted_for_others": self.files_persisted,
+        }
+
+    def _end(self, writer: str) -> None:
+        task = self._tasks.pop(writer, None)
+        if task is not None:
+            task.cancel()
+
+    async def _take_over(self, writer: str) -> None:
+        await asyncio.sleep(self._delay_s)
+        said = ""
+        while True:
+            try:
+                counts = await self._records.is_holder(writer, self._me)
+                if counts and self._has_copies(writer):
+                    async with self._keeper.lock_of(writer):
+                        await self._persist(writer)
+                    await self._on_persisted(writer)
+                    failpoint.hit("takeover.told")
+                    await asyncio.sleep(LINGER_S)
+                async with self._keeper.lock_of(writer):
+                    self._drop(writer)
+                return
+            except HeadraceError as error:
+                if said != str(error):
+                    said = str(error)
+                    log.warning(
+                        "copies of a node that is gone are not persisted node=%s error=%s", writer, error
+                    )
+            except Exception:
+                log.exception("copies of a node that is gone are not persisted node=%s", writer)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _persist(self, writer: str) -> None:
+        """All that is in its mirror; what it is to be told is on disk before anything is dropped."""
+        folder = self._keeper.folder_of(writer)
+        log.warning("a node is gone, its files are persisted here node=%s", writer)
+        self._keeper.forget(writer)
+        write = self._build(folder)
+        try:
+            await write.start()
+            await write.persist(b"/")
+        finally:
+            await write.stop()
+            self.files_persisted += write.counts.files_persisted
+            _note_taken(folder)
+        failpoint.hit("takeover.persisted")
+
+    def _has_copies(self, writer: str) -> bool:
+        return _is_there(os.path.join(self._keeper.folder_of(writer), "tree"))
+
+    def _drop(self, writer: str) -> None:
+        """All but what the writer is to be told."""
+        folder = self._keeper.folder_of(writer)
+        self._keeper.forget(writer)
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                Root(os.fsencode(folder)).at(b"/" + os.fsencode(name)).throw_away()
+            elif not name.startswith(TAKEN):
+                os.unlink(path)
+
+    async def give_back(self, writer: str, *, done: bool) -> FailoverReport:
+        """What was persisted for a writer that is back, or alive and cut off: then its copies stay ours to persist.
+        done: it knows."""
+        self._end(writer)
+        try:
+            return await self._taken(writer, done=done)
+        finally:
+            self.on_view()
+
+    async def _taken(self, writer: str, *, done: bool) -> FailoverReport:
+        folder = self._keeper.folder_of(writer)
+        path = os.path.join(folder, TAKEN)
+        async with self._keeper.lock_of(writer):
+            if not _is_there(path):
+                return FailoverReport([])
+            if done:
+                os.unlink(path)
+                if writer in self._view().nodes:
+                    forget_persisted(folder)
+                return FailoverReport([])
+            with contextlib.closing(SyncJournal(path)) as table:
+                rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
+        return FailoverReport(
+            [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
+        )
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+def _note_taken(folder: str) -> None:
+    """By the files of the mirror, which know whose they are. Durable on return. OSError."""
+    upper = Upper(folder)
+    with (
+        contextlib.closing(SyncJournal(os.path.join(folder, KNOWN))) as known,
+        contextlib.closing(SyncJournal(os.path.join(folder, TAKEN))) as taken,
+    ):
+        for row in known.all():
+            own = copy_of(upper.at(row.path))
+            if len(own) == 3 and row.is_there and not row.begun:
+                taken.note(JournalRecord(row.path, *own, row.version))
+        taken.sync()

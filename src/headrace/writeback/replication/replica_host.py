@@ -1,0 +1,200 @@
+"""Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
+
+Of each writer a mirror (`writeback/replication/replica_layer.py`), on the first volume, in a folder of the writer's id.
+What happens to it when the writer is gone is in take_over.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+
+from headrace.base import failpoint
+from headrace.base.beneath import Root
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PeerError, StoreError, UsageError
+from headrace.base.model import Version
+from headrace.base.tasks import all_of
+from headrace.overlay.durable_writes import flush_folder
+from headrace.overlay.pending_version import PendingVersion
+from headrace.overlay.snapshot import Snapshot
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
+from headrace.writeback.replication.replica_layer import Range, ReplicaLayer
+from headrace.writeback.replication.replicator import TOKEN
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.write_ahead import WriteAhead
+
+log = logging.getLogger(__name__)
+
+KNOWN = "known.db"
+TAKEN = "taken.db"
+"""What was persisted in a writer's place, until it knows."""
+FETCHES = 4
+"""Ranges of one file at once."""
+FETCH_LIMIT_S = 60.0
+STAGING_IDLE_S = 600.0
+"""How long what was sent ahead of a file waits for the rest of it."""
+
+
+class ReplicaHost:
+    """me: the id of this node. folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in
+    `threads`. is_durable: what is kept is on the disk before its writer hears of it."""
+
+    def __init__(
+        self,
+        me: str,
+        folder: str,
+        peers: PeerClient,
+        threads: Executor,
+        *,
+        view: Callable[[], ClusterView],
+        is_durable: bool = True,
+    ) -> None:
+        self._is_durable = is_durable
+        self._disk = WriteAhead(partial(flush_folder, folder), threads)
+        self._me = me
+        self._folder = folder
+        self._peers = peers
+        self._threads = threads
+        self._view = view
+        self._mirrors: dict[str, ReplicaLayer] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.bytes_kept = 0
+        """When it was last measured."""
+
+    async def measure(self) -> None:
+        """Reads all names, in a thread."""
+        self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
+
+    async def drop_idle(self) -> None:
+        for writer, mirror in list(self._mirrors.items()):
+            async with self.lock_of(writer):
+                count = await self._in_thread(mirror.drop_idle, STAGING_IDLE_S)
+                if count:
+                    log.info("files that were never finished are dropped writer=%s files=%d", writer, count)
+
+    def writers(self) -> list[str]:
+        """The ids of those of whom something is kept here."""
+        try:
+            return sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+
+    def folder_of(self, writer: str) -> str:
+        """UsageError for what is no id of a node."""
+        if not writer or "/" in writer or writer.startswith("."):
+            raise UsageError(f"node {writer!r}", why="no name of a folder can be made of it")
+        return os.path.join(self._folder, writer)
+
+    def taken(self, path: bytes, pending: PendingVersion) -> Version | None:
+        """Return what the origin has of a file of a writer's that was persisted here in its place."""
+        journal_path = os.path.join(self.folder_of(pending.writer), TAKEN)
+        if not os.path.exists(journal_path):
+            return None
+        with contextlib.closing(SyncJournal(journal_path)) as journal:
+            row = journal.get(path)
+        same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
+        return row.version if row is not None and same else None
+
+    def lock_of(self, writer: str) -> asyncio.Lock:
+        """Whoever changes the mirror of a writer has it."""
+        return self._locks.setdefault(writer, asyncio.Lock())
+
+    def forget(self, writer: str) -> None:
+        """Its folder was changed by somebody else."""
+        self._mirrors.pop(writer, None)
+
+    async def keep(self, request: Replicate) -> None:
+        """All are as the snapshots say on return."""
+        node = self._node(request.writer)
+        async with self.lock_of(request.writer):
+            mirror = await self._mirror(request.writer)
+            if request.begin:
+                await self._in_thread(forget_persisted, self.folder_of(request.writer))
+                mirror.begin()
+            small: list[Snapshot] = []
+            for one in request.snapshots:
+                if one.is_large:
+                    await self._fetch(node, mirror, one)
+                    await self._in_thread(_place, mirror, [one])
+                else:
+                    small.append(one)
+            failpoint.hit("keep.fetched")
+            await self._in_thread(_place, mirror, small)
+            if request.end:
+                await self._in_thread(mirror.end)
+        if self._is_durable:
+            await self._disk.flush()
+
+    async def keep_ahead(self, request: ReplicateAhead) -> None:
+        node = self._node(request.writer)
+        async with self.lock_of(request.writer):
+            mirror = await self._mirror(request.writer)
+        await self._fetch_range(node, mirror, request.inode, (request.start, request.end))
+
+    async def _fetch(self, node: NodeInfo, mirror: ReplicaLayer, one: Snapshot) -> None:
+        gate = asyncio.Semaphore(FETCHES)
+
+        async def some(range_: Range) -> None:
+            async with gate:
+                await self._fetch_range(node, mirror, one.inode, range_)
+
+        await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, one))
+
+    async def _fetch_range(self, node: NodeInfo, mirror: ReplicaLayer, inode: int, range_: Range) -> None:
+        start, end = range_
+        wanted = FileRange(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
+        arrived = await self._peers.fetch(
+            node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
+        )
+        await self._in_thread(mirror.write, inode, start, arrived.body)
+
+    def _node(self, writer: str) -> NodeInfo:
+        if writer == self._me:
+            raise PeerError(f"node {writer}", why="a node keeps no copies of its own files")
+        found = self._view().nodes.get(writer)
+        if found is None:
+            raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")
+        return found
+
+    async def _mirror(self, writer: str) -> ReplicaLayer:
+        """The lock is held."""
+        found = self._mirrors.get(writer)
+        if found is None:
+            found = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
+            await self._in_thread(found.make)
+            self._mirrors[writer] = found
+        return found
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        except OSError as error:
+            raise StoreError(f"folder {self._folder}", why=os.strerror(error.errno or 0)) from error
+
+
+def forget_persisted(folder: str) -> None:
+    """What a take-over found that the origin has. The writer is back, and puts there what is not in that table."""
+    for name in os.listdir(folder):
+        if name.startswith(KNOWN):
+            os.unlink(os.path.join(folder, name))
+
+
+def _bytes_below(folder: str) -> int:
+    total = 0
+    for _, status in Root(os.fsencode(folder)).at(b"/").walk():
+        if not stat.S_ISDIR(status.st_mode):
+            total += status.st_blocks * 512
+    return total
+
+
+def _place(mirror: ReplicaLayer, snapshots: list[Snapshot]) -> None:
+    for one in snapshots:
+        mirror.place(one)

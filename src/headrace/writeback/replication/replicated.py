@@ -1,0 +1,82 @@
+"""Mode `back:2` and more, as write-back sees it: an observer that feeds the replicator, and the durability it gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from headrace.base.write_modes import WriteModes
+from headrace.overlay.upper import Upper
+from headrace.writeback.durability import LocalDurability
+from headrace.writeback.observers import WriteObserver
+from headrace.writeback.replication.replicator import Replicator
+
+
+class ReplicaObserver(WriteObserver):
+    """Notes for the replicator what sessions wrote and what was persisted, in paths of which replicas are kept."""
+
+    def __init__(self, upper: Upper, modes: WriteModes, replicator: Replicator) -> None:
+        self._upper = upper
+        self._modes = modes
+        self._replicator = replicator
+        self._following: set[asyncio.Task[None]] = set()
+
+    def start(self, dirty: Iterable[bytes]) -> None:
+        self._replicator.on_view()
+
+    async def stop(self) -> None:
+        for task in self._following:
+            task.cancel()
+        self._replicator.stop()
+
+    def on_opened(self, path: bytes) -> None:
+        """Send the file ahead while it grows."""
+        copies = self._modes.copies(path)
+        if copies > 1:
+            task = asyncio.ensure_future(self._replicator.follow(path, copies))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+
+    def on_changed(self, paths: list[bytes], source: int) -> None:
+        if source:  # what the node changed itself is noted after the round that persists it
+            self._note(paths)
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        self._note(paths)
+
+    def status(self) -> dict[str, object]:
+        return self._replicator.status()
+
+    def _note(self, paths: list[bytes]) -> None:
+        below = [path for top in paths for path, _ in self._upper.walk(top)]
+        self._replicator.note([path for path in {*paths, *below} if self._modes.copies(path) > 1])
+
+
+class ReplicatedDurability(LocalDurability):
+    """Acknowledge mode `back:2` and more when so many nodes have the bytes. note: marks paths as dirty."""
+
+    def __init__(
+        self,
+        upper: Upper,
+        modes: WriteModes,
+        replicator: Replicator,
+        *,
+        note: Callable[[Iterable[bytes]], None],
+    ) -> None:
+        super().__init__(modes)
+        self._upper = upper
+        self._modes = modes
+        self._replicator = replicator
+        self._note = note
+
+    def covers(self, path: bytes) -> bool:
+        return super().covers(path) or self._modes.copies(path) > 1
+
+    async def secure(self, path: bytes) -> None:
+        """PeerError where there are not so many nodes, or they don't answer."""
+        copies = self._modes.copies(path)
+        if copies < 2:
+            return
+        paths = [below for below, _ in self._upper.walk(path)] or [path]
+        self._note(paths)
+        await asyncio.gather(*(self._replicator.secure(below, copies) for below in paths))

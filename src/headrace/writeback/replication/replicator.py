@@ -1,0 +1,429 @@
+"""Copies of what was written here and is not persisted yet, on other nodes: `back:2` and more. The writer's side; the
+holder's is keep.py.
+
+The holders of a node's copies are the same for all its files: chosen by a hash over the ids, other zones first. Each
+has a lane, which tells it in order what changed: snapshots of names, not operations, so a name may be told of again
+and again, and what was told twice costs nothing. Who closes a file waits until each holder has a snapshot of it that
+was taken after that (`secure`). Large files are sent ahead, several at a time; what is in the lane is then only the
+list of checksums, by which the holder finds what it lacks, and fetches it from here.
+Where a lane begins, at the start or with a new holder, all that is dirty is told anew, and the rest is dropped there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from headrace.base.beneath import SafePath
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.tasks import all_of
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
+from headrace.writeback.replication.dirty_files import DirtyFileReader
+from headrace.writeback.replication.placement import ReplicaSetRecords, choose_replicas
+from headrace.writeback.replication.replica_layer import RANGE_BYTES
+
+log = logging.getLogger(__name__)
+
+BATCH_NAMES = 256
+BATCH_BYTES = 4 << 20
+LOOKS_MAX = 3
+AHEAD_AT_ONCE = 4
+"""Ranges of one file on their way to one holder."""
+LIMIT_S = 30.0
+BYTES_S_MIN = 4 << 20
+"""How slow a holder may be before it counts as one that hangs."""
+AGAIN_S = 1.0
+GATHER_S = 0.05
+"""Changes that nobody waits for are told together."""
+FOLLOW_LOOK_S = 0.1
+FOLLOW_S = 30.0
+Key = tuple[str, str]
+"""Id and instance of a node."""
+NOTHING = Snapshot(b"/", EntryType.GONE).state
+TOKEN = "written/"
+"""Of a file of the layer, for the peers' door."""
+
+
+class OfferedFile(DirtyFileReader):
+    """As it is at the moment it is read. fd: stays the caller's."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(os.dup(fd), name)
+
+    def ready(self, start: int, end: int) -> bool:
+        return os.fstat(self._fd).st_size >= end
+
+    async def wait(self, start: int, end: int) -> None:
+        raise StoreError(self._name, why=f"it has fewer than {end} bytes now")
+
+
+class ReplicaOffers:
+    """Files of the layer that holders fetch just now, by inode number."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, int]] = {}
+
+    @contextmanager
+    def offer(self, at: SafePath) -> Iterator[os.stat_result]:
+        """OSError, also of what is no file."""
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+        found = os.fstat(fd)
+        inode = found.st_ino
+        known, users = self._open.get(inode, (fd, 0))
+        self._open[inode] = known, users + 1
+        try:
+            yield found
+        finally:
+            if known != fd:
+                os.close(fd)
+            known, users = self._open[inode]
+            self._open[inode] = known, users - 1
+            if users == 1:
+                del self._open[inode]
+                os.close(known)
+
+    def open(self, wanted: FileRange) -> OfferedFile:
+        """PathNotFoundError when it is not offered."""
+        inode = int(wanted.token.removeprefix(TOKEN), 16)
+        found = self._open.get(inode)
+        if found is None:
+            raise PathNotFoundError(f"written file {inode:x}", why="it is not offered any more")
+        return OfferedFile(found[0], os.fsdecode(wanted.path))
+
+
+class ReplicaStream:
+    """To one holder."""
+
+    def __init__(self, copies: Replicator, node: NodeInfo) -> None:
+        self.node = node
+        self._copies = copies
+        self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._has: dict[bytes, tuple[object, ...]] = {}
+        self._sent_ahead: dict[int, int] = {}
+        self._sending: dict[int, asyncio.Lock] = {}
+        self._coming: dict[bytes, asyncio.Task[None]] = {}
+        self._urgent = asyncio.Event()
+        self.begun = asyncio.Event()
+        """All that is dirty was told."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def note(self, paths: Iterable[bytes]) -> None:
+        """A large file is sent first, beside the lane: it would hold up what else there is to tell."""
+        for path in paths:
+            if path in self._pending or path in self._coming:
+                continue
+            if self.begun.is_set() and self._copies.is_large(path):
+                self._coming[path] = asyncio.ensure_future(self._come(path))
+            else:
+                self._pending[path] = []
+        if len(self._pending) >= BATCH_NAMES:
+            self._urgent.set()
+
+    async def _come(self, path: bytes) -> None:
+        try:
+            await self.send_ahead(path, last=True)
+        except HeadraceError as error:
+            log.info("not sent ahead path=%s error=%s", os.fsdecode(path), error)
+        finally:
+            del self._coming[path]
+        self._pending.setdefault(path, [])
+
+    async def secure(self, path: bytes) -> None:
+        """The holder has a snapshot of the path that was taken after this call. PeerError and what the holder says."""
+        await self.send_ahead(path, last=True)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(path, []).append(done)
+        self._urgent.set()
+        await done
+
+    async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
+        """Of a large file, what is beyond that which was sent before. last: its checksums are wanted next, and found
+        out meanwhile."""
+        with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.at(path)) as found:
+            if found.st_size <= SMALL_BYTES_MAX:
+                return
+            async with self._sending.setdefault(found.st_ino, asyncio.Lock()):
+                await all_of([self._send_ahead(found), *([self._copies.take(path)] if last else [])])
+
+    async def _send_ahead(self, found: os.stat_result) -> None:
+        """Of an offered file."""
+        inode = found.st_ino
+        sent = self._sent_ahead.get(inode, 0)
+        sent = 0 if sent > found.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        end = found.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        gate = asyncio.Semaphore(AHEAD_AT_ONCE)
+
+        async def one(start: int) -> None:
+            async with gate:
+                request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
+                await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
+
+        await all_of(one(start) for start in range(sent, end, RANGE_BYTES))
+        self._sent_ahead[inode] = max(sent, end)
+
+    def stop(self, why: str) -> None:
+        for task in (self._task, *self._coming.values()):
+            task.cancel()
+        error = PeerError(f"node {self.node.id}", why=why)
+        for waiting in self._pending.values():
+            _fail(waiting, error)
+        self._pending.clear()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not self._pending and self.begun.is_set():
+                    await self._sleep()
+                    continue
+                await self._sleep()
+                self._urgent.clear()
+                await self._tell()
+            except HeadraceError as error:
+                log.warning("copies are not kept node=%s error=%s", self.node.id, error)
+                if isinstance(error, PeerError):
+                    self.begun.clear()
+                await asyncio.sleep(AGAIN_S)
+            except Exception:
+                log.exception("copies are not kept node=%s", self.node.id)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _sleep(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._urgent.wait()
+
+    async def _tell(self) -> None:
+        """Some of what is pending; where the lane begins, all that is dirty."""
+        begin = not self.begun.is_set()
+        if begin:
+            self._has.clear()
+            self._sent_ahead.clear()
+            self.note(await self._copies.names())
+        first, last = begin, False
+        while not last:
+            paths = list(self._pending)[:BATCH_NAMES]
+            waiting = [one for path in paths for one in self._pending.pop(path)]
+            last = not begin or not self._pending
+            try:
+                await self._tell_of(paths, begin=first, end=begin and last)
+            except BaseException as error:
+                known = isinstance(error, HeadraceError)
+                _fail(waiting, error if known else PeerError(f"node {self.node.id}", why="broken off"))  # type: ignore[arg-type]
+                self.note(paths)
+                raise
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
+            first = False
+        self.begun.set()
+
+    async def _tell_of(self, paths: list[bytes], *, begin: bool, end: bool) -> None:
+        with contextlib.ExitStack() as offered:
+            snapshots: list[Snapshot] = []
+            size_bytes = 0
+            for path in paths:
+                one = await self._offered(path, offered)
+                if self._has.get(path, NOTHING) == one.state:
+                    continue
+                snapshots += [one, *self._gone_below(one)]
+                size_bytes += len(one.content)
+                if size_bytes > BATCH_BYTES:
+                    await self._send(snapshots, begin=begin, end=False)
+                    begin, snapshots, size_bytes = False, [], 0
+            if snapshots or begin or end:
+                await self._send(snapshots, begin=begin, end=end)
+
+    async def _offered(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
+        """A snapshot; the file of a large one can be fetched from here, whatever becomes of its name."""
+        one = await self._copies.take(path)
+        for _ in range(LOOKS_MAX):
+            if not one.is_large:
+                break
+            with contextlib.suppress(OSError):
+                if (
+                    offered.enter_context(self._copies.offers.offer(self._copies.at(path))).st_ino
+                    == one.inode
+                ):
+                    break
+            one = await self._copies.take(path)  # another file has the name by now
+        return one
+
+    def _gone_below(self, one: Snapshot) -> list[Snapshot]:
+        """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
+        nobody tells of each."""
+        if one.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or one.path not in self._has:
+            return []
+        prefix = one.path.rstrip(b"/") + b"/"
+        below = [path for path in self._has if path.startswith(prefix)]
+        return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.at(path).exists()]
+
+    async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
+        # names that are there before those that are gone: what was renamed is found under its old one
+        snapshots = sorted(snapshots, key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
+        request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
+        limit_s = _limit_s(sum(one.size_bytes for one in snapshots))
+        await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
+        for one in snapshots:
+            if one.shape == EntryType.GONE:
+                self._has.pop(one.path, None)
+                continue
+            self._has[one.path] = one.state
+            if one.is_large:
+                self._sent_ahead[one.inode] = one.size_bytes
+                self._sending.pop(one.inode, None)
+        self._copies.told += len(snapshots)
+
+
+class Replicator:
+    """count: copies of a file at most, this node's included. at: where a path lies. take: its snapshot; of what is
+    persisted, one that says it is gone. names: all paths of the layer of which copies are kept."""
+
+    def __init__(
+        self,
+        me: str,
+        peers: PeerClient,
+        *,
+        view: Callable[[], ClusterView],
+        records: ReplicaSetRecords,
+        count: int,
+        at: Callable[[bytes], SafePath],
+        take: Callable[[bytes], Awaitable[Snapshot]],
+        names: Callable[[], Awaitable[list[bytes]]],
+    ) -> None:
+        self.me = me
+        self.peers = peers
+        self.at = at
+        self.names = names
+        self.take = take
+        self.offers = ReplicaOffers()
+        self.told = 0
+        self._view = view
+        self._count = count
+        self._records = records
+        self._lanes: dict[Key, ReplicaStream] = {}
+        self._retired: set[str] = set()
+        self._told_to_drop: set[Key] = set()
+        self._announcing: asyncio.Task[None] | None = None
+
+    def is_large(self, path: bytes) -> bool:
+        try:
+            found = self.at(path).lstat()
+        except OSError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size > SMALL_BYTES_MAX
+
+    def note(self, paths: Iterable[bytes]) -> None:
+        """These changed, or were persisted."""
+        told = list(paths)
+        for lane in self._current(self._count):
+            lane.note(told)
+
+    async def secure(self, path: bytes, copies: int) -> None:
+        """So many nodes have what is at the path on return, this one included. PeerError when there are not so many
+        nodes, or they don't answer."""
+        lanes = self._current(copies)
+        if len(lanes) < copies - 1:
+            raise PeerError(
+                f"{copies} copies of {os.fsdecode(path)}",
+                why=f"there are {len(lanes)} other nodes to keep one",
+            )
+        await asyncio.gather(*(lane.secure(path) for lane in lanes))
+
+    async def follow(self, path: bytes, copies: int) -> None:
+        """A file that is being written is sent ahead while it grows, until it was quiet for a while."""
+        size, quiet_s = -1, 0.0
+        while quiet_s < FOLLOW_S:
+            await asyncio.sleep(FOLLOW_LOOK_S)
+            try:
+                found = self.at(path).lstat()
+            except OSError:
+                return
+            quiet_s = quiet_s + FOLLOW_LOOK_S if found.st_size == size else 0.0
+            grown, size = found.st_size - max(size, 0) > 0, found.st_size
+            if grown:
+                try:
+                    await asyncio.gather(*(lane.send_ahead(path) for lane in self._current(copies)))
+                except HeadraceError as error:
+                    log.info("not sent ahead path=%s error=%s", os.fsdecode(path), error)
+                    return
+
+    def on_view(self) -> None:
+        self._current(self._count)
+
+    def stop(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+        for lane in self._lanes.values():
+            lane.stop("this node stops")
+        self._lanes.clear()
+
+    def status(self) -> dict[str, object]:
+        return {
+            "copies": self._count,
+            "copies_on": [node for node, _ in self._lanes],
+            "copies_told": self.told,
+        }
+
+    def _current(self, copies: int) -> list[ReplicaStream]:
+        """The lanes of the view; what is not in it any more ends."""
+        able = choose_replicas(self._view(), self.me)
+        nodes = able[: self._count - 1]
+        keys = [(node.id, node.instance) for node in nodes]
+        for key in [key for key in self._lanes if key not in keys]:
+            self._lanes.pop(key).stop("it holds no copies any more")
+            self._retired.add(key[0])
+        new = [(key, node) for key, node in zip(keys, nodes, strict=True) if key not in self._lanes]
+        for key, node in new:
+            self._lanes[key] = ReplicaStream(self, node)
+        strangers = {(node.id, node.instance) for node in able} - {*keys, *self._told_to_drop}
+        if new or strangers:
+            if self._announcing is not None:
+                self._announcing.cancel()
+            self._announcing = asyncio.ensure_future(self._announce())
+        return [self._lanes[key] for key in keys[: copies - 1]]
+
+    async def _announce(self) -> None:
+        """The holders, in the records: with those of before as long as the new ones don't have all. Then whoever else
+        may have copies of before drops them."""
+        while True:
+            try:
+                now = {id for id, _ in self._lanes}
+                await self._records.put(self.me, now | self._retired)
+                await asyncio.gather(*(lane.begun.wait() for lane in self._lanes.values()))
+                await self._records.put(self.me, now)
+                self._retired.clear()
+                await self._tell_to_drop()
+                return
+            except HeadraceError as error:
+                log.info("holders of copies are not announced, again error=%s", error)
+            except Exception:
+                log.exception("holders of copies are not announced")
+            await asyncio.sleep(AGAIN_S)
+
+    async def _tell_to_drop(self) -> None:
+        for node in choose_replicas(self._view(), self.me):
+            key = node.id, node.instance
+            if key in self._lanes or key in self._told_to_drop:
+                continue
+            await self.peers.keep(node, Replicate(self.me, [], begin=True, end=True), Deadline.after(LIMIT_S))
+            self._told_to_drop.add(key)
+
+
+def _limit_s(size_bytes: int) -> float:
+    return LIMIT_S + size_bytes / BYTES_S_MIN
+
+
+def _fail(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
+    for one in waiting:
+        if not one.done():
+            one.set_exception(error.copied())

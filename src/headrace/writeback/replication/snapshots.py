@@ -1,0 +1,69 @@
+"""What the layer's names look like now, for the nodes that keep copies of them. On the node's loop; what reads files
+runs in `threads`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headrace.overlay.snapshot import EntryType, Snapshot, take
+from headrace.overlay.syscalls import CTIME_TICK_NS
+from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.writable_layer import WritableLayer
+
+SUMMED_MAX = 16
+"""Large files of which the checksums are remembered for a while."""
+
+
+class Snapshots:
+    """Take snapshots of paths of a layer."""
+
+    def __init__(
+        self,
+        layer: WritableLayer,
+        preconditions: Preconditions,
+        planner: ActionPlanner,
+    ) -> None:
+        self._upper = layer.upper
+        self._modes = layer.modes
+        self._threads = layer.threads
+        self._believed = preconditions
+        self._planner = planner
+        self._summed: dict[int, Snapshot] = {}
+
+    async def names(self) -> list[bytes]:
+        """All that are to have copies."""
+
+        def found() -> list[bytes]:
+            return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, found)
+
+    async def of(self, path: bytes) -> Snapshot:
+        at = self._upper.at(path)
+        try:
+            found = at.lstat()
+            if self._modes.copies(path) < 2 or self._planner.is_persisted(path, found):
+                return Snapshot(path, EntryType.GONE)
+            replaces = self._believed.replaces(path, at, found)
+            known = self._summed.get(found.st_ino)
+            if known is not None and (known.path, *known.state[1:5]) == (
+                *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
+            ):
+                return known
+            loop = asyncio.get_running_loop()
+            taken = await loop.run_in_executor(self._threads, take, path, at, replaces)
+            self._keep_summed(taken)
+            return taken
+        except OSError:
+            return Snapshot(path, EntryType.GONE)
+
+    def _keep_summed(self, taken: Snapshot) -> None:
+        """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not
+        show in it."""
+        self._summed.pop(taken.inode, None)
+        if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
+            self._summed[taken.inode] = taken
+            if len(self._summed) > SUMMED_MAX:
+                del self._summed[next(iter(self._summed))]

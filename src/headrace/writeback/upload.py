@@ -1,0 +1,324 @@
+"""A file of the upper layer to its origin. The steps, and what a crash after each leaves, are in docs/format.md.
+
+Of small files a request is what costs: so what comes before it and after it is done for many at one time, those that
+happen to be at the same step. On the node's loop; what touches the disk for long runs in `threads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from headrace.base import failpoint
+from headrace.base.beneath import SafePath
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    ConflictError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NotADirectoryPathError,
+    NotSupportedError,
+    PathNotFoundError,
+    StoreError,
+)
+from headrace.base.group_commit import GroupCommit
+from headrace.base.model import ObjectMetadata, Version
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Condition, Origin
+from headrace.origin.retry import PATIENCE_S
+from headrace.origin.source import FilePutSource
+from headrace.overlay.object_metadata import extras_of
+from headrace.overlay.pending_version import is_pending
+from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
+from headrace.overlay.upper import Upper, base_version
+from headrace.writeback.action import attributes_of, size_of
+from headrace.writeback.conflicts import ConflictCopies
+from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.sync_journal import ABSENT, JournalRecord
+from headrace.writeback.writable_layer import WritableLayer
+
+COMPARE_BYTES = 8 << 20
+CONTENT_BYTES_MAX = 256 << 10
+"""Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
+time are in memory."""
+SYNC_LATER_BYTES_MIN = 64 << 20
+"""A file of more is sent while it is still being written to the disk, which it is before the put takes place."""
+OPENED_TOGETHER_MAX = 8
+"""A thread opens them one by one."""
+LANDED_TOGETHER_MAX = 64
+FEW = 4
+LAND_DELAY_S = 0.004
+"""What more than a few puts wait for others, so that a transaction is shared: while so many are under way, another one
+takes longer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadResult:
+    """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
+    it, when it was removed."""
+
+    size_bytes: int
+    changed: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """base: what the file replaces. extras: what its object is to have beside its bytes."""
+
+    path: bytes
+    source: FilePutSource
+    found: os.stat_result
+    base: Version | None
+    extras: ObjectMetadata | None
+
+    def close(self) -> None:
+        os.close(self.source.file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A file whose put has begun, for the table says so."""
+
+    opened: _Opened
+    condition: Condition
+    put_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    path: bytes
+    found: os.stat_result
+    version: Version
+
+
+class Uploader:
+    """Persist files. limit_s: how long the upload of an object may take, by its bytes."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        layer: WritableLayer,
+        preconditions: Preconditions,
+        conflicts: ConflictCopies,
+        *,
+        limit_s: Callable[[int], float],
+    ) -> None:
+        self._namespace = namespace
+        self._upper = layer.upper
+        self._known = layer.journal
+        self._write_ahead = layer.write_ahead
+        self._threads = layer.threads
+        self._believed = preconditions
+        self._aside = conflicts
+        self._limit_s = limit_s
+        self._under_way = 0
+        self._opening = GroupCommit(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
+        self._beginning = GroupCommit(self._begin_all, most=LANDED_TOGETHER_MAX)
+        self._landing = GroupCommit(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
+
+    async def put(self, path: bytes) -> UploadResult | None:
+        """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
+        file as dirty as it was."""
+        mount, key = self._believed.place(path)
+        opened = await self._opened(path)
+        if opened is None:
+            return None
+        self._under_way += 1
+        try:
+            landed = await self._put_opened(opened, mount.origin, key)
+            if landed is None:
+                return None
+            return await self._landing.submit(landed, soon=self._under_way <= FEW)
+        finally:
+            self._under_way -= 1
+            opened.close()
+
+    async def _opened(self, path: bytes) -> _Opened | None:
+        """Not before what it replaces is something that the origin has."""
+        at = self._upper.at(path)
+        while True:
+            opened = await self._open(path, at)
+            if opened is None or opened.base is None or not is_pending(opened.base):
+                return opened
+            opened.close()
+            await self._believed.settle_base(path, at)
+
+    async def _open(self, path: bytes, at: SafePath) -> _Opened | None:
+        """A large one has a thread for itself: it may have to wait for the disk."""
+        return await self._opening.submit(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
+
+    async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, _open_settled, self._upper, paths
+        )
+
+    async def _put_opened(
+        self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
+    ) -> _Landed | None:
+        path, source, found = opened.path, opened.source, opened.found
+        deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
+        before = await self._believed.resolved(self._known.get(path), origin, key, deadline)
+        begun = await self._beginning.submit(opened, soon=True)
+        failpoint.hit("persist.begun")
+        attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
+        try:
+            info = await origin.put(
+                key, source, condition=begun.condition, attributes=attributes, deadline=deadline
+            )
+            version = info.version
+        except NotSupportedError as error:
+            if not self._aside.keep_by_plain_name(path, error):
+                self._nothing_begun(path, before)
+                raise
+            self._nothing_begun(path, None)
+            return None
+        except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
+            same = await self._same_at_origin(origin, key, source, deadline)
+            if same is None and not asked and await self._believed.others_put(path):
+                return await self._put_opened(opened, origin, key, asked=True)
+            if same is None:
+                self._aside.check_way(path, error)
+                self._aside.keep(path, found, str(error))
+                return None
+            version = same
+        failpoint.hit("persist.put")
+        return _Landed(path, found, version)
+
+    def _nothing_begun(self, path: bytes, before: JournalRecord | None) -> None:
+        """The origin takes no such object, so none need be asked for."""
+        if before is None:
+            self._known.drop(path)
+        else:
+            self._known.note(before)
+
+    async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
+        """Before any of them is put, the table says so of all, durably."""
+        begun: list[_Begun | Exception] = []
+        rows = []
+        for one in files:
+            condition = self._believed.condition(one.path, self._known.get(one.path), one.base)
+            failpoint.hit("persist.chosen")
+            row = self._known.get(one.path)
+            last = ABSENT if row is None else row.last_removed
+            before = condition if isinstance(condition, Version) else last
+            rows.append(_row_of(one.path, one.found, before, begun=True))
+            begun.append(_Begun(one, condition, rows[-1].put_id))
+        self._known.note_all(rows)
+        await self._write_ahead.flush()
+        return begun
+
+    async def _land_all(self, landed: list[_Landed]) -> list[UploadResult | Exception]:
+        """The origin has them: names and table say so, in one step for everybody who changes names."""
+        with self._upper.lock:
+            # those that were removed meanwhile must not come back
+            hidden = [self._upper.hide_missing(one.path, one.version) for one in landed]
+            with self._namespace.batch():
+                for one in landed:
+                    self._namespace.record_put(one.path, one.version, attributes_of(one.found))
+            failpoint.hit("persist.shown")
+            rows = [_row_of(one.path, one.found, one.version) for one in landed]
+            self._known.note_all(rows)
+            now = [self._upper.at(one.path).seen() for one in landed]
+        failpoint.hit("persist.noted")
+        puts: list[UploadResult | Exception] = []
+        for row, hides, seen in zip(rows, hidden, now, strict=True):
+            changed = [] if seen is not None and row.describes(seen) else [row.path]
+            puts.append(UploadResult(row.size_bytes, changed if hides is None else [*changed, hides]))
+        return puts
+
+    async def _same_at_origin(
+        self, origin: Origin, key: str, source: FilePutSource, deadline: Deadline
+    ) -> Version | None:
+        """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
+        put the same."""
+        loop = asyncio.get_running_loop()
+        try:
+            version = (await origin.head(key, deadline=deadline)).version
+            if version.size_bytes != source.size_bytes:
+                return None
+            for start in range(0, source.size_bytes, COMPARE_BYTES):
+                end = min(source.size_bytes, start + COMPARE_BYTES)
+                theirs = await origin.read_range(key, start, end, version=version, deadline=deadline)
+                ours = await loop.run_in_executor(self._threads, source.pread, start, end)
+                if bytes(theirs.body) != bytes(ours):
+                    return None
+        except PathNotFoundError:
+            return None
+        return version
+
+
+def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
+    """Files as they are put, and the content of small ones; None where there is no file any more. Who takes them
+    closes them. The pages of all but large ones were written to the disk, and no store into a mapping of one, nor a
+    change within the tick of the last one, can fail to show in its ctime from here on."""
+    files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
+    for fd in files.values():
+        with contextlib.suppress(OSError):  # whoever waits for it hears of that
+            begin_write_back(fd)
+    left_s = max((tick_left_s(os.fstat(fd)) for fd in files.values()), default=0.0)
+    if left_s:
+        time.sleep(left_s)
+    later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
+    return [_settled(path, files[path], later=path in later) if path in files else None for path in paths]
+
+
+def _is_synced_later(upper: Upper, fd: int) -> bool:
+    if os.fstat(fd).st_size < SYNC_LATER_BYTES_MIN:
+        return False
+    with upper.lock:  # who opens it has that
+        return not may_be_written(fd)  # else its pages are to be protected now
+
+
+def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
+    name = os.fsdecode(path)
+    try:
+        if not later:
+            write_back(fd)
+        found = _at_rest(fd)
+        content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
+        if content is not None and len(content) != found.st_size:
+            content = None
+        source = FilePutSource(fd, found.st_size, name=name, content=content, sync=later)
+        return _Opened(path, source, found, base_version(fd, path), extras_of(fd, found))
+    except OSError as error:
+        os.close(fd)
+        return StoreError(name, why=os.strerror(error.errno or 0))
+
+
+def _at_rest(fd: int) -> os.stat_result:
+    """As `seen_at_rest`, and a change from here on shows in the ctime."""
+    found = seen_at_rest(fd)
+    left_s = tick_left_s(found)
+    if left_s:  # it was written since all of the round were opened
+        time.sleep(left_s)
+        found = seen_at_rest(fd)
+    return found
+
+
+def _open_file(at: SafePath) -> int | None:
+    try:
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _close(opened: _Opened | None) -> None:
+    if opened is not None:
+        opened.close()
+
+
+def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> JournalRecord:
+    return JournalRecord(
+        *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
+    )

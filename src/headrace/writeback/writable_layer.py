@@ -1,0 +1,39 @@
+"""The upper layer of a node together with what is known of it: what origins have, and what is to be persisted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.overlay.upper import Upper
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.write_ahead import WriteAhead
+
+
+@dataclass(frozen=True, slots=True)
+class WritableLayer:
+    """An upper layer that a node persists. journal: what origins have of it. write_ahead: flushes the journal before an
+    origin changes. threads: for what touches the disk for long."""
+
+    upper: Upper
+    journal: SyncJournal
+    modes: WriteModes
+    write_ahead: WriteAhead
+    threads: Executor
+
+    def persists(self, path: bytes) -> bool:
+        """Return whether the mode of a path sends it to an origin."""
+        return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
+
+    async def in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        """Run a call in `threads`."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
+
+    async def close(self) -> None:
+        """Wait for the flushes that were requested, then close the journal and the layer."""
+        await self.write_ahead.stop()
+        self.journal.close()
+        self.upper.close()

@@ -1,0 +1,273 @@
+"""The write, from the upper layer to the origin. Open this first.
+
+A session writes into the upper layer (`overlay/upper.py`), where it is safe from the death of any process, and tells
+the node which paths it touched (`changed`). The node keeps the set of paths that may be dirty. A path that has been
+quiet for a moment is persisted, in rounds (`_settle`): `writeback/planner.py` says what each path needs, and
+`writeback/executor.py` does it: directories and files first, what was removed after them. What no session tells of (it
+was killed, or wrote through a mapping) is found by a scan of the layer, at the start and now and then. Who else must
+learn of a change is an observer (`writeback/observers.py`). What a write is safe by before the origin has it is a
+matter of `writeback/durability.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable
+
+from headrace.base.errors import HeadraceError
+from headrace.base.model import Entry
+from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.conflicts import ConflictCopies
+from headrace.writeback.demotion import Demoter
+from headrace.writeback.durability import Durability
+from headrace.writeback.executor import LATER_S, SyncExecutor
+from headrace.writeback.origin_changes import OriginChangeReconciler
+from headrace.writeback.planner import CleanFiles, LayerScan
+from headrace.writeback.scrub_written import WrittenFilesOfScrub
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.writable_layer import WritableLayer
+
+log = logging.getLogger(__name__)
+
+ROUND_PATHS_MAX = 4096
+SCAN_INTERVAL_S = 30.0
+SCAN_SHARE = 20
+"""How many times as long as it took the next scan is away, at least: of a million names it takes seconds."""
+AGAIN_S = 0.05
+
+
+class WriteBack:
+    """Persist what was written on this node. Built by `node/writing.py`. On the node's loop."""
+
+    def __init__(
+        self,
+        layer: WritableLayer,
+        changes: ChangeTracker,
+        scan: LayerScan,
+        executor: SyncExecutor,
+        conflicts: ConflictCopies,
+        origin_changes: OriginChangeReconciler,
+        demoter: Demoter,
+        durability: Durability,
+    ) -> None:
+        self._layer = layer
+        self._changes = changes
+        self._dirty = changes.dirty
+        self._observers = changes.observers
+        self._scan = scan
+        self._executor = executor
+        self._conflicts = conflicts
+        self._origin_changes = origin_changes
+        self._demoter = demoter
+        self._quota = demoter.quota
+        self._durability = durability
+        self._suspects = False
+        self._task: asyncio.Task[None] | None = None
+        self.counts = executor.counts
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Find what an earlier node left unfinished, and begin to work on it."""
+        for top in self._layer.modes.tops():
+            self._layer.upper.at(top).make_folders(0o755)
+        await self._clear_work()
+        self._executor.start()
+        await self._origin_changes.expect(await self.look_over())
+        self._task = asyncio.ensure_future(self._run())
+        self._observers.start(self._dirty)
+
+    async def stop(self) -> None:
+        """Break off what is under way; it is begun anew by the next node."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._observers.stop()
+        await self._demoter.stop()
+        self._quota.close()
+        self._executor.stop()
+        await self._layer.close()
+
+    async def _clear_work(self) -> None:
+        """Finish what a session that died had begun: it may have left a directory half on its way to another name, or
+        to where what is put aside lies."""
+        moved = await self._layer.in_thread(self._layer.upper.clear_work)
+        if moved:
+            self._changes.changed_here(moved)
+        self._executor.find_gone()
+
+    # ------------------------------------------------------------ what changed
+
+    def changed(self, paths: Iterable[bytes], source: int) -> None:
+        """Note what a session wrote."""
+        self._changes.changed(paths, source)
+
+    def writing(self, path: bytes) -> None:
+        """Note that a session has the file open and writes, or will."""
+        self._observers.on_opened(path)
+
+    def names_changed(self, paths: Iterable[bytes]) -> None:
+        """Note that a listing says something else of these than the index did."""
+        if self._origin_changes.suspect(paths):
+            self._suspects = True
+            self._changes.wake.set()
+
+    async def look_over(self) -> CleanFiles:
+        """Find whatever is dirty, and let clean files leave when the layer takes too much. → what is clean."""
+        clean, used_bytes = await self._scan.scan_all()
+        self._quota.measured(used_bytes)
+        self._demoter.begin(clean)
+        return clean
+
+    # ------------------------------------------------------------ durability
+
+    async def secure(self, path: bytes) -> None:
+        """Return when what is at a path, and below it, has what its mode promises: the origin, or so many nodes. Where
+        there are not so many, the origin has it instead. HeadraceError: neither."""
+        await self._observers.before_acknowledged(path)
+        if self._durability.covers(path):
+            try:
+                await self._durability.secure(path)
+                return
+            except HeadraceError as error:
+                log.warning("no copy, so the origin has it first path=%s error=%s", os.fsdecode(path), error)
+        await self.persist(path)
+
+    async def persist(self, path: bytes) -> None:
+        """Return when what was written at and below a path is at the origin. The HeadraceError of the first path that
+        could not be persisted; it stays dirty."""
+        await self._scan.scan_below(path)
+        begun_s, renamed = time.monotonic(), self._conflicts.count
+        while True:
+            dirty = self._dirty.below(path, since_s=begun_s)
+            if not dirty and not self._executor.put_aside():
+                if self._conflicts.count == renamed:
+                    return
+                # what got another name is to be there, too
+                begun_s, renamed = time.monotonic(), self._conflicts.count
+                continue
+            errors = await self._settle([*self._conflicts.in_the_way(path), *dirty])
+            if errors:
+                raise errors[0]
+            if self._dirty.below(path, since_s=begun_s):
+                await asyncio.sleep(AGAIN_S)
+
+    async def remember(self) -> None:
+        """Make durable that what is persisted is persisted, also for a power loss. StoreError."""
+        await self._layer.write_ahead.flush()
+
+    def soon(self, path: bytes) -> None:
+        """Persist what is known to be dirty at and below a path without waiting for quiet."""
+        self._dirty.hasten(path)
+        self._changes.wake.set()
+
+    async def into_cache(self, path: bytes, entry: Entry) -> bool:
+        """Return whether the cache has the file now, because it was clean here as that version, and was moved."""
+        return await self._demoter.bring(path, entry)
+
+    # ------------------------------------------------------------ rounds
+
+    async def _run(self) -> None:
+        scanned_s, pause_s, full_due_s = time.monotonic(), SCAN_INTERVAL_S, 0.0
+        while True:
+            self._changes.wake.clear()
+            now_s = time.monotonic()
+            due = self._dirty.due(now_s, ROUND_PATHS_MAX)
+            try:
+                if self._suspects:
+                    self._suspects = False
+                    await self._origin_changes.look()
+                if due or now_s >= self._executor.gone_due_s:
+                    await self._settle(due)
+                elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
+                    await self._clear_work()
+                    await self.look_over()
+                    scanned_s = time.monotonic()
+                    pause_s = max(SCAN_INTERVAL_S, SCAN_SHARE * (scanned_s - now_s))
+                    full_due_s = scanned_s + max(LATER_S, SCAN_SHARE * (scanned_s - now_s))
+                    await self._origin_changes.look()
+            except Exception:
+                log.exception("persisting failed")  # the next round must come
+                await asyncio.sleep(1.0)
+            self._quota.slow_writers(self.waiting(b"/")[1])
+            if self._layer.journal.wants_checkpoint:
+                try:
+                    await self._layer.in_thread(self._layer.journal.checkpoint)
+                except HeadraceError as error:
+                    log.warning("table not emptied of its log error=%s", error)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        next_s = min(self._executor.gone_due_s, self._dirty.next_due_s() or math.inf)
+        wait_s = min(LATER_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - time.monotonic())
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.02, wait_s)):
+                    await self._changes.wake.wait()
+
+    async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
+        """Persist these in one round. Observers learn of it, whatever comes of it."""
+        self._scan.hide_unanswered()
+        actions = self._scan.actions_of(paths)
+        folders = self._executor.folders_of(actions)
+        try:
+            return await self._executor.run(actions)
+        finally:
+            if actions:
+                await self._observers.on_persisted(list(actions), folders)
+                self._suspects = self._suspects or self._origin_changes.waits
+                self._layer.write_ahead.flush_soon()
+
+    # ------------------------------------------------------------ status
+
+    def waiting(self, path: bytes) -> tuple[int, int]:
+        """Return how many names and bytes at and below a path are not yet persisted."""
+        return self._dirty.waiting(path)
+
+    def failing(self, path: bytes) -> list[tuple[str, str]]:
+        """Return those of them that failed: (path, reason)."""
+        return self._dirty.failing(path)
+
+    def forget_conflicts(self) -> None:
+        self.known.forget_conflicts([conflict.path for conflict in self.known.conflicts()])
+
+    def for_scrub(self) -> WrittenFilesOfScrub:
+        """Return the clean files of the layer, for the scrub."""
+        return WrittenFilesOfScrub(self.known, self._layer.upper.at, drop=self._demoter.drop_damaged)
+
+    @property
+    def known(self) -> SyncJournal:
+        return self._layer.journal
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the layer has anything."""
+        return bool(self._layer.upper.at(b"/").names())
+
+    @property
+    def upper_bytes(self) -> int:
+        """What the layer takes of the disk, when it was last looked over."""
+        return self._quota.used_bytes
+
+    def status(self) -> dict[str, object]:
+        """Return what is not yet persisted, how many names, how many bytes, how old; and what was done."""
+        return {
+            "mode": self._layer.modes.text(),
+            **self._dirty.status(),
+            "upper_bytes": self._quota.used_bytes,
+            "let_go": self._demoter.count,
+            "slowed_s": self._quota.pause_s,
+            **self._observers.status(),
+            "files_persisted": self.counts.files_persisted,
+            "bytes_persisted": self.counts.bytes_persisted,
+            "removed": self.counts.removed,
+            "failures": self.counts.failures,
+            "conflicts": [
+                {"path": os.fsdecode(conflict.path), "kept": os.fsdecode(conflict.kept), "why": conflict.why}
+                for conflict in self.known.conflicts()
+            ],
+        }

@@ -1,0 +1,103 @@
+"""Folders that changed, for nodes that can't be told at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+import pytest
+
+from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.writeback.coherence import invalidation as announce_module
+from headrace.writeback.coherence.invalidation import AT_ONCE_MAX, InvalidationBroadcaster
+
+
+def view_of(*ids: str) -> ClusterView:
+    nodes = {id: NodeInfo(id, "", "", "", 1 << 30, "", 3) for id in ids}
+    return next_view(None, nodes, epoch=1)
+
+
+class Others:
+    """n1 and n2. deaf: which of them can't be told. heard: what each was told, in order."""
+
+    def __init__(self) -> None:
+        self.deaf: set[str] = set()
+        self.heard: dict[str, list[tuple[bytes, bool, bool]]] = {"n1": [], "n2": []}
+        self.tried = 0
+        self.view = view_of("n0", "n1", "n2")
+        self.announcer = InvalidationBroadcaster(self.forget, lambda: self.view)
+
+    async def forget(
+        self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        await asyncio.sleep(0)
+        self.tried += 1
+        asked = [id for id in self.heard if id in self.view.nodes and (only is None or id in only)]
+        for id in set(asked) - self.deaf:
+            self.heard[id].append((path, relist, below))
+        return [(id, "the test says so") for id in asked if id in self.deaf]
+
+    async def tried_again(self) -> None:
+        """Twice more, at least."""
+        wanted = self.tried + 4
+        while self.tried < wanted:  # noqa: ASYNC110 - tasks change it
+            await asyncio.sleep(0.002)
+
+
+def run(test: Callable[[Others], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce_module, "RETRY_S", 0.005)
+
+    async def main() -> None:
+        others = Others()
+        await asyncio.wait_for(test(others), 60)
+        others.announcer.stop()
+
+    asyncio.run(main())
+
+
+def test_who_can_not_be_told_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(others: Others) -> None:
+        others.deaf = {"n2"}
+        await others.announcer.announce({b"/d"})
+        await others.announcer.announce({b"/e"})
+        assert [path for path, relist, _ in others.heard["n1"] if relist] == [b"/d", b"/e"]
+        await others.tried_again()
+        assert others.heard["n2"] == []
+        others.deaf = set()
+        while len(others.heard["n2"]) < 4:  # noqa: ASYNC110 - tasks change it
+            await asyncio.sleep(0.002)
+        assert others.heard["n2"] == [
+            (path, relist, False) for path in (b"/d", b"/e") for relist in (False, True)
+        ]
+        tried = others.tried
+        await asyncio.sleep(0.05)
+        assert others.tried == tried and not others.announcer._tasks
+        assert len(others.heard["n1"]) == 4, "once is enough"
+
+    run(test, monkeypatch)
+
+
+def test_who_is_out_of_the_cluster_is_not_told_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(others: Others) -> None:
+        others.deaf = {"n2"}
+        await others.announcer.announce({b"/d"})
+        await others.tried_again()
+        others.view = view_of("n0", "n1")
+        while others.announcer._tasks:  # noqa: ASYNC110 - tasks change it
+            await asyncio.sleep(0.002)
+        assert not others.announcer._pending
+
+    run(test, monkeypatch)
+
+
+def test_of_very_many_folders_it_says_what_they_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(others: Others) -> None:
+        others.deaf = {"n2"}
+        for number in range(AT_ONCE_MAX + 1):
+            await others.announcer.announce({b"/d/%d" % number})
+        others.deaf = set()
+        while not others.heard["n2"]:  # noqa: ASYNC110 - tasks change it
+            await asyncio.sleep(0.002)
+        assert others.heard["n2"][0] == (b"/d", False, True)
+
+    run(test, monkeypatch)

@@ -1,0 +1,214 @@
+"""A mirror made of snapshots is like the layer that they were taken of, whatever was done to it and in which order."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
+from headrace.overlay.object_metadata import extras_of, note_extras
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
+from headrace.overlay.upper import Upper, join
+from headrace.writeback.replication.replica_layer import ReplicaLayer, copy_of
+from tests.plain_paths import plain
+
+NAMES = [b"a", b"b", b"c"]
+VERSION = Version(7, 8, '"nine"')
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> tuple[Upper, ReplicaLayer]:
+    if os.geteuid() != 0:
+        pytest.skip("whiteouts are devices, and made by root")
+    upper, mirror = Upper(str(tmp_path / "upper")), ReplicaLayer(str(tmp_path / "mirror"))
+    upper.make()
+    mirror.make()
+    return upper, mirror
+
+
+def snapshot(upper: Upper, path: bytes) -> Snapshot:
+    try:
+        return take(path, upper.at(path), upper.base_of(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return Snapshot(path, EntryType.GONE)
+
+
+def send(upper: Upper, mirror: ReplicaLayer, paths: list[bytes]) -> int:
+    """As a lane and a holder do; bytes of large files that were sent."""
+    below = {one for path in paths for one, _ in upper.walk(path)}
+    snapshots = [snapshot(upper, path) for path in {*paths, *below}]
+    snapshots.sort(key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
+    sent = 0
+    for one in snapshots:
+        if one.is_large:
+            with open(plain(upper.at(one.path)), "rb") as source:
+                for start, end in mirror.missing(one):
+                    source.seek(start)
+                    mirror.write(one.inode, start, source.read(end - start))
+                    sent += end - start
+        mirror.place(one)
+    return sent
+
+
+def looks(upper: Upper) -> dict[bytes, tuple[object, ...]]:
+    found: dict[bytes, tuple[object, ...]] = {}
+    for path, seen in upper.walk():
+        at = upper.at(path)
+        shape = entry_type_of(at, seen)
+        inside = b""
+        if shape is EntryType.FILE:
+            inside = Path(os.fsdecode(plain(at))).read_bytes()
+        elif shape is EntryType.LINK:
+            inside = at.readlink()
+        times = seen.st_mtime_ns if shape is EntryType.FILE else 0
+        found[path] = (shape, inside, stat.S_IMODE(seen.st_mode), times, upper.base_of(path))
+    return found
+
+
+def random_path(choose: random.Random) -> bytes:
+    path = b"/"
+    for _ in range(choose.randrange(1, 4)):
+        path = join(path, choose.choice(NAMES))
+    return path
+
+
+def act(choose: random.Random, upper: Upper) -> list[bytes]:
+    """One change of the layer; the paths that are told of it."""
+    path, other = random_path(choose), random_path(choose)
+    at, there = plain(upper.at(path)), plain(upper.at(other))
+    kind = choose.randrange(8)
+    try:
+        if kind == 0:
+            os.mkdir(at, 0o755)
+        elif kind in (1, 2):
+            size = choose.choice([0, 10, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1, 3 * BLOCK_SIZE_BYTES + 5])
+            with open(at, choose.choice(["wb", "ab", "r+b"])) as out:
+                out.seek(choose.choice([0, 2 * BLOCK_SIZE_BYTES]), os.SEEK_SET)
+                out.write(choose.randbytes(size))
+        elif kind == 3:
+            os.rename(at, there)
+            return [other, path]
+        elif kind == 4:
+            upper.hide(path, choose.choice([None, VERSION]))
+        elif kind == 5:
+            os.unlink(at)
+        elif kind == 6:
+            shutil.rmtree(at)
+        else:
+            os.symlink(choose.randbytes(3).hex(), at)
+    except OSError:
+        return []
+    return [path]
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HEADRACE_EXAMPLES", "20"))))
+def test_like_the_layer(layers: tuple[Upper, ReplicaLayer], seed: int) -> None:
+    upper, mirror = layers
+    choose = random.Random(seed)
+    for _ in range(60):
+        changed = act(choose, upper)
+        if choose.random() < 0.8:
+            send(upper, mirror, changed)
+        else:  # a holder that comes anew
+            mirror.begin()
+            send(upper, mirror, [path for path, _ in upper.walk()])
+            mirror.end()
+        if choose.random() < 0.8:
+            continue
+        send(upper, mirror, [path for path, _ in upper.walk()])
+        mirror.begin()
+        send(upper, mirror, [path for path, _ in upper.walk()])
+        mirror.end()
+        files = {path: one for path, one in looks(upper).items() if one[0] is not EntryType.DIRECTORY}
+        assert {
+            p: one for p, one in looks(mirror.upper).items() if one[0] is not EntryType.DIRECTORY
+        } == files
+
+
+def test_only_what_changed_is_sent(layers: tuple[Upper, ReplicaLayer]) -> None:
+    upper, mirror = layers
+    at, size = plain(upper.at(b"/f")), 4 * BLOCK_SIZE_BYTES + 100
+    Path(os.fsdecode(at)).write_bytes(os.urandom(size))
+    assert send(upper, mirror, [b"/f"]) == size
+    with open(at, "r+b") as out:
+        out.seek(BLOCK_SIZE_BYTES + 5)
+        out.write(b"changed")
+    assert send(upper, mirror, [b"/f"]) == BLOCK_SIZE_BYTES
+    os.rename(at, plain(upper.at(b"/g")))
+    assert send(upper, mirror, [b"/f", b"/g"]) == 0
+    assert looks(upper) == looks(mirror.upper)
+    found = upper.at(b"/g").lstat()
+    assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
+
+
+def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, ReplicaLayer]) -> None:
+    """What the mirror knew of it when it was large is true no more."""
+    upper, mirror = layers
+    at, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
+    for size in (len(data), 100, len(data)):
+        with open(at, "r+b" if os.path.exists(at) else "xb") as out:
+            out.write(data[:size])
+            out.truncate(size)
+        send(upper, mirror, [b"/f"])
+        assert looks(upper) == looks(mirror.upper)
+
+
+def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, ReplicaLayer]) -> None:
+    upper, mirror = layers
+    at = plain(upper.at(b"/f"))
+    first = os.urandom(3 * BLOCK_SIZE_BYTES)
+    Path(os.fsdecode(at)).write_bytes(first)
+    send(upper, mirror, [b"/f"])
+    with open(at, "r+b") as out:
+        out.write(os.urandom(2 * BLOCK_SIZE_BYTES))
+    wanted = snapshot(upper, b"/f")
+    for start, end in mirror.missing(wanted):
+        mirror.write(wanted.inode, start, Path(os.fsdecode(at)).read_bytes()[start:end])
+    assert Path(os.fsdecode(plain(mirror.upper.at(b"/f")))).read_bytes() == first
+    mirror.place(wanted)
+    assert looks(upper) == looks(mirror.upper)
+
+
+def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, ReplicaLayer]) -> None:
+    """Its file was removed before it was closed: nobody ever tells of it."""
+    upper, mirror = layers
+    mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
+    at = plain(upper.at(b"/f"))
+    Path(os.fsdecode(at)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
+    wanted = snapshot(upper, b"/f")
+    mirror.write(wanted.inode, 0, Path(os.fsdecode(at)).read_bytes()[:BLOCK_SIZE_BYTES])
+    assert mirror.drop_idle(60.0) == 0
+    assert len(os.listdir(mirror.upper.work.path)) == 2
+    assert mirror.drop_idle(-1.0) == 2
+    assert os.listdir(mirror.upper.work.path) == []
+    assert send(upper, mirror, [b"/f"]) == 3 * BLOCK_SIZE_BYTES  # what is still written is sent anew
+    assert looks(upper) == looks(mirror.upper)
+
+
+def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, ReplicaLayer]) -> None:
+    """Nor does one while it persists, which makes folders there."""
+    _, mirror = layers
+    mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
+    os.makedirs(plain(mirror.upper.new()) + b"/a/b")
+    mirror.make()
+    assert os.listdir(mirror.upper.work.path) == []
+
+
+@pytest.mark.parametrize("size", [10, SMALL_BYTES_MAX + 1])
+def test_a_copy_has_what_an_object_has_beside_its_bytes(
+    layers: tuple[Upper, ReplicaLayer], size: int
+) -> None:
+    upper, mirror = layers
+    at = plain(upper.at(b"/file"))
+    Path(os.fsdecode(at)).write_bytes(b"x" * size)
+    for given in (ObjectMetadata({"a": "b"}, {}, {"tag": "1"}), ObjectMetadata({"a": "c"}, {}, {})):
+        with open(at, "rb") as file:
+            note_extras(file.fileno(), given)
+        send(upper, mirror, [b"/file"])
+        copied = mirror.upper.at(b"/file")
+        assert extras_of(copied, copied.lstat()) == given
