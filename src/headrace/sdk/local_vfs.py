@@ -85,9 +85,9 @@ class LocalVfs(VfsReader):
         once or at close, if it may not replace an existing path; ReadOnlyError, IsADirectoryPathError, or
         PathNotFoundError for the directory.
 
-        parents: create missing directories above it. commits, is_broken_off: as for WriteStream. check: called with the stat of the
-        name just before the file gets it, while no process can change it. If it raises, `commit` raises that error
-        and nothing has changed."""
+        parents: create missing directories above it. commits, is_broken_off: as for WriteStream. check: called with
+        the stat of the name just before the file gets it, while no process can change it. If it raises, `commit`
+        raises that error and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
         with translating_os_errors(path):
             fd, temp_path = self._new_file()
