@@ -245,12 +245,12 @@ class WriteBack:
 
     @property
     def has_written(self) -> bool:
-        """Whether the layer has anything."""
+        """Return whether the upper layer has any name."""
         return bool(self._layer.upper.at(b"/").names())
 
     @property
     def upper_bytes(self) -> int:
-        """What the layer takes of the disk, when it was last looked over."""
+        """Return the bytes that the upper layer took of the disk at the last scan."""
         return self._quota.used_bytes
 
     def status(self) -> dict[str, object]:

@@ -73,7 +73,7 @@ class ReplicatedDurability(LocalDurability):
         return super().covers(path) or self._modes.copies(path) > 1
 
     async def secure(self, path: bytes) -> None:
-        """PeerError where there are not so many nodes, or they don't answer."""
+        """Return when enough nodes have the bytes. PeerError if there are too few nodes, or they don't answer."""
         copies = self._modes.copies(path)
         if copies < 2:
             return
