@@ -80,7 +80,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "origin-metadata",
-        "metadata of objects (origin/metadata.py, odd_headers.py)",
+        "metadata of objects (origin/metadata.py, non_ascii_headers.py)",
         _metadata,
         (),
         [

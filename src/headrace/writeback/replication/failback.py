@@ -1,5 +1,5 @@
-"""A writer whose copies others persisted in its place learns of it: when it starts again, when it finds that the
-cluster had given it up, and when the origin has something that it did not put there. The holder is take_over.py."""
+"""Ask the holders what they persisted in this writer's place: at its start, when its lease was lost, and when the
+origin has something that this node did not put there. The holder's side is failover.py."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""When a writer is gone, a holder of its copies persists them in its place; when it is back, it is told what became of
-them.
+"""Persist the replicas of a writer that left the cluster, and report to it when it is back.
 
-What others see of it never goes in between: first the origin has all, and every listing that was taken before is known
-to be old; then the writer's record goes, by which others ask for its names, and they list the origin; the copies, of
-which they may still read, go last.
+Other nodes see every name throughout: first the origin has everything, and listings taken before are invalid; then the
+writer's record is deleted, by which other nodes ask for its names, and they list the origin; the replicas, from which
+they may still read, are deleted last.
 
-Each holder does so, with the conditions that the writer would have used: the second one finds that the origin has the
-same bytes already. The writer, back, first asks all others (come_back.py): what was persisted as it has it is clean
-then. One that was alive all the time, and only cut off, asks when the origin has something that it did not put there.
+Each holder does this under the conditions that the writer would have used: the second holder finds the same bytes at
+the origin. A writer that is back first asks all others (failback.py): a file that was persisted as the writer has it is
+clean. A writer that was only cut off asks when the origin has something that it did not put there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
+"""Keep replicas of other nodes' changes until those nodes have persisted them: the holder's side of replicator.py.
 
-Of each writer a mirror (`writeback/replication/replica_layer.py`), on the first volume, in a folder of the writer's id.
-What happens to it when the writer is gone is in take_over.py."""
+Each writer has a replica layer (replica_layer.py) on the first volume, in a directory named by the writer's id.
+failover.py persists it when the writer is gone."""
 
 from __future__ import annotations
 

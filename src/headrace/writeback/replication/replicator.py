@@ -1,12 +1,12 @@
-"""Copies of what was written here and is not persisted yet, on other nodes: `back:2` and more. The writer's side; the
-holder's is keep.py.
+"""Replicate unpersisted changes of this node to other nodes (`back:2` and more): the writer's side. The holder's side
+is replica_host.py.
 
-The holders of a node's copies are the same for all its files: chosen by a hash over the ids, other zones first. Each
-has a lane, which tells it in order what changed: snapshots of names, not operations, so a name may be told of again
-and again, and what was told twice costs nothing. Who closes a file waits until each holder has a snapshot of it that
-was taken after that (`secure`). Large files are sent ahead, several at a time; what is in the lane is then only the
-list of checksums, by which the holder finds what it lacks, and fetches it from here.
-Where a lane begins, at the start or with a new holder, all that is dirty is told anew, and the rest is dropped there.
+All files of a node have the same holders, chosen by a hash of the node ids, other zones first. Each holder has a
+stream, which sends it the changes in order: snapshots of names, not operations, so a repeated snapshot does no harm.
+A `close` waits until each holder has a snapshot of the file that was taken after the close (`secure`). Large files are
+sent ahead, several at a time; the stream then carries only their checksums, by which the holder finds the blocks that
+it lacks and fetches them from this node. A new stream, at the start or for a new holder, sends everything that is
+dirty, and the holder deletes the rest.
 """
 
 from __future__ import annotations
