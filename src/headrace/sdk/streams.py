@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 from collections.abc import Callable
 
-from headrace.base.errors import OriginError
+from headrace.base.errors import NotSupportedError, OriginError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.sdk.file import OpenFile
 
@@ -61,6 +62,18 @@ class Content:
         self.file = file
         self.fd = fd
         self._grows = grows
+
+    @classmethod
+    def of_upper(cls, fd: int, path: bytes) -> Content:
+        """Return the content of an open file of the upper layer, which owns the descriptor. NotSupportedError if it is
+        not a regular file; then the descriptor is closed. path: for the error."""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise NotSupportedError(
+                os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"
+            )
+        return cls(status.st_size, fd=fd, grows=True)
 
     def wait(self, start: int, end: int) -> int:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""

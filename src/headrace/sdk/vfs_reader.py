@@ -322,13 +322,7 @@ class VfsReader:
         # Without the lock the node may hold a lease on the file (writeback/demotion.py).
         with self.tree.lock, translating_os_errors(path):
             fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            raise NotSupportedError(
-                os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"
-            )
-        return Content(status.st_size, fd=fd, grows=True)
+        return Content.of_upper(fd, path)
 
 
 def version_text(status: FileStat) -> str:

@@ -64,7 +64,7 @@ class BrokeredVfs(AskedPaths):
     # ------------------------------------------------------------ looking
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """Find a path as in Paths, but only a mount follows links."""
+        """Find a path as `LocalVfs` does, but only a mount follows links."""
         plain_path = plain(path)
         try:
             return plain_path, status_of(self._look(plain_path))
@@ -99,7 +99,7 @@ class BrokeredVfs(AskedPaths):
     # ------------------------------------------------------------ reading
 
     def content(self, path: bytes) -> Content:
-        """Open a file as in Paths; NotAllowedError."""
+        """Open a file as `LocalVfs` does; NotAllowedError."""
         plain_path = plain(path)
         (opened,) = self.open_many([plain_path], 0, STEP_BYTES)
         return self.content_of(plain_path, opened)
@@ -149,13 +149,7 @@ class BrokeredVfs(AskedPaths):
 
     def _written(self, path: bytes) -> Content:
         fd = os.open(self._mounted(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            raise NotSupportedError(
-                os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"
-            )
-        return Content(status.st_size, fd=fd, grows=True)
+        return Content.of_upper(fd, path)
 
     def _mounted(self, path: bytes) -> bytes:
         mountpoint = mount_of(self._link.path)

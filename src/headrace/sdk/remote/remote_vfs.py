@@ -71,7 +71,7 @@ class RemoteVfs(AskedPaths):
     # ------------------------------------------------------------ looking
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """Find a path as in Paths."""
+        """Find a path as `LocalVfs` does."""
         try:
             row = self.look(path, follow=follow)
         except PathNotFoundError:
@@ -135,7 +135,7 @@ class RemoteVfs(AskedPaths):
         commits: bool = True,
         is_broken_off: Callable[[], bool] = lambda: False,
     ) -> WriteStream:
-        """Create a file as in Paths. An error of writing is raised when it is closed."""
+        """Create a file as `LocalVfs` does. An error of writing is raised when it is closed."""
         status = self.find(path)[1]
         if status is not None and not replace:
             raise PathExistsError(os.fsdecode(path), why="it exists already")
