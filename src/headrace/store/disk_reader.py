@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.store.checksum import block_checksum
@@ -64,9 +64,21 @@ def verify_on_disk(
 ) -> Iterator[int]:
     """Verify a file as `checksum.verify_file` does, on the disk. A block that can't be read counts as bad. before_read:
     called with the number of bytes; an exception that it raises ends the check."""
+    blocks = sorted(checksums)
+    on_disk = checksums_on_disk(fd, size_bytes, blocks, before_read=before_read)
+    for block, checksum in zip(blocks, on_disk, strict=True):
+        if checksum != checksums[block]:
+            yield block
+
+
+def checksums_on_disk(
+    fd: int, size_bytes: int, blocks: Iterable[int], *, before_read: Callable[[int], None]
+) -> Iterator[int | None]:
+    """Yield the checksum of each block as the disk has it; None for a block that can't be read. before_read: called
+    with the number of bytes; an exception that it raises ends the reading. OSError, but for EIO of a block."""
     reader = DiskReader(fd, size_bytes)
     try:
-        for block in sorted(checksums):
+        for block in blocks:
             start = block * BLOCK_SIZE_BYTES
             length = min(BLOCK_SIZE_BYTES, size_bytes - start)
             before_read(length)
@@ -75,9 +87,8 @@ def verify_on_disk(
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                yield block
+                yield None
                 continue
-            if len(body) != length or block_checksum(body) != checksums[block]:
-                yield block
+            yield block_checksum(body) if len(body) == length else None
     finally:
         reader.close()

@@ -171,15 +171,12 @@ def _is_cached(store: Store, entry: Entry) -> bool:
 
 
 def checksums_of(at: SafePath, row: JournalRecord) -> list[int] | None:
-    """Of the blocks of a clean file; None when it is none any more. What changes after this shows in its ctime. Reads
-    all of it."""
-    try:
-        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+    """Return the checksums of the blocks of a clean file; None if it is not clean any more. A later change shows in its
+    ctime. Reads all of it."""
+    fd = row.open(at)
+    if fd is None:
         return None
     try:
-        if not row.describes(os.fstat(fd)):
-            return None
         return [
             block_checksum(os.pread(fd, BLOCK_SIZE_BYTES, start))
             for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)

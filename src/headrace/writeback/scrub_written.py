@@ -7,14 +7,12 @@ dirty, and is left alone; so is what nobody persists. On the node's loop, but fo
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.store.checksum import block_checksum
-from headrace.store.disk_reader import DiskReader
+from headrace.store.disk_reader import checksums_on_disk
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 BATCH = 1000
@@ -61,34 +59,18 @@ class WrittenFilesOfScrub:
 
 
 def read_sums(at: SafePath, row: JournalRecord, before_read: Callable[[int], None]) -> list[int] | None:
-    """Of the blocks, as the disk has them; UNREADABLE for one that it does not give. None: the file is not the one that
-    the row describes. In a thread. before_read: told how many bytes; what it raises ends the reading. OSError."""
-    try:
-        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+    """Return the checksums of the blocks as the disk has them; UNREADABLE for a block that can't be read; None: the
+    file is not the one that the row describes. Call it in a thread. before_read: called with the number of bytes; an
+    exception that it raises ends the reading. OSError."""
+    fd = row.open(at)
+    if fd is None:
         return None
     try:
-        if not row.describes(os.fstat(fd)):
-            return None
-        reader = DiskReader(fd, row.size_bytes)
-        try:
-            sums = [
-                _sum_of(reader, start, min(BLOCK_SIZE_BYTES, row.size_bytes - start), before_read)
-                for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)
-            ]
-        finally:
-            reader.close()
+        blocks = range(-(-row.size_bytes // BLOCK_SIZE_BYTES))
+        sums = [
+            UNREADABLE if checksum is None else checksum
+            for checksum in checksums_on_disk(fd, row.size_bytes, blocks, before_read=before_read)
+        ]
         return sums if row.describes(os.fstat(fd)) else None
     finally:
         os.close(fd)
-
-
-def _sum_of(reader: DiskReader, start: int, length: int, before_read: Callable[[int], None]) -> int:
-    before_read(length)
-    try:
-        body = reader.read(start, length)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return UNREADABLE
-    return block_checksum(body) if len(body) == length else UNREADABLE

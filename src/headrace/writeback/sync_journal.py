@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from headrace.base.beneath import SafePath
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
 from headrace.overlay.reserve import Reserve
@@ -137,6 +138,18 @@ class JournalRecord:
             status.st_ctime_ns,
             status.st_size,
         )
+
+    def open(self, at: SafePath) -> int | None:
+        """Open the file that the row describes, to read it; None if the path has another file now, or none. The caller
+        closes the descriptor."""
+        try:
+            fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        if self.describes(os.fstat(fd)):
+            return fd
+        os.close(fd)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
