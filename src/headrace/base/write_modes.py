@@ -58,11 +58,7 @@ class WriteModes:
         self.copies_max = max(promise.copies for promise in promises.values())
         self._depth_max = max(path.count(b"/") for path in promises)
         self._above_written = {
-            path[:end] or b"/"
-            for path, promise in promises.items()
-            if promise.mode is not WriteMode.OFF
-            for end, byte in enumerate(path)
-            if byte == _SLASH
+            top[:end] or b"/" for top in self.tops() for end, byte in enumerate(top) if byte == _SLASH
         }
 
     @classmethod

@@ -65,7 +65,6 @@ class ReplicatedDurability(LocalDurability):
     ) -> None:
         super().__init__(modes)
         self._upper = upper
-        self._modes = modes
         self._replicator = replicator
         self._note = note
 
