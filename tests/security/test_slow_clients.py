@@ -518,11 +518,19 @@ def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
     assert not queue
 
 
+def limit(
+    monkeypatch: pytest.MonkeyPatch, server: HttpServer | peer_server.PeerServer, limited: Admission[Any]
+) -> None:
+    """Give a server another admission, which its acceptor has too."""
+    monkeypatch.setattr(server, "_admission", limited)
+    monkeypatch.setattr(server._acceptor, "_admission", limited)
+
+
 def test_a_crowd_of_one_address_is_ended_and_others_are_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
-    monkeypatch.setattr(served.server, "_admission", Admission(served.server._displace, arrivals_max=50))
+    limit(monkeypatch, served.server, Admission(served.server._displace, arrivals_max=50))
     socks = crowd_of(served.address, 200)
     try:
         wait_until(lambda: count_ended(socks) == 150)
@@ -580,11 +588,8 @@ def test_a_crowd_of_one_address_is_ended_and_peers_are_answered(
 
     async def work() -> None:
         async with serving(tmp_path) as pair:
-            monkeypatch.setattr(
-                pair.server,
-                "_admission",
-                Admission(pair.server._displace, unauthenticated_max=20, arrivals_max=50),
-            )
+            limited = Admission(pair.server._displace, unauthenticated_max=20, arrivals_max=50)
+            limit(monkeypatch, pair.server, limited)
             host, _, port = pair.node.address.rpartition(":")
             socks = crowd_of((host, int(port)), 200)
             await asyncio.to_thread(wait_until, lambda: count_ended(socks) == 180)

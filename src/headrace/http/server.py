@@ -27,7 +27,8 @@ from typing import Protocol
 from headrace.base.errors import HeadraceError
 from headrace.base.fair_queue import FairPool
 from headrace.base.refusals import Refusals
-from headrace.http.admission import Admission, Buffered, reset
+from headrace.http.acceptor import Acceptor
+from headrace.http.admission import Admission, Buffered
 from headrace.http.connection import LINGER_S, ConnectionPhase, HttpServerConnection
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
@@ -49,7 +50,6 @@ ADDRESS_NEWCOMERS_MAX = 2
 """Threads for the unauthenticated connections of one address."""
 NEWCOMER_SLICE_S = 0.002
 """How long the waiting thread serves unauthenticated connections before it polls again."""
-ACCEPT_SLICE_S = 0.002
 """How long it accepts connections at a time. The kernel has one accept queue for all addresses."""
 SMALL_BYTES = 64 << 10
 """An answer that fits the buffer of an idle connection is sent without a thread."""
@@ -103,7 +103,6 @@ class HttpServer:
         idle_s: float = IDLE_S,
     ) -> None:
         self._application = application
-        self._listener = listener
         self._tls = tls
         self._idle_s = idle_s
         self._waiting: dict[int, HttpServerConnection] = {}
@@ -124,8 +123,8 @@ class HttpServer:
         self._refusals = Refusals(log, name)
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._acceptor = Acceptor(listener, self._epoll, self._admission, self._refusals, name=name)
         self._stopping = False
-        self._accepting = True
 
     def stop(self) -> None:
         """Stop the server, from any thread or signal handler: `run` returns when requests in progress are done, or
@@ -136,7 +135,6 @@ class HttpServer:
     def run(self) -> None:
         """Serve until stop is called. The calling thread is the waiting thread."""
         self._epoll.register(self._wakeup_fd, select.EPOLLIN)
-        self._epoll.register(self._listener, select.EPOLLIN)
         next_tick_s = next_clean_s = 0.0
         while not self._stopping:
             self._poll_once(TICK_S)
@@ -156,7 +154,7 @@ class HttpServer:
         for fd, _ in self._epoll.poll(limit_s):
             connection = self._waiting.get(fd)
             if connection is None:
-                accepting = accepting or fd == self._listener.fileno()
+                accepting = accepting or fd == self._acceptor.fileno()
             elif connection.is_authenticated:
                 if connection.phase is ConnectionPhase.HEAD:
                     self._receive_head(connection)
@@ -181,22 +179,7 @@ class HttpServer:
                 return
 
     def _accept(self) -> None:
-        deadline_s = time.monotonic() + ACCEPT_SLICE_S
-        while time.monotonic() < deadline_s:
-            try:
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # out of descriptors: try later, or this loop would spin
-                log.warning("a connection was not accepted error=%s", error)
-                self._epoll.unregister(self._listener)
-                self._accepting = False
-                return
-            client = str(address[0]) if isinstance(address, tuple) else ""
-            if not self._admission.arrive(client):
-                self._refusals.add("too many new connections a second", address=client)
-                reset(sock)
-                continue
+        for sock, client, _ in self._acceptor.accept():
             try:
                 self._begin(
                     HttpServerConnection(sock, client)
@@ -246,12 +229,8 @@ class HttpServer:
 
     def _receive_head(self, connection: HttpServerConnection) -> None:
         had_bytes = bool(connection.buffer)
-        piece = connection.receive_now(RECEIVE_BYTES)
-        if not piece:
-            if piece is not None:
-                self._drop(connection)
+        if not self._receive_piece(connection):
             return
-        connection.buffer += piece
         try:
             while (request := connection.next_request()) is not None:
                 if not self._answer_now(connection, request):
@@ -300,12 +279,8 @@ class HttpServer:
 
     def _receive_body_start(self, connection: HttpServerConnection) -> None:
         """Receive the beginning of a body."""
-        piece = connection.receive_now(RECEIVE_BYTES)
-        if not piece:
-            if piece is not None:
-                self._drop(connection)
+        if not self._receive_piece(connection):
             return
-        connection.buffer += piece
         if connection.needs_more:
             self._account_buffered(connection)
             return
@@ -313,6 +288,15 @@ class HttpServer:
         assert request is not None
         self._claim(connection)
         self._serve_body(connection, request)
+
+    def _receive_piece(self, connection: HttpServerConnection) -> bool:
+        """Add bytes that have arrived to the buffer; return False if there are none. Drop a connection that ended."""
+        piece = connection.receive_now(RECEIVE_BYTES)
+        if piece:
+            connection.buffer += piece
+        elif piece is not None:
+            self._drop(connection)
+        return bool(piece)
 
     def _account_buffered(self, connection: HttpServerConnection) -> None:
         connection.is_buffered = bool(connection.buffer)
@@ -322,9 +306,7 @@ class HttpServer:
                 self._drop(oldest)
 
     def _tick(self, now_s: float) -> None:
-        if not self._accepting:
-            self._epoll.register(self._listener, select.EPOLLIN)
-            self._accepting = True
+        self._acceptor.resume()
         with self._lock:
             waiting = list(self._waiting.values())
         for connection in waiting:
@@ -333,9 +315,7 @@ class HttpServer:
 
     def _finish_all(self) -> None:
         """Wait until requests in progress are done; cut them off after STOP_S."""
-        if self._accepting:
-            self._epoll.unregister(self._listener)
-        self._listener.close()
+        self._acceptor.close()
         deadline_s = time.monotonic() + STOP_S
         while True:
             with self._lock:

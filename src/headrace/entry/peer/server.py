@@ -32,7 +32,8 @@ from headrace.base.refusals import Refusals, reason_of
 from headrace.entry.peer.channel import Channel, Need, PeerGoneError
 from headrace.entry.peer.protocol import PeerProtocol
 from headrace.entry.peer.service import LoopBridge, OpenFileRange, PeerService
-from headrace.http.admission import Admission, Buffered, count_address, reset
+from headrace.http.acceptor import Acceptor
+from headrace.http.admission import Admission, Buffered, count_address
 from headrace.http.pace import TransferPace
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
@@ -51,7 +52,6 @@ NEWCOMER_THREADS = 4
 """Threads for handshakes and hellos."""
 ADDRESS_NEWCOMERS_MAX = 2
 NEWCOMER_SLICE_S = 0.002
-ACCEPT_SLICE_S = 0.002
 GREETING_S = 10.0
 """The limit for handshake and hello together."""
 REQUEST_S = 60.0
@@ -156,8 +156,7 @@ class PeerServer:
         self._lock = threading.Lock()
         self._connections: dict[int, ServerConnection] = {}
         self._stopping = False
-        self._accepting = False
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="peer-serve")
         self._newcomers: FairPool[str] = FairPool(
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet"),
@@ -183,11 +182,10 @@ class PeerServer:
             ) from error
         keep_fair(listener)  # accepted sockets inherit it
         listener.setblocking(False)
-        self._listener = listener
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup_fd, select.EPOLLIN)
-        self._accept_again()
+        self._acceptor = Acceptor(listener, self._epoll, self._admission, self._refusals, name="peers")
         self._waiting_thread.start()
         address = listener.getsockname()
         return f"[{address[0]}]:{address[1]}" if family == socket.AF_INET6 else f"{address[0]}:{address[1]}"
@@ -195,7 +193,7 @@ class PeerServer:
     def stop(self) -> None:
         """Stop serving: cut off transfers in progress and release every thread and descriptor. Blocks for a moment.
         Don't call it on the loop's thread, which may be needed for answers."""
-        if self._listener is None:
+        if self._acceptor is None:
             return
         self._stopping = True
         os.eventfd_write(self._wakeup_fd, 1)
@@ -206,8 +204,8 @@ class PeerServer:
         self._newcomers.shutdown(wait=True)
         for connection in self._all():  # those that waited, and those that the pool no longer ran
             self._end(connection, PeerGoneError("the node stops"))
-        self._listener.close()
-        self._listener = None
+        self._acceptor.close()
+        self._acceptor = None
         self._epoll.close()
         os.close(self._wakeup_fd)
 
@@ -217,20 +215,27 @@ class PeerServer:
     # ------------------------------------------------------------ the waiting thread
 
     def _wait_for_all(self) -> None:
-        next_tick_s = 0.0
+        acceptor, next_tick_s = self._acceptor, 0.0
+        assert acceptor is not None
         while not self._stopping:
             ready_fds = [
                 fd
                 for fd, _ in self._epoll.poll(
-                    0 if self._later else TICK_S if self._connections or not self._accepting else None
+                    0 if self._later else TICK_S if self._connections or acceptor.is_paused else None
                 )
             ]
             self._wake(ready_fds)
-            if self._listener is not None and self._listener.fileno() in ready_fds:
-                self._accept()  # last: a new connection may get the descriptor of one that ended
+            if acceptor.fileno() in ready_fds:
+                for (
+                    sock,
+                    host,
+                    port,
+                ) in acceptor.accept():  # last: it may get the descriptor of one that ended
+                    self._welcome(sock, host, port)
             now_s = time.monotonic()
             if now_s >= next_tick_s:
                 next_tick_s = now_s + TICK_S
+                acceptor.resume()
                 self._tick(now_s)
 
     def _wake(self, ready_fds: list[int]) -> None:
@@ -249,25 +254,6 @@ class PeerServer:
             self._resume(self._later.next())
             if time.monotonic() >= deadline_s:
                 return
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        deadline_s = time.monotonic() + ACCEPT_SLICE_S
-        while time.monotonic() < deadline_s:
-            try:
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # out of descriptors: try later, or this loop would spin
-                log.warning("a connection of a peer was not accepted error=%s", error)
-                self._epoll.unregister(self._listener)
-                self._accepting = False
-                return
-            if self._admission.arrive(str(address[0])):
-                self._welcome(sock, str(address[0]), int(address[1]))
-            else:
-                self._refusals.add("too many new connections a second", address=str(address[0]))
-                reset(sock)
 
     def _welcome(self, sock: socket.socket, address: str, port: int) -> None:
         """Register a new connection, which waits for its peer's first bytes."""
@@ -330,16 +316,9 @@ class PeerServer:
             awaited.cancel()  # the peer disconnected: its request need not be served
 
     def _tick(self, now_s: float) -> None:
-        if not self._accepting:
-            self._accept_again()
         for connection in self._all():
             if connection.state is ConnectionState.WAITS_FOR_SOCKET and now_s >= connection.deadline_s:
                 connection.channel.shut()  # wakes the connection, which sees its socket ended
-
-    def _accept_again(self) -> None:
-        assert self._listener is not None
-        self._epoll.register(self._listener, select.EPOLLIN)
-        self._accepting = True
 
     # ------------------------------------------------------------ the pools' threads
 
