@@ -24,7 +24,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     ReadOnlyError,
 )
-from headrace.checkpoint.foreign_claims import is_abandoned
+from headrace.checkpoint.claim_owner import is_owner_alive
 from headrace.checkpoint.storage import PosixClaim, PosixReader, PosixWriter
 from headrace.overlay.upper import join, split
 from headrace.sdk.client_registry import HOSTS
@@ -133,14 +133,7 @@ class NodeStorage:
                 return False
             try:
                 fd = content.wait(0, content.size_bytes)
-                boot, newline, _ = os.pread(fd, 64, 0).partition(b"\n")
-                if newline and boot != boot_id().encode():
-                    return not is_abandoned(self, name, f"{content.size_bytes}-{self._mtime_ns(name)}")
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return True
-                return False
+                return is_owner_alive(self, name, fd, lambda: f"{content.size_bytes}-{self._mtime_ns(name)}")
             finally:
                 content.close()
 

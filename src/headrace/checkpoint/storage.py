@@ -25,7 +25,7 @@ from headrace.base.errors import (
     NotADirectoryPathError,
     PathNotFoundError,
 )
-from headrace.checkpoint.foreign_claims import is_abandoned
+from headrace.checkpoint.claim_owner import is_owner_alive
 from headrace.overlay.syscalls import sync_folder
 
 ALIGN_BYTES = 4096
@@ -250,15 +250,8 @@ class PosixStorage:
             raise _translated(error, path) from None
         try:
             with _translating_errors(path):
-                boot, newline, _ = os.read(fd, 64).partition(b"\n")
-                if newline and boot != boot_id().encode():
-                    stat = os.fstat(fd)
-                    return not is_abandoned(self, name, f"{stat.st_size}-{stat.st_mtime_ns}")
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return True
-                return False
+                stat = os.fstat(fd)
+                return is_owner_alive(self, name, fd, lambda: f"{stat.st_size}-{stat.st_mtime_ns}")
         finally:
             os.close(fd)
 

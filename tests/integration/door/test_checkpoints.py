@@ -15,7 +15,7 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, save, steps, verify
-from headrace.checkpoint.foreign_claims import ABANDONED_AFTER_S
+from headrace.checkpoint.claim_owner import ABANDONED_AFTER_S
 from headrace.checkpoint.layout import SaveId, claim_name
 from headrace.checkpoint.node_storage import NodeStorage
 from tests.integration.door.conftest import MakeDoor, settled, tree_of

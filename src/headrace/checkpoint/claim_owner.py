@@ -1,13 +1,16 @@
-"""Decide whether a claim of another host, or of another boot of this host, is abandoned.
+"""Decide whether the owner of a claim lives, also of a claim of another host or of another boot of this host.
 
-This host cannot see whether the claim's owner lives, and the claim's times come from other clocks, which may jump. So
-the first process that looks at the claim notes the time of the boot clock, which nobody sets. The claim is abandoned
-when it has been there, unchanged, for a day.
+An owner on this host holds a lock on its claim. This host cannot see whether another host's owner lives, and the times
+of its claim come from other clocks, which may jump. So the first process that looks at the claim notes the time of the
+boot clock, which nobody sets. The claim is abandoned when it has been there, unchanged, for a day.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.base import boot_clock
@@ -20,6 +23,19 @@ if TYPE_CHECKING:
 
 ABANDONED_AFTER_S = 24 * 3600.0
 _NOTE_BYTES_MAX = 200
+
+
+def is_owner_alive(storage: CheckpointStorage, name: str, fd: int, state: Callable[[], str]) -> bool:
+    """Return whether the owner of the claim that is open as `fd` lives, as far as this host knows. state: as of
+    `is_abandoned`; it is called for a claim of another boot."""
+    boot, newline, _ = os.pread(fd, 64, 0).partition(b"\n")
+    if newline and boot != boot_id().encode():
+        return not is_abandoned(storage, name, state())
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
