@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.config import load
-from headrace.sdk.brokered import broker_registry
+from headrace.vfs.brokered import broker_registry
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

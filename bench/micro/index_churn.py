@@ -120,7 +120,7 @@ def watch(
     pids: list[int],
     files_read: multiprocessing.sharedctypes.Synchronized[int],
 ) -> None:
-    from headrace.sdk.node_client import connect
+    from headrace.client.node_client import connect
 
     client, began_s = connect(socket, patience_s=30), time.monotonic()
     while time.monotonic() - began_s < given.minutes * 60:

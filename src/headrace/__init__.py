@@ -27,8 +27,8 @@ async def connect_async(
     patience_s: float | None = None,
 ) -> AsyncCache:
     """Connect as `connect` does, for a program with an event loop."""
+    from headrace.client.node_client import PATIENCE_S
     from headrace.sdk.cache_async import connect_async
-    from headrace.sdk.node_client import PATIENCE_S
 
     patience = PATIENCE_S if patience_s is None else patience_s
     return await connect_async(nodes, cache=cache, socket=socket, patience_s=patience)

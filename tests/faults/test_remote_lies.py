@@ -14,9 +14,9 @@ import pytest
 import xxhash
 
 from headrace.base.errors import HeadraceError, VersionChangedError
-from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient
-from headrace.sdk.remote.http_connection import Address
-from headrace.sdk.remote.remote_vfs import RemoteVfs
+from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.remote.http_connection import Address
+from headrace.vfs.remote.remote_vfs import RemoteVfs
 
 MIB = 1 << 20
 DATA = random.Random("remote").randbytes(STEP_BYTES + 2 * MIB + 77)

@@ -23,8 +23,8 @@ def refused(call):
 """
 LIBRARY = """
 import ctypes, encodings.idna, hashlib, mmap, random, headrace
-import headrace.sdk.brokered.cache, headrace.sdk.brokered.broker_registry
-import headrace.sdk.remote.remote_registry, concurrent.futures.thread
+import headrace.sdk.brokered_cache, headrace.vfs.brokered.broker_registry
+import headrace.vfs.remote.remote_registry, concurrent.futures.thread
 """
 """Of a program that reads by the library."""
 

@@ -15,16 +15,16 @@ import pytest
 
 from headrace.base.errors import NotAllowedError
 from headrace.base.tokens import Tokens
+from headrace.client.node_client import connect
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _decode, _encode
-from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.sdk.mapped_files import LocalModelFolder
-from headrace.sdk.node_client import connect
-from headrace.sdk.remote.cluster_client import ClusterClient
-from headrace.sdk.remote.http_connection import Address
 from headrace.store.index import Index
+from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE
+from headrace.vfs.remote.cluster_client import ClusterClient
+from headrace.vfs.remote.http_connection import Address
 from tests.security.nobody import BECOME_NOBODY
 
 REAL = MountRecord("s3://training")

@@ -21,13 +21,13 @@ from headrace.checkpoint import layout
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.storage import PosixStorage
+from headrace.client.local import LocalCache
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay import workdir
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.uploads import IDLE_S_MAX, LAST_PART_ATTRIBUTE, About, Uploads
-from headrace.sdk.local import LocalCache
 from headrace.store.index import Index
 from headrace.store.schema import FOREVER_NS
 from headrace.store.store import Store

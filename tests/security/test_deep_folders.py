@@ -21,9 +21,9 @@ from headrace.origin.local_write import make_directories
 from headrace.overlay.upper import Upper
 from headrace.s3.listing import ObjectListing
 from headrace.sdk.cache import Cache
-from headrace.sdk.client_registry import HOSTS, open_vfs
 from headrace.sdk.folder import LocalFolder
-from headrace.sdk.local_vfs import LocalVfs
+from headrace.vfs.client_registry import HOSTS, open_vfs
+from headrace.vfs.local_vfs import LocalVfs
 from tests.integration.cli.host import Host
 
 DEPTH, FRAMES = 100, 70

@@ -25,8 +25,8 @@ from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import rename
 from headrace.overlay.upper import Upper
 from headrace.sdk.cache import Cache
-from headrace.sdk.client_registry import HOSTS, open_vfs
-from headrace.sdk.local_vfs import LocalVfs
+from headrace.vfs.client_registry import HOSTS, open_vfs
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.writeback.demotion import checksums_of, let_go
 from headrace.writeback.replication.replica_layer import ReplicaLayer
 from headrace.writeback.sync_journal import JournalRecord

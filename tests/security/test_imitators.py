@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.state import end, make_run_folder, process_of, read_states
+from headrace.client.discovery import RunState, began_at
 from headrace.fuse.servers import Role, Servers
-from headrace.sdk.discovery import RunState, began_at
 from tests.integration.cli.host import Host, wait_until
 from tests.security.nobody import BECOME_NOBODY
 

@@ -161,7 +161,7 @@ system = fsspec.filesystem("headrace", socket=at)
 place = headrace.sdk.folder.open_folder("headrace:///d", socket=at)
 files, name = headrace.sdk.mapped_files.open_model_folder("headrace:///large", socket=at)
 mounted, other = headrace.sdk.mapped_files.open_model_folder(mount + "/large")
-cancel = headrace.sdk.cancel.Cancel()
+cancel = headrace.base.cancel.Cancel()
 found = {
     "cat": digest(system.cat("/small")),
     "find": len(system.find("/d")),
@@ -173,7 +173,7 @@ found = {
 """,
         imports=LIBRARY
         + "import fsspec, headrace.integrations.fsspec, headrace.sdk.mapped_files, headrace.sdk.folder; "
-        + "import headrace.sdk.cancel",
+        + "import headrace.base.cancel",
         at=_socket(open_host),
         mount=str(open_host.mount),
     )

@@ -19,8 +19,8 @@ from headrace.base.interpreter import module_command
 from headrace.base.printable import printable
 from headrace.checkpoint import save
 from headrace.cli.main import main
+from headrace.client.discovery import find_node, read_states
 from headrace.config.load import check_run_folder, load
-from headrace.sdk.discovery import find_node, read_states
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "src").rglob("*.py"))
 

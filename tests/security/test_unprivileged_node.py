@@ -127,7 +127,7 @@ def test_root_reads_by_descriptors_without_naming_the_node(lowered: Host) -> Non
     program = """
 import os
 os.environ["HEADRACE_RUN_FOLDER"] = run
-from headrace.sdk.brokered.broker_connection import BrokerConnection
+from headrace.vfs.brokered.broker_connection import BrokerConnection
 found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
 """
     socket = ready(lowered)["socket"]
@@ -138,7 +138,7 @@ found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
             == "BrokerConnection"
         )
     refused = as_user(
-        0, "found = refused(lambda: headrace.sdk.node_client.connect(at))", imports=LIBRARY, at=socket
+        0, "found = refused(lambda: headrace.client.node_client.connect(at))", imports=LIBRARY, at=socket
     )
     assert refused == "NotAllowedError"
 
@@ -146,7 +146,7 @@ found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
 def test_its_mount_is_believed_where_its_user_is_and_nowhere_else(lowered: Host) -> None:
     """It could say that it is the mount of root's own node beside it."""
     program = """
-from headrace.sdk.brokered.mounts import believed_mounts, mount_of
+from headrace.vfs.brokered.mounts import believed_mounts, mount_of
 own = mount.encode()
 found = [
     own in [one.path for one in believed_mounts()],

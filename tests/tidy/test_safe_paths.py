@@ -15,11 +15,11 @@ MODULES = (
         "overlay/lease_marks.py",
     ),
     *(
-        "sdk/vfs_reader.py",
-        "sdk/local_vfs.py",
-        "sdk/merged_tree.py",
-        "sdk/whiteouts.py",
-        "sdk/lease_check.py",
+        "vfs/vfs_reader.py",
+        "vfs/local_vfs.py",
+        "overlay/merged_tree.py",
+        "overlay/whiteouts.py",
+        "overlay/lease_check.py",
     ),
     *("fuse/node_table.py", "fuse/upper_files.py", "fuse/namespace_ops.py", "fuse/file_ops.py"),
     *(
@@ -77,8 +77,8 @@ HELD = {"fd", "file", "at", "proc_path", "target", "_fd"}
 ALLOWED = {
     ("writeback/coherence/pending_names.py", "exists"): "a file beside the layer",
     ("overlay/upper.py", "getxattr"): "an entry of a directory that is held",
-    ("sdk/vfs_reader.py", "open"): "a file of the cache",
-    ("sdk/local_vfs.py", "open"): "/proc",
+    ("vfs/vfs_reader.py", "open"): "a file of the cache",
+    ("vfs/local_vfs.py", "open"): "/proc",
     ("webhdfs/read_ops.py", "open"): "a file of the cache",
     ("origin/local.py", "isdir"): "the folder itself",
     ("checkpoint/storage.py", "isdir"): "the folder itself, and those above it",

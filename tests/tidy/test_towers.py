@@ -13,7 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/headrace"
 NODE_TOWER = ("entry", "jobs", "dataplane", "writeback", "namespace", "origin", "store", "node")
 ALLOWED = {
-    "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
+    "client": (
+        "store.index",
+        "store.reader",
+        "store.schema",
+        "store.volume",
+    ),  # reads the cache, writes nothing
+    "vfs": ("store.reader",),
+    "sdk": (),
     "fuse": (),
     "checkpoint": (),
     "http": (),

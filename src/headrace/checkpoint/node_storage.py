@@ -26,12 +26,12 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint.claim_owner import is_owner_alive
 from headrace.checkpoint.storage import PosixClaim, PosixReader, PosixWriter
+from headrace.client.discovery import find_node
+from headrace.client.node_client import PATIENCE_S
 from headrace.overlay.upper import join, split
-from headrace.sdk.client_registry import HOSTS
-from headrace.sdk.discovery import find_node
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.node_client import PATIENCE_S
-from headrace.sdk.streams import Content
+from headrace.vfs.client_registry import HOSTS
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content
 
 SCHEME = "headrace://"
 _PASSED_ON = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)

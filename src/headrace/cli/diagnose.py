@@ -155,8 +155,8 @@ def _status_of(mountpoint: str) -> dict[str, Any] | None:
     """Return the status of the node of a mountpoint, "" for the only node; None when it does not answer."""
     from headrace.cli.lowered import owner_of
     from headrace.cli.target import find_target
+    from headrace.client.connection import Connection
     from headrace.config.load import load
-    from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
     def ask() -> dict[str, Any] | None:

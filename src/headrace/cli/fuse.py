@@ -68,7 +68,7 @@ def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
     """Return the socket of the node, the URLs of its origins, and whether it accepts writes."""
     from headrace.base.write_modes import WriteModes
     from headrace.cli.target import find_target
-    from headrace.sdk.node_client import connect
+    from headrace.client.node_client import connect
 
     node_socket = find_target(socket, cache).socket
     client = connect(node_socket, role="cli")

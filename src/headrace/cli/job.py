@@ -17,7 +17,7 @@ from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
-    from headrace.sdk.connection import Connection
+    from headrace.client.connection import Connection
     from headrace.wire.messages import JobStart, JobState
 
 FAILED_SHOWN_MAX = 20

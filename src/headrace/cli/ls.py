@@ -14,7 +14,7 @@ from headrace.cli.render import print_json, say
 
 if TYPE_CHECKING:
     from headrace.base.model import Entry
-    from headrace.sdk.node_client import NodeClient
+    from headrace.client.node_client import NodeClient
 
 
 def register(app: typer.Typer) -> None:

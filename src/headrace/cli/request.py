@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import cast
 
 from headrace.cli.target import Target, find_target
-from headrace.sdk.connection import Connection
-from headrace.sdk.node_client import NodeClient, connect
+from headrace.client.connection import Connection
+from headrace.client.node_client import NodeClient, connect
 from headrace.wire.messages import Answer, Message
 
 
@@ -25,7 +25,7 @@ def connection_to(where: str) -> Connection:
     """Connect to the socket of a node, or to REST APIs of nodes on other hosts."""
     if "://" not in where and not where.startswith("unix:"):
         return Connection(where, role="cli")
-    from headrace.sdk.remote.node import RemoteConnection
+    from headrace.vfs.remote.node import RemoteConnection
 
     return cast(Connection, RemoteConnection(where))  # it implements the calls that commands make
 
@@ -34,7 +34,7 @@ def client_at(where: str) -> NodeClient:
     """Return a client of the node, as `connection_to` connects."""
     if "://" not in where and not where.startswith("unix:"):
         return connect(where, role="cli")
-    from headrace.sdk.remote.node import RemoteClient
+    from headrace.vfs.remote.node import RemoteClient
 
     return cast(NodeClient, RemoteClient(where))  # it implements the calls that ls, stat and cat make
 

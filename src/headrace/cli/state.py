@@ -17,7 +17,7 @@ import msgspec
 from headrace.base.errors import StoreError
 from headrace.base.peer_process import peer_of
 from headrace.base.private_folder import make_private, private
-from headrace.sdk.discovery import RunState, answers, began_at, read_states
+from headrace.client.discovery import RunState, answers, began_at, read_states
 
 __all__ = [
     "RunState",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.cli.lowered import become_owner
 from headrace.cli.state import RunState, answers, lab_states, read_states
+from headrace.client.discovery import running_sockets, select_node
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
-from headrace.sdk.discovery import running_sockets, select_node
 
 if TYPE_CHECKING:
     from headrace.wire.messages import MountRow
@@ -98,7 +98,7 @@ def _within_origin(path: str | None, running: list[str]) -> Target | None:
 
 
 def _mount_rows(socket: str) -> list[MountRow]:
-    from headrace.sdk.connection import Connection
+    from headrace.client.connection import Connection
     from headrace.wire.messages import MountList, Mounts
 
     try:

@@ -11,10 +11,10 @@ import threading
 import time
 from itertools import islice
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
 from headrace.base.model import ROOT_ID, FileId, Kind
 from headrace.fuse.client_protocol import ReadingClient
-from headrace.sdk.cancel import Cancel
 
 LIMIT_S = 0.4
 FILES_MIN, FILES_MAX = 64, 2000

@@ -1,13 +1,13 @@
-"""Define what a session needs of a client of the node: `sdk.node_client.NodeClient`, or an in-memory one in tests."""
+"""Define what a session needs of a client: `client.node_client.NodeClient`, or an in-memory one in tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from headrace.base.cancel import Cancel
 from headrace.base.model import Entry, FileId
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.node_client import Miss
+from headrace.client.node_client import Miss
 
 
 class CacheFile(Protocol):

@@ -34,7 +34,7 @@ REAP_S = 0.5
 STEADY_S = 10.0
 STOP_LIMIT_S = 3.0
 MESSAGE_BYTES_MAX = 65536
-_CLIENT = "headrace.sdk.node_client:connect"
+_CLIENT = "headrace.client.node_client:connect"
 
 
 ALONE = "alone"

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable
 
 from headrace.base.beneath import SafePath
+from headrace.base.cancel import Cancel
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
@@ -20,10 +21,9 @@ from headrace.fuse.namespace_ops import NamespaceOperations, owner_of
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Mode, PendingRead, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
 from headrace.overlay.given_mode import as_given, give_mode
+from headrace.overlay.merged_tree import empty
 from headrace.overlay.syscalls import fallocate
 from headrace.overlay.upper import OURS, join
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.merged_tree import empty
 
 FH_UPPER = 3
 FALLOCATED_AT_ONCE_BYTES = 8 << 20

@@ -11,9 +11,9 @@ import os
 import threading
 from collections import OrderedDict
 
+from headrace.base.cancel import Cancel
 from headrace.base.model import FileId
 from headrace.fuse.client_protocol import CacheFile, ReadingClient
-from headrace.sdk.cancel import Cancel
 
 IDLE_FILES_MAX = 2048
 

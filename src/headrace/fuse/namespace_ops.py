@@ -19,9 +19,11 @@ from typing import Protocol
 
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
+from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode
+from headrace.client.node_client import MISS, Miss
 from headrace.fuse import abi, codec
 from headrace.fuse.client_protocol import WritingClient
 from headrace.fuse.errno_map import errno_of
@@ -40,12 +42,10 @@ from headrace.fuse.operations import (
 from headrace.fuse.upper_files import UpperFiles
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.given_mode import as_given
+from headrace.overlay.lease_check import LeaseRequiredError
+from headrace.overlay.merged_listing import merge_listing
+from headrace.overlay.merged_tree import MergedTree, NeedsContentError, Owner
 from headrace.overlay.upper import Hidden, join
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.lease_check import LeaseRequiredError
-from headrace.sdk.merged_tree import MergedTree, NeedsContentError, Owner
-from headrace.sdk.node_client import MISS, Miss
-from headrace.sdk.readdir import merge_listing
 from headrace.wire.messages import Written
 
 log = logging.getLogger(__name__)

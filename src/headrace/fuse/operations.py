@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace.base.cancel import Cancel
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
+from headrace.client.node_client import MISS
 from headrace.fuse import abi, codec
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handles import Directories, Handle, HandleCache
 from headrace.fuse.io_modes import InodeIoModes
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.node_client import MISS
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError
 from headrace.base.write_modes import WriteModes
+from headrace.client.node_client import EventsLost
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.backings import Backings, OwnBackings
@@ -36,9 +37,8 @@ from headrace.fuse.io_modes import InodeIoModes
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
+from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Upper
-from headrace.sdk.merged_tree import MergedTree
-from headrace.sdk.node_client import EventsLost
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from headrace.fuse.servers import Role, Servers
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CLIENT = "headrace.sdk.node_client:connect"
+DEFAULT_CLIENT = "headrace.client.node_client:connect"
 PATIENCE_S = 60.0
 
 
@@ -53,7 +53,7 @@ def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = No
 def load_client(name: str, socket_path: str) -> Any:
     """Import and call a client factory with the socket's path. `name` is module:function."""
     if name == DEFAULT_CLIENT:
-        from headrace.sdk.node_client import connect
+        from headrace.client.node_client import connect
 
         return connect(socket_path, role="session", patience_s=PATIENCE_S)
     module, _, function = name.partition(":")

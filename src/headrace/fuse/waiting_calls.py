@@ -14,9 +14,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from signal import SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
 from typing import NamedTuple
 
+from headrace.base.cancel import Cancel
 from headrace.base.fair_queue import FairPool
 from headrace.fuse.operations import Deferred
-from headrace.sdk.cancel import Cancel
 
 THREADS = 80
 USER_THREADS_MAX = 64

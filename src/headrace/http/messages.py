@@ -64,7 +64,7 @@ class Request(msgspec.Struct):
 
 
 class SendableContent(Protocol):
-    """Gives access to the bytes of a file (`sdk/streams.py`). fd: a descriptor with all bytes; -1 when some may have
+    """Gives access to the bytes of a file (`vfs/streams.py`). fd: a descriptor with all bytes; -1 when some may have
     to be waited for."""
 
     fd: int

@@ -1,7 +1,7 @@
 """Implement `headrace://` for fsspec, and so for pandas, pyarrow, dask and torch.distributed.checkpoint.
 
 The file system reaches this host's running node without a mount: it reads cached files from their cache files, and
-writes to the upper layer, as a mount does. This module only translates to fsspec's interface; `sdk/local_vfs.py`
+writes to the upper layer, as a mount does. This module only translates to fsspec's interface; `vfs/local_vfs.py`
 does the work. docs/fsspec.md is the guide.
 """
 
@@ -37,14 +37,14 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.base.model import Entry
+from headrace.client.node_client import PATIENCE_S
 from headrace.integrations.fsspec_async import Coroutines
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join, split
-from headrace.sdk.client_registry import open_vfs
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import PATIENCE_S
-from headrace.sdk.streams import ReadStream, WriteStream
-from headrace.sdk.vfs_reader import is_directory, version_text
+from headrace.vfs.client_registry import open_vfs
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import ReadStream, WriteStream
+from headrace.vfs.vfs_reader import is_directory, version_text
 
 THREADS = 32
 """Threads of one file system for calls on many files. They mostly wait for the node or the disk."""

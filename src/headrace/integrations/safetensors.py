@@ -25,11 +25,11 @@ from headrace.base.missing_extras import needs_extra
 with needs_extra(__name__):
     import torch
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import CorruptCheckpointError, NotSupportedError, PathNotFoundError
 from headrace.checkpoint.export import TORCH_WORDS
 from headrace.checkpoint.manifest_check import DIMENSIONS_MAX, SIZE_BYTES_MAX
 from headrace.checkpoint.restore import matcher
-from headrace.sdk.cancel import Cancel
 from headrace.sdk.mapped_files import ModelFolder, open_model_folder
 
 FILES_AT_A_TIME = 4

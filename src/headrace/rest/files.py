@@ -21,15 +21,15 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.namespace_path import DEPTH_MAX
+from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
 from headrace.rest.problems import RefusedError
 from headrace.sdk.cache import stat_of
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import CHANGED_ATTEMPTS
-from headrace.sdk.streams import Content
-from headrace.sdk.vfs_reader import is_directory, version_text
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content
+from headrace.vfs.vfs_reader import is_directory, version_text
 from headrace.wire.api import (
     BYTES,
     SUM_HEADER,

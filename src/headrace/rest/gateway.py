@@ -30,7 +30,7 @@ from headrace.rest import metrics, openapi
 from headrace.rest.files import FileOperations, path_of
 from headrace.rest.jobs import JobOperations, check_ready
 from headrace.rest.problems import MEDIA_TYPE, RefusedError, problem_of, status_of
-from headrace.sdk.local_vfs import LocalVfs
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.api import (
     BODY_BYTES_MAX,
     OPERATIONS,

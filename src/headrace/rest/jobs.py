@@ -14,6 +14,7 @@ import time
 
 import msgspec
 
+from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     CancelledByUserError,
@@ -22,10 +23,9 @@ from headrace.base.errors import (
     PathNotFoundError,
     UsageError,
 )
+from headrace.client.connection import Connection
+from headrace.client.node_client import NodeClient
 from headrace.rest.problems import problem_of
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.connection import Connection
-from headrace.sdk.node_client import NodeClient
 from headrace.wire.api import ApiJob, Failed, NewJob
 from headrace.wire.messages import (
     JobCancel,

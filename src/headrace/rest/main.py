@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.tokens import Tokens
+from headrace.client.node_client import NodeClient
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
 from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
@@ -23,8 +24,7 @@ from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, OPERATOR
 from headrace.rest.gateway import Handlers, RestGateway
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.node_client import NodeClient
+from headrace.vfs.local_vfs import LocalVfs
 
 SETTING = "rest_address"
 ONLY_UNIX = "unix"

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
+from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import trouble_with_sender
@@ -33,8 +34,7 @@ from headrace.s3.posts import post
 from headrace.s3.routes import S3Call, route
 from headrace.s3.signature import ChunkSigner, SignatureFields
 from headrace.s3.uploads import Uploads
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
+from headrace.vfs.local_vfs import LocalVfs
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 
 from headrace.base.errors import UsageError
+from headrace.client.node_client import NodeClient
+from headrace.client.request_stats import StatsReporter
 from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
@@ -13,9 +15,7 @@ from headrace.http.server import HttpServer
 from headrace.http.tls import server_tls
 from headrace.s3.credentials import FILE_NAME, make_credentials, open_credentials
 from headrace.s3.gateway import Access, S3Gateway
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.node_client import NodeClient
-from headrace.sdk.request_stats import StatsReporter
+from headrace.vfs.local_vfs import LocalVfs
 
 SETTING = "s3_address"
 PATIENCE_S = 30.0

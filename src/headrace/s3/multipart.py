@@ -19,7 +19,7 @@ from headrace.s3.object_metadata import metadata_of
 from headrace.s3.objects import Objects, check_put, copy_source, write_metadata
 from headrace.s3.routes import S3Call
 from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads
-from headrace.sdk.streams import Content
+from headrace.vfs.streams import Content
 
 PART_BYTES_MIN = 5 << 20
 LIST_MAX = 1000

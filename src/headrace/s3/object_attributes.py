@@ -18,8 +18,8 @@ import msgspec
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_json
 from headrace.base.model import Entry
+from headrace.overlay.merged_tree import FileStat
 from headrace.s3.checksums import Checksum
-from headrace.sdk.merged_tree import FileStat
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"

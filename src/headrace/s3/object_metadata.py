@@ -18,12 +18,12 @@ from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.base.write_modes import WriteMode
+from headrace.client.local import WholeFile
 from headrace.http.messages import Request
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.object_metadata import extras_of
 from headrace.s3.errors import S3Error
-from headrace.sdk.local import WholeFile
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
+from headrace.vfs.local_vfs import LocalVfs
 
 METADATA = "x-amz-meta-"
 METADATA_BYTES_MAX = 2048

@@ -24,8 +24,10 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Entry, Kind, ObjectMetadata
+from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.object_metadata import note_extras
 from headrace.overlay.upper import split
 from headrace.s3 import conditions, parts, xml
@@ -45,11 +47,9 @@ from headrace.s3.object_attributes import (
 )
 from headrace.s3.object_metadata import MISSING, MetadataLookup, metadata_of, response_headers, with_copied
 from headrace.s3.routes import S3Call, check_key
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import CHANGED_ATTEMPTS
-from headrace.sdk.streams import Content, WriteStream
-from headrace.sdk.vfs_reader import is_directory
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content, WriteStream
+from headrace.vfs.vfs_reader import is_directory
 
 MTIME = "x-amz-meta-mtime"
 REFUSED = {

@@ -1,0 +1,1 @@
+"""The public library: what `import headrace` gives a program. Read `cache.py` first."""

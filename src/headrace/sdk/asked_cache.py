@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import cast
 
 from headrace.base.errors import HeadraceError
-from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.bulk_read import OnError, ReadResult, Wanted
 from headrace.sdk.cache import Cache
-from headrace.sdk.local_vfs import LocalVfs
+from headrace.vfs.asked_paths import AskedPaths
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.messages import JobStart, JobState
 
 READ_MANY_AHEAD = 256

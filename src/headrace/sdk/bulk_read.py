@@ -22,8 +22,8 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Kind
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.streams import Content
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

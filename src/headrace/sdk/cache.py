@@ -1,6 +1,6 @@
 """Provide what a program calls without a mount and without fsspec: `headrace.connect()`.
 
-This is a thin layer over `sdk/local_vfs.py`. The caller's thread reads cached data from the index and the cache
+This is a thin layer over `vfs/local_vfs.py`. The caller's thread reads cached data from the index and the cache
 files, and sends the node a request on a miss. Writes go to the upper layer. All calls block; `sdk/cache_async.py` has
 calls that don't. A `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
 
@@ -25,16 +25,16 @@ import msgspec
 
 from headrace.base.errors import IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
+from headrace.client.connection import Connection
+from headrace.client.node_client import PATIENCE_S
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
 from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, Wanted
-from headrace.sdk.client_registry import open_vfs
-from headrace.sdk.connection import Connection
-from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.mapped_files import mapped
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import PATIENCE_S
-from headrace.sdk.streams import Content, ReadStream, WriteStream
-from headrace.sdk.vfs_reader import is_directory, version_text
+from headrace.vfs.client_registry import open_vfs
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content, ReadStream, WriteStream
+from headrace.vfs.vfs_reader import is_directory, version_text
 from headrace.wire.messages import JobStart, JobState
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def connect(
     paths = open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s)
     if isinstance(paths, LocalVfs):
         return Cache(paths)
-    from headrace.sdk.brokered.brokered_vfs import (
+    from headrace.vfs.brokered.brokered_vfs import (
         BrokeredVfs,  # not needed if this user's node runs
     )
 
     if isinstance(paths, BrokeredVfs):
-        from headrace.sdk.brokered.cache import BrokeredCache
+        from headrace.sdk.brokered_cache import BrokeredCache
 
         return BrokeredCache(paths)
     from headrace.sdk.asked_cache import AskedCache

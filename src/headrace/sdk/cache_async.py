@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from headrace.client.node_client import PATIENCE_S
 from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
-from headrace.sdk.node_client import PATIENCE_S
 from headrace.wire.messages import JobState
 
 THREADS = 32

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from headrace.base.errors import NotADirectoryPathError, UsageError
 from headrace.sdk.cache import Cache, connect
 from headrace.sdk.mapped_files import URL, mapped, translating_errors
-from headrace.sdk.streams import Content
+from headrace.vfs.streams import Content
 
 THREADS = 16
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
@@ -28,10 +29,9 @@ from headrace.base.errors import (
 )
 from headrace.base.libc import address_of, c_library
 from headrace.base.model import FileId, Kind
-from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.discovery import find_node
-from headrace.sdk.node_client import CHANGED_ATTEMPTS, NodeClient, connect
+from headrace.client.discovery import find_node
+from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient, connect
+from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
 
 URL = "headrace://"
 PATIENCE_S = 60.0
@@ -86,7 +86,7 @@ def _open_in_namespace(url: str, socket: str | None) -> tuple[ModelFolder, str]:
     try:
         client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
     except NodeUnavailableError:
-        from headrace.sdk.brokered.model_folder import (
+        from headrace.sdk.brokered_model_folder import (
             open_brokered_model_folder,  # not needed if this user's node runs
         )
 

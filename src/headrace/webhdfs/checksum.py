@@ -10,7 +10,7 @@ import hashlib
 import struct
 from typing import Any
 
-from headrace.sdk.streams import Content
+from headrace.vfs.streams import Content
 from headrace.webhdfs.errors import unsupported
 from headrace.webhdfs.file_status import BLOCK_BYTES
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
+from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.sender import trouble_with_sender
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
 from headrace.webhdfs.locations import Locations

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from headrace.base.errors import UsageError
 from headrace.base.secret_file import create_secret
 from headrace.base.tokens import Tokens, make_token
+from headrace.client.node_client import NodeClient
+from headrace.client.request_stats import StatsReporter
 from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
 from headrace.http.server import HttpServer
 from headrace.http.tls import server_tls
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.node_client import NodeClient
-from headrace.sdk.request_stats import StatsReporter
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs.gateway import WebHdfsGateway
 from headrace.webhdfs.token_file import TokenFile
 

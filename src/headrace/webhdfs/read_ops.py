@@ -9,14 +9,14 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError, VersionChangedError
 from headrace.base.model import Entry, Kind
+from headrace.base.os_errors import translating_os_errors
+from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Response
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import CHANGED_ATTEMPTS
-from headrace.sdk.os_errors import translating_os_errors
-from headrace.sdk.streams import Content
-from headrace.sdk.vfs_reader import is_directory
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.streams import Content
+from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import RemoteError, illegal, not_found

@@ -17,13 +17,13 @@ from headrace.base.errors import (
     PathNotFoundError,
     StaleIdError,
 )
+from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
 from headrace.overlay.given_mode import give_mode
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join, split
-from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.os_errors import translating_os_errors
-from headrace.sdk.vfs_reader import is_directory
+from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
 from headrace.webhdfs.routes import WebHdfsCall

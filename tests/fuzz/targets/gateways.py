@@ -89,7 +89,7 @@ def _range(request: Request) -> None:
 
 
 def _answer(data: bytes) -> None:
-    """As sdk/remote/cluster_client.py takes it, of every kind."""
+    """As vfs/remote/cluster_client.py takes it, of every kind."""
     for kind in (
         api.ApiEntries,
         api.ApiJob,
@@ -187,7 +187,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "rest-answers",
-        "JSON that a node answers to the library of another host (sdk/remote/)",
+        "JSON that a node answers to the library of another host (vfs/remote/)",
         _answer,
         (),
         [json.dumps(told).encode() for told in _TOLD],

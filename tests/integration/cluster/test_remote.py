@@ -27,9 +27,9 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.identity.authority import Authority
-from headrace.sdk.remote.remote_registry import REMOTES
 from headrace.testing.etcd import EtcdServer
 from headrace.testing.servers import free_ports
+from headrace.vfs.remote.remote_registry import REMOTES
 from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, send, wait_until
 

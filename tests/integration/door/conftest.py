@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.sdk.client_registry import HOSTS
+from headrace.vfs.client_registry import HOSTS
 from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled, tree_of
 

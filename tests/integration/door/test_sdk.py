@@ -296,4 +296,4 @@ def test_to_import_it_costs_little() -> None:
     assert roots <= {"headrace", "msgspec", "lmdb", "xxhash", "typing_extensions", "org"}
     dear = {"asyncio", "ssl", "ctypes", "dataclasses", "tomllib", "urllib.parse", "shutil", "random", "json"}
     assert not names & dear
-    assert "headrace.sdk.local_vfs" in names  # else `connect` would have to import it
+    assert "headrace.vfs.local_vfs" in names  # else `connect` would have to import it

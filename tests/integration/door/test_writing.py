@@ -18,7 +18,7 @@ import fsspec
 import pytest
 
 from headrace.base.errors import NotSupportedError, ReadOnlyError
-from headrace.sdk.local_vfs import LocalVfs
+from headrace.vfs.local_vfs import LocalVfs
 from tests.integration.door.conftest import MakeDoor, Writer, left_in_work, settled, tree_of, wait_until
 
 pytestmark = pytest.mark.timeout(120)

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import CancelledByUserError, OriginUnavailableError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version, block_range
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.node_client import MISS, Miss
+from headrace.client.node_client import MISS, Miss
 from headrace.wire.messages import Completed, Evicted, Invalidated
 
 SMALL_BYTES = BLOCK_SIZE_BYTES

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.integrations.safetensors import iter_model, load_model
-from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE
+from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE
 from tests.integration.cli.host import Host
 
 from .counted_origin import CountedOrigin, counted_origin

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.connection import Connection
 from headrace.fuse import device
-from headrace.sdk.connection import Connection
 from headrace.wire.messages import JobStart
 
 from .test_node_reads import Running, running, wait_for

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 import headrace
 from headrace.base.errors import ReadOnlyError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry
+from headrace.client.access_reporter import AccessReporter
+from headrace.client.connection import Connection
+from headrace.client.node_client import MISS, EventsLost, NodeClient
 from headrace.config.schema import CacheVolume
-from headrace.sdk.access_reporter import AccessReporter
-from headrace.sdk.connection import Connection
-from headrace.sdk.node_client import MISS, EventsLost, NodeClient
 from headrace.wire.messages import JobStart, JobState, Message, Touch
 
 from .test_node_reads import Running, running, wait_for, whole

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.client.connection import Connection
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
-from headrace.sdk.connection import Connection
 from headrace.wire.messages import JobStart, JobState
 
 from .test_node_reads import Running
@@ -29,7 +29,7 @@ SIZES = [40 * MIB, 30 * MIB + 1, 24 * MIB, 24 * MIB - 1] * 2 + [3 * MIB + 7] * 2
 
 SDK_READER = """
 import hashlib, json, random, sys
-from headrace.sdk.node_client import NodeClient
+from headrace.client.node_client import NodeClient
 socket, source, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 names = json.load(open(source))
 client = NodeClient(socket, role="sdk", patience_s=10)

@@ -15,9 +15,9 @@ import pytest
 
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
+from headrace.client.connection import Connection
+from headrace.client.node_client import MISS, NodeClient
 from headrace.config.schema import CacheVolume, Config, MountConfig
-from headrace.sdk.connection import Connection
-from headrace.sdk.node_client import MISS, NodeClient
 from headrace.wire.messages import JobStart, JobState
 
 MIB = BLOCK_SIZE_BYTES

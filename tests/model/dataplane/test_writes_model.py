@@ -17,7 +17,7 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
-from headrace.sdk.merged_tree import NeedsContentError
+from headrace.overlay.merged_tree import NeedsContentError
 from headrace.store.schema import FOREVER_NS
 from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of

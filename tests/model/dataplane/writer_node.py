@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
 from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
@@ -25,10 +26,9 @@ from headrace.namespace.tree import Namespace
 from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, PutSource
+from headrace.overlay.merged_listing import merge_listing
+from headrace.overlay.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.overlay.upper import Upper, join, split
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
-from headrace.sdk.readdir import merge_listing
 from headrace.store.index import Index
 from headrace.writeback import dirty_set
 from headrace.writeback.sync_journal import SyncJournal

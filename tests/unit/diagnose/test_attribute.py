@@ -112,7 +112,7 @@ def test_opens_are_names_on_other_storage_and_bytes_on_ours() -> None:
 def test_what_the_library_waits_for_is_asked_of_the_node() -> None:
     library = (
         *FETCHES,
-        Frame("NodeClient.open", "/x/headrace/sdk/node_client.py", 3),
+        Frame("NodeClient.open", "/x/headrace/client/node_client.py", 3),
         Frame("recv", "/x/socket.py", 1),
     )
     moment = waiting(worker(KernelCall.SOCKET, library))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import CancelledByUserError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.fuse import auto_io_mode
-from headrace.sdk.cancel import Cancel
 
 
 class Tree:

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError, NodeUnavailableError, NoSpaceError, OriginUnavailableError
 from headrace.fuse import namespace_ops
 from headrace.fuse.errno_map import errno_of
 from headrace.fuse.operations import Answer, DiskTask
-from headrace.sdk.cancel import Cancel
 
 
 @pytest.mark.parametrize("error", [OriginUnavailableError("a"), NoSpaceError("a"), NodeUnavailableError("a")])

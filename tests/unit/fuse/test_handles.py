@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from headrace.base.cancel import Cancel
 from headrace.base.model import FileId
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handles import Handle, HandleCache
-from headrace.sdk.cancel import Cancel
 
 ID = FileId(5)
 

@@ -14,7 +14,7 @@ from headrace.base.errors import PathNotFoundError, error_classes
 from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 from headrace.http.messages import Request, parse_head
 from headrace.ring.view import SEGMENT_BYTES, NodeInfo, next_view
-from headrace.sdk.streams import Content
+from headrace.vfs.streams import Content
 from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import ERROR_MAP, STATUS, RemoteError, remote_error_of

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient
-from headrace.sdk.streams import Content
+from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
 """The first window of a file that is read in small pieces. It doubles each time that a read goes on where the last one

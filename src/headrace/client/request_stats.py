@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from headrace.base.errors import HeadraceError
-from headrace.sdk.connection import Connection
+from headrace.client.connection import Connection
 from headrace.wire.messages import GatewayCounts, OperationRow
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     CancelledByUserError,
@@ -23,7 +24,6 @@ from headrace.base.errors import (
 )
 from headrace.base.peer_process import peer_of
 from headrace.base.trusted_owner import is_trusted
-from headrace.sdk.cancel import Cancel
 from headrace.wire import frame
 from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Message, Welcome
 

@@ -1,4 +1,4 @@
-"""Gives the namespace of a cluster by path on a host without a node, as `sdk/local_vfs.py` does on a host with one.
+"""Gives the namespace of a cluster by path on a host without a node, as `vfs/local_vfs.py` does on a host with one.
 
 Written bytes are gathered in a file of this host. The close uploads it as a whole.
 """
@@ -26,12 +26,12 @@ from headrace.base.errors import (
     error_classes,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import split
-from headrace.sdk.asked_paths import AskedPaths
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient, ClusterNode
-from headrace.sdk.remote.content import RemoteContent, fetch_into, filled
-from headrace.sdk.streams import Content, WriteStream
+from headrace.vfs.asked_paths import AskedPaths
+from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient, ClusterNode
+from headrace.vfs.remote.content import RemoteContent, fetch_into, filled
+from headrace.vfs.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
     SUM_HEADER,

@@ -1,7 +1,7 @@
 """Provide the merged tree of a host by path, for programs that use no mount, such as fsspec's `headrace://`.
 
 Reads go to cache files and to the upper layer directly, and wait for the node if bytes or names are missing. Writes
-go to the upper layer as those of a mount do (`sdk/merged_tree.py`), so that every mount of the host shows them and
+go to the upper layer as those of a mount do (`overlay/merged_tree.py`), so that every mount of the host shows them and
 the node persists them. All calls block. They are thread-safe, and safe after a fork. They raise HeadraceError in
 place of the operating system's errors.
 
@@ -28,16 +28,16 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.model import Kind
+from headrace.base.os_errors import read_only as _read_only
+from headrace.base.os_errors import translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.client.node_client import NodeClient
 from headrace.overlay.durable_writes import DurableWrites
+from headrace.overlay.lease_check import LeaseRequiredError
+from headrace.overlay.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.overlay.upper import Upper, join, split
-from headrace.sdk.lease_check import LeaseRequiredError
-from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
-from headrace.sdk.node_client import NodeClient
-from headrace.sdk.os_errors import read_only as _read_only
-from headrace.sdk.os_errors import translating_os_errors
-from headrace.sdk.streams import WriteStream
-from headrace.sdk.vfs_reader import VfsReader, is_directory
+from headrace.vfs.streams import WriteStream
+from headrace.vfs.vfs_reader import VfsReader, is_directory
 
 TELL_S_MAX = 5.0
 COPIES_MAX = 10

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from headrace.base.errors import NotSupportedError, OriginError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.sdk.file import OpenFile
+from headrace.client.file import OpenFile
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 """A read of an incomplete file waits for so many bytes at once."""

@@ -18,9 +18,11 @@ import msgspec
 
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
+from headrace.base.cancel import Cancel
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.overlay.given_mode import give_mode, make_device
+from headrace.overlay.lease_check import LeaseCheck
 from headrace.overlay.upper import (
     DEMOTED,
     LOWER_ID,
@@ -36,9 +38,7 @@ from headrace.overlay.upper import (
     set_base,
     split,
 )
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.lease_check import LeaseCheck
-from headrace.sdk.whiteouts import WhiteoutBuilder
+from headrace.overlay.whiteouts import WhiteoutBuilder
 
 FileStat = os.stat_result | Entry
 COPY_STEP_BYTES = 16 << 20

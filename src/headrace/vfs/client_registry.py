@@ -6,10 +6,10 @@ import atexit
 from typing import cast
 
 from headrace.base.errors import NodeUnavailableError
-from headrace.sdk.discovery import configured_nodes, find_node
-from headrace.sdk.local_vfs import TELL_S_MAX, LocalVfs
-from headrace.sdk.node_client import NodeClient
-from headrace.sdk.vfs_registry import VfsRegistry
+from headrace.client.discovery import configured_nodes, find_node
+from headrace.client.node_client import NodeClient
+from headrace.vfs.local_vfs import TELL_S_MAX, LocalVfs
+from headrace.vfs.vfs_registry import VfsRegistry
 
 
 class ClientRegistry(VfsRegistry[LocalVfs]):
@@ -42,7 +42,7 @@ def open_vfs(nodes: str | None, *, cache: str | None, socket: str | None, patien
         try:
             return HOSTS.get(find_node(socket=socket, cache=cache), patience_s)
         except NodeUnavailableError:
-            from headrace.sdk.brokered.broker_registry import (
+            from headrace.vfs.brokered.broker_registry import (
                 open_brokered_vfs,  # not needed if this user's node runs
             )
 
@@ -52,6 +52,6 @@ def open_vfs(nodes: str | None, *, cache: str | None, socket: str | None, patien
             nodes = configured_nodes()
             if socket is not None or cache is not None or not nodes:
                 raise
-    from headrace.sdk.remote.remote_registry import REMOTES  # not needed if a node runs here
+    from headrace.vfs.remote.remote_registry import REMOTES  # not needed if a node runs here
 
     return cast(LocalVfs, REMOTES.get(nodes, patience_s))  # it has the calls of LocalVfs that programs make

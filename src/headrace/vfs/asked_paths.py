@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.node_client import CHANGED_ATTEMPTS
-from headrace.sdk.streams import Content, ReadStream
+from headrace.client.node_client import CHANGED_ATTEMPTS
+from headrace.overlay.merged_tree import FileStat
+from headrace.vfs.streams import Content, ReadStream
 from headrace.wire.messages import JobStart, JobState
 
 

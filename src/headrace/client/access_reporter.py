@@ -10,7 +10,7 @@ import logging
 import threading
 
 from headrace.base.errors import HeadraceError
-from headrace.sdk.connection import Connections
+from headrace.client.connection import Connections
 from headrace.wire.messages import Touch
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import os
 from headrace.base.errors import UsageError
 from headrace.config.load import SYSTEM_RUN_FOLDER, load
 from headrace.config.schema import broker_socket_of, public_folder_of, socket_path_of
-from headrace.sdk.brokered.broker_connection import BrokerConnection
-from headrace.sdk.brokered.brokered_vfs import BrokeredVfs
-from headrace.sdk.vfs_registry import VfsRegistry
+from headrace.vfs.brokered.broker_connection import BrokerConnection
+from headrace.vfs.brokered.brokered_vfs import BrokeredVfs
+from headrace.vfs.vfs_registry import VfsRegistry
 
 
 class BrokerRegistry(VfsRegistry[BrokeredVfs]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from headrace.sdk.brokered.broker_registry import open_brokered_vfs
-from headrace.sdk.brokered.brokered_vfs import BrokeredVfs
-from headrace.sdk.cancel import Cancel
+from headrace.base.cancel import Cancel
 from headrace.sdk.mapped_files import URL, ModelFolder, mapped
-from headrace.sdk.vfs_reader import is_directory
+from headrace.vfs.brokered.broker_registry import open_brokered_vfs
+from headrace.vfs.brokered.brokered_vfs import BrokeredVfs
+from headrace.vfs.vfs_reader import is_directory
 
 
 class BrokeredModelFolder:

@@ -1,4 +1,4 @@
-"""Gives the namespace of a node that another user runs, as `sdk/local_vfs.py` does for a node of this user or of
+"""Gives the namespace of a node that another user runs, as `vfs/local_vfs.py` does for a node of this user or of
 root.
 
 The node answers requests for names. Bytes are read from descriptors of its cache files, as far as modes let this
@@ -22,13 +22,13 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
-from headrace.sdk.asked_paths import AskedPaths
-from headrace.sdk.brokered.broker_connection import BrokerConnection
-from headrace.sdk.brokered.content import content_of
-from headrace.sdk.brokered.mounts import mount_of
-from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.streams import STEP_BYTES, Content
+from headrace.vfs.asked_paths import AskedPaths
+from headrace.vfs.brokered.broker_connection import BrokerConnection
+from headrace.vfs.brokered.content import content_of
+from headrace.vfs.brokered.mounts import mount_of
+from headrace.vfs.streams import STEP_BYTES, Content
 from headrace.wire.broker_messages import (
     BrokerNames,
     BrokerRefusal,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
-from headrace.sdk.remote.remote_registry import REMOTES
-from headrace.sdk.remote.remote_vfs import RemoteVfs, status_of
+from headrace.vfs.remote.remote_registry import REMOTES
+from headrace.vfs.remote.remote_vfs import RemoteVfs, status_of
 from headrace.wire.api import ApiJob, ApiMount, ApiMounts, NewMount
 from headrace.wire.messages import (
     Answer,

@@ -19,15 +19,15 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.os_errors import translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.client.local import LocalCache, WholeFile
+from headrace.client.node_client import CHANGED_ATTEMPTS, Miss, NodeClient
 from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.merged_listing import merge_listing
+from headrace.overlay.merged_tree import FileStat, MergedTree
 from headrace.overlay.upper import Hidden, join, split
-from headrace.sdk.local import LocalCache, WholeFile
-from headrace.sdk.merged_tree import FileStat, MergedTree
-from headrace.sdk.node_client import CHANGED_ATTEMPTS, Miss, NodeClient
-from headrace.sdk.os_errors import translating_os_errors
-from headrace.sdk.readdir import merge_listing
-from headrace.sdk.streams import Content, ReadStream, read_range
+from headrace.vfs.streams import Content, ReadStream, read_range
 
 LINKS_MAX = 40
 FOLDER_KEPT_S = 1.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import EvictedError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Version
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.file import READERS_MIN, OpenFile
+from headrace.client.file import READERS_MIN, OpenFile
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -122,7 +122,7 @@ def test_readers_and_evictions_at_once(one: OneFile) -> None:
 def test_a_file_that_never_stays_is_an_error_and_not_a_loop(
     one: OneFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sdk.file.PAUSE_S_MAX", 0.0)
+    monkeypatch.setattr("headrace.client.file.PAUSE_S_MAX", 0.0)
     file = one.open()
     file._reopen = lambda _: None
     one.evict()

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import EvictedError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
-from headrace.sdk.cancel import Cancel
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import Answer, FillRange, Message
 

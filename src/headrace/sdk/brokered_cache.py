@@ -8,9 +8,9 @@ from itertools import islice
 
 from headrace.base.errors import HeadraceError
 from headrace.sdk.asked_cache import AskedCache
-from headrace.sdk.brokered.brokered_vfs import BrokeredVfs, Opened, plain
 from headrace.sdk.bulk_read import OnError, ReadResult, Wanted
-from headrace.sdk.streams import STEP_BYTES
+from headrace.vfs.brokered.brokered_vfs import BrokeredVfs, Opened, plain
+from headrace.vfs.streams import STEP_BYTES
 from headrace.wire.broker_messages import NAMES_MAX
 
 GROUP = 32

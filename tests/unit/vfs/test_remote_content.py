@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from headrace.sdk.remote.content import filled
+from headrace.vfs.remote.content import filled
 
 SIZE = 8 << 20
 

@@ -8,9 +8,9 @@ from typing import cast
 
 from headrace.base.errors import VersionChangedError
 from headrace.base.model import FileId
-from headrace.sdk.file import OpenFile
-from headrace.sdk.streams import Content
+from headrace.client.file import OpenFile
 from headrace.store.reader import CacheReader
+from headrace.vfs.streams import Content
 from headrace.wire.broker_messages import OpenedFile
 from headrace.wire.messages import Done
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 from headrace.base.errors import CancelledByUserError, HeadraceError
-from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
+from headrace.client.connection import RECONNECT_PAUSE_S, Connections
 from headrace.wire.messages import Changed
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from headrace.base import boot_clock
+from headrace.base.cancel import Cancel
 from headrace.base.errors import (
     CancelledByUserError,
     EvictedError,
@@ -27,12 +28,11 @@ from headrace.base.errors import (
 )
 from headrace.base.key_length import key_room
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, ObjectMetadata, Version
-from headrace.sdk.access_reporter import AccessReporter
-from headrace.sdk.cancel import Cancel
-from headrace.sdk.change_reporter import ChangeReporter
-from headrace.sdk.connection import RECONNECT_PAUSE_S, Connection, Connections
-from headrace.sdk.file import OpenFile
-from headrace.sdk.local import LocalCache
+from headrace.client.access_reporter import AccessReporter
+from headrace.client.change_reporter import ChangeReporter
+from headrace.client.connection import RECONNECT_PAUSE_S, Connection, Connections
+from headrace.client.file import OpenFile
+from headrace.client.local import LocalCache
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     AcquireLease,

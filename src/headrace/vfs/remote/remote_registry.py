@@ -8,10 +8,10 @@ from headrace.base.errors import UsageError
 from headrace.base.tokens import Tokens
 from headrace.config.load import load
 from headrace.identity.mutual import MutualTls, TlsFiles
-from headrace.sdk.remote.cluster_client import ClusterClient
-from headrace.sdk.remote.http_connection import Address
-from headrace.sdk.remote.remote_vfs import RemoteVfs
-from headrace.sdk.vfs_registry import VfsRegistry
+from headrace.vfs.remote.cluster_client import ClusterClient
+from headrace.vfs.remote.http_connection import Address
+from headrace.vfs.remote.remote_vfs import RemoteVfs
+from headrace.vfs.vfs_registry import VfsRegistry
 
 SCHEMES = ("http", "https", "headrace", "unix")
 
