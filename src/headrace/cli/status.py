@@ -141,9 +141,12 @@ def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
     if write["dirty"]:
         backlog += f", the oldest for {_duration(write['oldest_s'])}"
     lines = [("writes", f"{write['mode']}; {backlog}")]
-    if write["slowed_s"]:
+    if write["throttle_pause_s"]:
         lines.append(
-            ("", f"uploads are behind: writers are delayed by {write['slowed_s']:.2f} s for each file")
+            (
+                "",
+                f"uploads are behind: writers are delayed by {write['throttle_pause_s']:.2f} s for each file",
+            )
         )
     if "copies_on" in write:
         lines.append(

@@ -36,8 +36,8 @@ options = { region = "eu-central-1" }
 ```
 
 A cache without a size takes half of the space that is free on the disk at the first start, and keeps that size.
-The options of a mount are described in [operating.md](operating.md). `headrace config show` prints the settings in
-force and their sources; it shows no secrets.
+The options of a mount are described in [origins.md](origins.md#options-of-a-mount).
+`headrace config show` prints the settings in force and their sources; it shows no secrets.
 """
 
 _DEFAULTS = {

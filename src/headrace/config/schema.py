@@ -36,7 +36,7 @@ class CacheVolume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MountConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An origin to attach. options: see docs/operating.md."""
+    """An origin to attach. options: see docs/origins.md."""
 
     url: str
     options: dict[str, str] = {}
@@ -127,7 +127,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             description="Rate of the scrub in bytes per second: the node reads the cache in the background and "
-            "verifies checksums. 0 turns it off. docs/operating.md explains how to choose it."
+            "verifies checksums. 0 turns it off. docs/monitoring.md explains how to choose it."
         ),
     ] = 16 << 20
     cluster: Annotated[

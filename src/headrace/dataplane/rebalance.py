@@ -64,7 +64,7 @@ class Rebalance:
         self._bytes_s = bytes_s
         self._ring: Ring | None = None
         self._work: asyncio.Task[None] | None = None
-        self.files_looked_at = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
+        self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused: list[tuple[str, str]] = []
 
     @property
@@ -93,7 +93,7 @@ class Rebalance:
     def statistics(self) -> dict[str, int]:
         return {
             "running": int(self.running),
-            "files_looked_at": self.files_looked_at,
+            "files_examined": self.files_examined,
             "files_handed_over": self.files_handed_over,
             "bytes_handed_over": self.bytes_handed_over,
             "files_refused": self.files_refused,
@@ -116,11 +116,11 @@ class Rebalance:
     async def _hand_over(self, view: ClusterView) -> None:
         """One walk. What a node refuses, or is away for, is left: its readers ask here, or the origin."""
         waiting: dict[str, list[Offer]] = {}
-        self.files_looked_at = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
+        self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused.clear()
         for cached in self._whole_first():
-            self.files_looked_at += 1
-            if self.files_looked_at % LOOKS_AT_ONCE == 0:
+            self.files_examined += 1
+            if self.files_examined % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             for node, wanted in self._offers(view, cached):
                 batch = waiting.setdefault(node.id, [])

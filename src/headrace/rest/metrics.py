@@ -190,7 +190,7 @@ METRICS = (
         "headrace_writers_slowed_seconds",
         GAUGE,
         "Delay of writers while persisting is behind.",
-        ("write", "slowed_s"),
+        ("write", "throttle_pause_s"),
     ),
     Metric(
         "headrace_cluster_epoch", GAUGE, "Epoch of this node's view of the cluster.", ("cluster", "epoch")

@@ -99,7 +99,7 @@ class WaitQuery(Value, frozen=True):
 
 
 class NewMount(Value, frozen=True):
-    """A mount to attach. options: see docs/operating.md; secrets among them are not kept over a restart."""
+    """A mount to attach. options: see docs/origins.md; secrets among them are not kept over a restart."""
 
     path: Path
     url: Annotated[str, Meta(description="URL of the origin.", min_length=1, examples=["s3://bucket/prefix"])]
@@ -131,7 +131,7 @@ class Health(Value, frozen=True):
 
 
 class ApiStatus(Value, frozen=True):
-    """The status of a node. status: what `headrace status --json` prints, see docs/operating.md."""
+    """The status of a node. status: what `headrace status --json` prints, see docs/status.md."""
 
     status: dict[str, Any]
 

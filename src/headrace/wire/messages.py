@@ -273,7 +273,7 @@ class Mounts(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The status of the node. status: a tree that fits into JSON, see docs/operating.md."""
+    """The status of the node. status: a tree that fits into JSON, see docs/status.md."""
 
     status: dict[str, object]
 

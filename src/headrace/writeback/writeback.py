@@ -259,12 +259,12 @@ class WriteBack:
             "mode": self._layer.modes.text(),
             **self._dirty.status(),
             "upper_bytes": self._quota.used_bytes,
-            "let_go": self._demoter.count,
-            "slowed_s": self._quota.pause_s,
+            "files_demoted": self._demoter.count,
+            "throttle_pause_s": self._quota.pause_s,
             **self._observers.status(),
             "files_persisted": self.counts.files_persisted,
             "bytes_persisted": self.counts.bytes_persisted,
-            "removed": self.counts.removed,
+            "files_removed": self.counts.removed,
             "failures": self.counts.failures,
             "conflicts": [
                 {"path": os.fsdecode(conflict.path), "kept": os.fsdecode(conflict.kept), "why": conflict.why}

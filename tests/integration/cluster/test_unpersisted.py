@@ -47,7 +47,7 @@ def two(cluster: ClusterFixture) -> tuple[Writer, Writer]:
 
 def recorded(cluster: ClusterFixture, host: Host) -> int:
     """Of how many folders the others are told that it wrote there."""
-    return int(cluster.status(host)["write"]["folders_told"])
+    return int(cluster.status(host)["write"]["directories_announced"])
 
 
 def conflicts(host: Host, path: str) -> list[str]:

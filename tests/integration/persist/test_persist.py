@@ -289,7 +289,7 @@ def test_clean_files_leave_the_layer_when_it_is_too_large(make_host: MakeHost) -
     held.kill()
     held.wait()
     host.up(host.truth, host.mount, cache=f"{host.cache}:64MiB")  # looks over the layer at its start
-    wait_until(lambda: host.json("status")["write"]["let_go"] > 0, 30.0)
+    wait_until(lambda: host.json("status")["write"]["files_demoted"] > 0, 30.0)
     left = sum(one.stat().st_size for one in layer.iterdir())
     assert left <= 33 << 20
     same(host)

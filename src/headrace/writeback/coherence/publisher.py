@@ -108,7 +108,8 @@ class DirtyNamesPublisher:
 
     def status(self) -> dict[str, object]:
         cover = self._recorded or DirtyScope()
-        return {"folders_told": len(cover.folders) + len(cover.below), "told": self._recorded is not None}
+        count = len(cover.folders) + len(cover.below)
+        return {"directories_announced": count, "is_announced": self._recorded is not None}
 
     # ------------------------------------------------------------ what changed
 

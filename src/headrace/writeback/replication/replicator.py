@@ -371,7 +371,7 @@ class Replicator:
         return {
             "copies": self._count,
             "copies_on": [node for node, _ in self._lanes],
-            "copies_told": self.told,
+            "copies_sent": self.told,
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:

@@ -1,0 +1,52 @@
+"""docs/status.md names every field of `headrace status --json`, and none that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.integration.persist.conftest import Writer, settled
+
+from .conftest import MakeCluster
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/status.md"
+OPERATIONS = ("head", "list", "read", "put", "remove", "directory")
+
+
+def documented() -> set[str]:
+    """Return the fields of the page's tables. A span that begins with a dot or a line has the prefix of the first."""
+    fields: set[str] = set()
+    for row in re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", row)
+        prefixes = {".": first.rpartition(".")[0], "_": first.rpartition("_")[0]}
+        for field in (first, *(prefixes.get(span[0], "") + span for span in others)):
+            names = OPERATIONS if "OPERATION" in field else ("",)
+            fields |= {field.replace("OPERATION", name) for name in names}
+    return fields
+
+
+def printed(value: object, name: str = "") -> Iterator[str]:
+    """Yield the fields of a status, with the page's words for paths and nodes."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            field = {"origin.mounts": "PATH", "cluster.peers": "NODE"}.get(name, str(key))
+            yield from printed(inner, f"{name}.{field}" if name else field)
+    elif isinstance(value, list) and value and isinstance(value[0], dict) and name != "gateways":
+        yield from printed(value[0], f"{name}[]")
+    else:
+        yield name
+
+
+def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(write="back:2")
+    cluster.put("data/a", 50_000)
+    cluster.put("data/b", 60_000)
+    cluster.start(2)
+    hosts = cluster.hosts
+    for host in hosts:
+        assert (host.mount / "data/a").read_bytes() == (cluster.truth / "data/a").read_bytes()
+    Writer(hosts[0].mount).run("open('out', 'wb').write(b'x' * 1000)")
+    settled(hosts[0])
+    status = [cluster.status(host) for host in hosts]
+    assert set(printed(status[0])) | set(printed(status[1])) == documented()
