@@ -101,7 +101,7 @@ class Origin(Protocol):
         has directories.
 
         Raise ConflictError, with nothing changed, if the condition does not hold: the origin decides it where it can
-        (docs/semantics.md names the windows). Raise IsADirectoryPathError or NotADirectoryPathError if a directory or
+        (docs/origin-storage.md names the windows). Raise IsADirectoryPathError or NotADirectoryPathError if a directory or
         a file is in the way, NotSupportedError for a name that the origin can't hold.
 
         A put that failed otherwise, or was cancelled, took place completely or not at all; head() shows which. It
