@@ -22,7 +22,7 @@ from headrace.base.secret_file import create_secret, read_secret
 from headrace.base.tokens import Tokens, make_token
 from headrace.config.secret_options import option_of_command, option_words, resolve_options
 from headrace.http.messages import Request, parse_head
-from headrace.node.node import Node
+from headrace.node.attachments import Attachments
 from headrace.rest.gateway import RestGateway as RestGateway
 from headrace.s3.credentials import make_credentials, open_credentials
 from headrace.s3.gateway import Access
@@ -275,10 +275,10 @@ def test_only_the_configuration_names_files(monkeypatch: pytest.MonkeyPatch, tmp
         seen.append(options)
         raise UsageError("enough")
 
-    monkeypatch.setattr("headrace.node.node.build_origin", build)
-    node: Any = object.__new__(Node)
+    monkeypatch.setattr("headrace.node.attachments.build_origin", build)
+    attachments: Any = object.__new__(Attachments)
     with pytest.raises(UsageError):
-        asyncio.run(node._attach("/x", "s3://b", {"secret_access_key": f"@{path}"}, check=False))
+        asyncio.run(attachments._attach("/x", "s3://b", {"secret_access_key": f"@{path}"}, check=False))
     assert seen == [{"secret_access_key": f"@{path}"}]
 
 

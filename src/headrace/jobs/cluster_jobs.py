@@ -91,7 +91,7 @@ class ClusterJobs:
     ) -> None:
         self._me = me
         self._records = records
-        self._jobs = jobs
+        self.local = jobs
         self._view = view
         self._replicas = replicas
         self._segment_bytes = segment_bytes
@@ -130,7 +130,7 @@ class ClusterJobs:
         if kind not in KINDS:
             raise UsageError(f"job kind {kind!r}", why="no such kind", hint="use load, free, pin or unpin")
         parse_options(kind, options)
-        await self._jobs.namespace.resolve(os.fsencode(path))
+        await self.local.namespace.resolve(os.fsencode(path))
         number = max((int(id) for id in self._states if id.isdecimal()), default=0)
         while True:
             number += 1
@@ -361,7 +361,7 @@ class ClusterJobs:
         state.task = JobTask(
             self._me,
             record,
-            self._jobs,
+            self.local,
             ring=ring,
             mark=self._mark(record.kind),
             replicas=self._replicas,

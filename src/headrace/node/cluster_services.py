@@ -22,7 +22,7 @@ from headrace.jobs.jobs import Jobs
 from headrace.namespace.tree import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
-from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, SharedMounts
+from headrace.node.shared_mounts import MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
@@ -38,85 +38,58 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 
 
+class Relisting:
+    """Lists directories again in the background, when another node reports that their listings expired."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def schedule(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the service's signature
+        task = asyncio.ensure_future(self._namespace.relist_below(path, below=below))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        self._namespace.stop()
+        for task in self._tasks:
+            task.cancel()
+
+
 class ClusterServices:
-    """Holds the services of one node. hood: the link to the cluster, not started yet; `stop` also stops it. writing:
-    None where nothing can be written. persister: builds the write-back of the replicas in a directory. attach, detach:
-    change a mount on this node only. check: raises for an origin that a record may not attach."""
+    """Holds the services of one node. link: the link to the cluster, not started yet; `stop` also stops it. writing:
+    None where nothing can be written. peer_service: answers other nodes."""
 
     def __init__(
         self,
-        hood: ClusterLink,
-        config: Config,
+        link: ClusterLink,
+        peer_service: NodePeerService,
+        relisting: Relisting,
         *,
-        store: Store,
-        namespace: Namespace,
-        reads: ReadPath,
-        jobs: Jobs,
+        mounts: SharedMounts,
+        jobs: ClusterJobs,
+        rebalance: Rebalance,
+        failover: Failover,
         writing: ClusterWriting | None,
-        persister: Callable[[str], WriteBack],
-        attach: Attach,
-        detach: Detach,
-        check: Check,
     ) -> None:
-        self._hood = hood
-        self._namespace = namespace
-        self._elsewhere = hood.elsewhere
-        self._local_jobs = jobs
-        self._replicas = config.replicas
+        self._link = link
+        self._peer_service = peer_service
+        self._relisting = relisting
+        self.mounts = mounts
+        self.jobs = jobs
+        self._rebalance = rebalance
+        self._failover = failover
         self._writing = writing
+        self.keeper = link.keeper
         self._leases_lost = 0
-        me = hood.info.id
-        keeper = self.keeper = hood.keeper
-        self._take_over = Failover(
-            me,
-            keeper,
-            ReplicaSetRecords(hood.records),
-            view=hood.view,
-            build=persister,
-            on_persisted=self._nothing_left,
-            delay_s=config.take_over_s,
-        )
-        replicator = None if writing is None else writing.replicator
-        self._desk = NodePeerService(
-            namespace,
-            store,
-            reads,
-            owns=self._owns,
-            on_forget=self._relist,
-            copies=ReplicationService(
-                keeper, self._take_over, ReplicaOffers() if replicator is None else replicator.offers
-            ),
-            shared=CoherenceService(
-                me,
-                hood.files,
-                keeper,
-                publisher=None if writing is None else writing.publisher,
-                own=None if writing is None else writing.own,
-                give_up=self._give_up,
-            ),
-        )
-        self._rebalance = Rebalance(
-            me,
-            store,
-            hood.peers,
-            view=hood.view,
-            replicas=config.replicas,
-            bytes_s=config.rebalance_bytes_s,
-        )
-        self.mounts = SharedMounts(hood.records, attach=attach, detach=detach, check=check)
-        self.jobs = ClusterJobs(me, hood.records, jobs, view=hood.view, replicas=config.replicas)
-        self._relisting: set[asyncio.Task[None]] = set()
         self._waiting: asyncio.Task[None] | None = None
-        self._elsewhere.changed.add(namespace.schedule_refresh)
-        if writing is not None:
-            self._elsewhere.own_record_deleted.add(writing.publisher.record_again)
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Serve peers and join the cluster, or join later when etcd is unavailable and the last known members are
         used. own: the mounts of the configuration; remembered: those of an earlier run. Raise the errors of
         ClusterLink.start, and UsageError when the cluster has another origin at one of the node's own mounts."""
-        await self._hood.start(self._desk, self._on_new_view)
-        if self._hood.membership.joined.is_set():
+        await self._link.start(self._peer_service, self._on_new_view)
+        if self._link.membership.joined.is_set():
             await self._take_part(own, remembered)
         else:
             self._waiting = asyncio.ensure_future(self._take_part_later(own, remembered))
@@ -128,19 +101,10 @@ class ClusterServices:
 
     async def look_whether_given_up(self) -> None:
         """Learn what other nodes did in this node's place, if they took it for dead while it was alive."""
-        leases_lost = self._hood.records.leases_lost
+        leases_lost = self._link.records.leases_lost
         if leases_lost != self._leases_lost:
             self._leases_lost = leases_lost
             await self.come_back()
-
-    async def _nothing_left(self, writer: str) -> None:
-        """Delete the record of a dead node whose files are all persisted, so that others stop showing its dirty
-        names. A node that is back keeps its record, because it wrote the record again."""
-        await self._hood.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
-
-    async def _give_up(self, folder: bytes) -> None:
-        if self._writing is not None:
-            await self._writing.leases.give_up(folder)
 
     async def claim(self, folder: bytes) -> None:
         """Acquire the lease for new names in a directory."""
@@ -149,11 +113,11 @@ class ClusterServices:
 
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
-        await self._elsewhere.start()
+        await self._link.elsewhere.start()
         await self.jobs.start()
 
     async def _take_part_later(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
-        await self._hood.membership.joined.wait()
+        await self._link.membership.joined.wait()
         while True:
             try:
                 return await self._take_part(own, remembered)
@@ -168,14 +132,12 @@ class ClusterServices:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
-        self._namespace.stop()
-        await self._take_over.stop()
-        self._hood.announcer.stop()
+        self._relisting.stop()
+        await self._failover.stop()
+        self._link.announcer.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
-        for task in self._relisting:
-            task.cancel()
-        await self._hood.stop()
+        await self._link.stop()
 
     def runs(self, request: JobStart) -> bool:
         """Return whether this is a job for all nodes, or one that waits for them."""
@@ -193,7 +155,7 @@ class ClusterServices:
         self.jobs.pins.names_changed(names)
 
     def status(self) -> dict[str, Any]:
-        cluster = {**self._hood.status(), **self._take_over.status()}
+        cluster = {**self._link.status(), **self._failover.status()}
         return {"cluster": cluster, "rebalance": self._rebalance.statistics()}
 
     # ------------------------------------------------------------ internal
@@ -201,29 +163,21 @@ class ClusterServices:
     def _on_new_view(self, view: ClusterView) -> None:
         self._rebalance.on_view(view)
         self.jobs.on_view()
-        self._take_over.on_view()
-        self._elsewhere.on_view()
+        self._failover.on_view()
+        self._link.elsewhere.on_view()
         if self._writing is not None and self._writing.replicator is not None:
             self._writing.replicator.on_view()
-
-    def _owns(self, path: bytes, start: int) -> bool:
-        return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)
-
-    def _relist(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the service's signature
-        task = asyncio.ensure_future(self._namespace.relist_below(path, below=below))
-        self._relisting.add(task)
-        task.add_done_callback(self._relisting.discard)
 
     async def _sync(self, request: JobStart) -> AsyncIterator[JobState]:
         """Sync a directory: every node first drops its listings, then the owners list at the origin and the others
         at the owners. A node that can't be notified sees the change when its listings expire."""
         path = os.fsencode(request.path)
-        failures = dict(await self._hood.forget(path, relist=False))
-        async for state in self._local_jobs.run(request.kind, request.path, request.options):
+        failures = dict(await self._link.forget(path, relist=False))
+        async for state in self.jobs.local.run(request.kind, request.path, request.options):
             if not state.done:
                 yield state
                 continue
-            failures |= dict(await self._hood.forget(path, relist=True))
+            failures |= dict(await self._link.forget(path, relist=True))
             failed = [(f"node {id}", why) for id, why in failures.items()]
             yield msgspec.structs.replace(
                 state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
@@ -231,13 +185,83 @@ class ClusterServices:
 
     async def _drain(self) -> AsyncIterator[JobState]:
         """Drain this node. At the end other nodes have everything that it owned, except for files that failed."""
-        if len(self._hood.view().nodes) < 2:
+        if len(self._link.view().nodes) < 2:
             raise UsageError("node drain", why="the cluster has no other node that could take over")
-        await self._hood.membership.drain()
-        me = self._hood.info.id
-        while any(member.id == me for member in self._hood.view().ring.members):  # noqa: ASYNC110
+        await self._link.membership.drain()
+        me = self._link.info.id
+        while any(member.id == me for member in self._link.view().ring.members):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
         while self._rebalance.running:
             yield self._rebalance.state(done=False)
             await asyncio.sleep(POLL_S)
         yield self._rebalance.state(done=True)
+
+
+def build_services(
+    link: ClusterLink,
+    config: Config,
+    mounts: SharedMounts,
+    *,
+    store: Store,
+    namespace: Namespace,
+    reads: ReadPath,
+    jobs: Jobs,
+    writing: ClusterWriting | None,
+    persister: Callable[[str], WriteBack],
+) -> ClusterServices:
+    """Build a node's services in its cluster. persister: builds the write-back of the replicas in a directory."""
+    me, replicas = link.info.id, config.replicas
+
+    async def forget_writer(writer: str) -> None:
+        """Delete the record of a dead node whose files are all persisted, so that others stop showing its dirty
+        names. A node that is back keeps its record, because it wrote the record again."""
+        await link.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
+
+    async def give_up_lease(folder: bytes) -> None:
+        if writing is not None:
+            await writing.leases.give_up(folder)
+
+    failover = Failover(
+        me,
+        link.keeper,
+        ReplicaSetRecords(link.records),
+        view=link.view,
+        build=persister,
+        on_persisted=forget_writer,
+        delay_s=config.take_over_s,
+    )
+    replicator = None if writing is None else writing.replicator
+    relisting = Relisting(namespace)
+    peer_service = NodePeerService(
+        namespace,
+        store,
+        reads,
+        owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES, replicas),
+        on_forget=relisting.schedule,
+        copies=ReplicationService(
+            link.keeper, failover, ReplicaOffers() if replicator is None else replicator.offers
+        ),
+        shared=CoherenceService(
+            me,
+            link.files,
+            link.keeper,
+            publisher=None if writing is None else writing.publisher,
+            own=None if writing is None else writing.own,
+            give_up=give_up_lease,
+        ),
+    )
+    link.elsewhere.changed.add(namespace.schedule_refresh)
+    if writing is not None:
+        link.elsewhere.own_record_deleted.add(writing.publisher.record_again)
+    return ClusterServices(
+        link,
+        peer_service,
+        relisting,
+        mounts=mounts,
+        jobs=ClusterJobs(me, link.records, jobs, view=link.view, replicas=replicas),
+        rebalance=Rebalance(
+            *(me, store, link.peers), view=link.view, replicas=replicas, bytes_s=config.rebalance_bytes_s
+        ),
+        failover=failover,
+        writing=writing,
+    )

@@ -101,8 +101,8 @@ class Origin(Protocol):
         has directories.
 
         Raise ConflictError, with nothing changed, if the condition does not hold: the origin decides it where it can
-        (docs/origin-storage.md names the windows). Raise IsADirectoryPathError or NotADirectoryPathError if a directory or
-        a file is in the way, NotSupportedError for a name that the origin can't hold.
+        (docs/origin-storage.md names the windows). Raise IsADirectoryPathError or NotADirectoryPathError if a directory
+        or a file is in the way, NotSupportedError for a name that the origin can't hold.
 
         A put that failed otherwise, or was cancelled, took place completely or not at all; head() shows which. It
         does not take place later, except for a request that was in flight to an object store at that moment.

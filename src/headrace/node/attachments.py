@@ -1,0 +1,140 @@
+"""Attach origins to the namespace: those of the configuration, those that the index remembers, and those that
+requests add."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    BucketNotFoundError,
+    DeadlineExceededError,
+    HeadraceError,
+    OriginUnavailableError,
+    UsageError,
+)
+from headrace.base.places import check_places
+from headrace.base.write_modes import WriteModes
+from headrace.config.schema import Config, public_options
+from headrace.config.secret_options import resolve_options
+from headrace.entry.rpc.server import Subscribers
+from headrace.namespace.mounts import Mount, normal_path
+from headrace.namespace.tree import Namespace
+from headrace.origin.allowed import AllowedOrigins
+from headrace.origin.factory import build_origin, parse_origin
+from headrace.origin.object_check import check_origin
+from headrace.origin.options import verifies_opens
+from headrace.store.index import Index
+from headrace.store.recovery import doubt
+from headrace.wire.messages import Invalidated
+
+log = logging.getLogger(__name__)
+
+CHECK_LIMIT_S = 10.0
+CONFIGURED = "configured"
+"""Marks a mount in the index that the configuration names."""
+BY_OPERATOR = "by_operator"
+"""Marks a mount in the index that an operator of this host attached, without limits, while the node had no cluster."""
+
+
+class Attachments:
+    """Attaches and detaches the mounts of this node, and keeps them in the index.
+
+    has_written: returns whether this cache has files that wait for an origin; then the node starts without it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        index: Index,
+        namespace: Namespace,
+        subscribers: Subscribers,
+        *,
+        has_written: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._index = index
+        self._namespace = namespace
+        self._subscribers = subscribers
+        self._has_written = has_written
+        self.allowed = AllowedOrigins(config.allowed_origins, config.mounts)
+
+    async def attach_configured(self, *, check: bool) -> None:
+        """Attach the mounts of the configuration, then those that the index remembers at other paths. The index also
+        stores the URLs of configured mounts, because clients name origins by it; entries of an earlier configuration
+        are deleted."""
+        remembered = self._index.mounts()
+        for path, record in remembered.items():
+            if CONFIGURED in record:
+                self._index.drop_mount(path)
+        configured = {normal_path(path): mount for path, mount in self._config.mounts.items()}
+        for path, mount in configured.items():
+            known = remembered.get(path, {}).get("url") == mount.url
+            # only for the configuration: other sources may not name files of this host
+            options = resolve_options(mount.options)
+            await self._attach(path, mount.url, options, check=check, known=known)
+            self._index.put_mount(path, {"url": mount.url, CONFIGURED: "true"})
+        for path, record in remembered.items():
+            if CONFIGURED not in record and path not in configured:
+                await self._attach_remembered(path, record)
+
+    async def _attach_remembered(self, path: str, record: dict[str, str]) -> None:
+        options = {key: value for key, value in record.items() if key not in ("url", BY_OPERATOR)}
+        try:
+            if self._config.cluster or BY_OPERATOR not in record:
+                self.allowed.check(record["url"], options)
+            await self._attach(path, record["url"], options, check=False, known=True)
+        except HeadraceError as error:
+            log.warning("a remembered mount could not be attached path=%s error=%s", path, error)
+
+    async def attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
+        """Attach a mount that was added on another node; its origin need not answer now."""
+        await self._attach(path, url, options, check=False)
+        self._index.put_mount(path, {"url": url, **options})
+        self._invalidate(path)
+
+    async def add(self, path: str, url: str, options: dict[str, str], *, by_operator: bool = False) -> None:
+        """Attach a mount on this node, after its origin answered. The index keeps its public options only."""
+        check_places([volume.folder for volume in self._config.cache], [url])
+        await self._attach(path, url, options, check=True)
+        mark = {BY_OPERATOR: "true"} if by_operator else {}
+        self._index.put_mount(path, {"url": url, **public_options(options), **mark})
+        self._invalidate(path)
+
+    async def remove(self, path: str) -> None:
+        """Detach a mount on this node, and close its origin."""
+        mount = self._namespace.detach(path)
+        self._index.drop_mount(path)
+        await mount.origin.close()
+
+    async def _attach(
+        self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
+    ) -> None:
+        origin = build_origin(url, options)
+        if WriteModes.parse(self._config.write).persists_below(os.fsencode(path)) and not origin.writable:
+            raise UsageError(
+                f"writing to {url}",
+                why="origins of this type are read-only",
+                hint="use --write off or --write local",
+            )
+        if check:
+            limit_s = min(CHECK_LIMIT_S, self._config.origin_timeout_s)
+            try:
+                # a user waits: an origin that does not answer fails at once
+                await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
+            except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
+                if not (known and self._has_written()):
+                    raise
+                log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
+        mount = Mount(path, parse_origin(url), origin, self._config.sync_interval_s, origin.circuit)
+        self._namespace.attach(mount, known=known)
+        if verifies_opens(options):
+            async for ids in self._namespace.files_below(os.fsencode(path)):
+                doubt(self._index, ids)
+
+    def _invalidate(self, path: str) -> None:
+        """Have kernels forget the first name on the path to a mount: they may have cached it as absent."""
+        first = path.strip("/").split("/", 1)[0]
+        self._subscribers.publish(Invalidated(names=[(1, os.fsencode(first))] if first else []))

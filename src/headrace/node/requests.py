@@ -1,0 +1,279 @@
+"""Answer the requests of this host's clients: one row of a table, and one small method, for each message.
+
+`entry/rpc` decodes the messages and knows who sent them. Each class here answers those about one part of the node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.errors import UsageError
+from headrace.base.model import FileId
+from headrace.base.namespace_path import check_long_names
+from headrace.dataplane.read import ReadPath
+from headrace.jobs.jobs import Jobs
+from headrace.jobs.persist import persist_begun, persist_states
+from headrace.namespace.mounts import MountTable, normal_path
+from headrace.namespace.tree import Namespace
+from headrace.node.attachments import Attachments
+from headrace.node.gateways import describe
+from headrace.store.store import Store
+from headrace.wire.messages import (
+    AcquireLease,
+    Answer,
+    Changed,
+    Describe,
+    Described,
+    Done,
+    Filled,
+    FillRange,
+    JobCancel,
+    JobList,
+    JobRetry,
+    JobRows,
+    JobStart,
+    List,
+    Lookup,
+    MountAdd,
+    MountList,
+    MountRemove,
+    MountRow,
+    Mounts,
+    Open,
+    Opened,
+    OpenedMany,
+    OpenMany,
+    Request,
+    Resolve,
+    Resolved,
+    Secure,
+    Touch,
+)
+from headrace.writeback.writeback import WriteBack
+
+if TYPE_CHECKING:
+    from headrace.jobs.cluster_jobs import ClusterJobs
+    from headrace.node.cluster_services import ClusterServices
+
+Handler = Callable[[Any], Awaitable[Answer]]
+Handlers = Mapping[type[Request], Handler]
+
+
+class NameRequests:
+    """Answers what clients ask about names. timeout_s: the limit of one request to an origin."""
+
+    def __init__(self, namespace: Namespace, store: Store, timeout_s: float) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._timeout_s = timeout_s
+        self.handlers: Handlers = {
+            Lookup: self._lookup,
+            List: self._list,
+            Resolve: self._resolve,
+            Describe: self._describe,
+        }
+
+    async def _lookup(self, request: Lookup) -> Done:
+        await self._namespace.lookup(FileId(request.parent), request.name)
+        return Done()
+
+    async def _list(self, request: List) -> Done:
+        await self._namespace.list(FileId(request.directory))
+        return Done()
+
+    async def _resolve(self, request: Resolve) -> Resolved:
+        entry = await self._namespace.resolve(request.path)
+        version = entry.version
+        return Resolved(
+            id=entry.id,
+            kind=int(entry.kind),
+            size_bytes=version.size_bytes,
+            mtime_ns=version.mtime_ns,
+            token=version.token,
+        )
+
+    async def _describe(self, request: Describe) -> Described:
+        return await describe(self._namespace, self._store, FileId(request.id), self._timeout_s)
+
+
+class ReadRequests:
+    """Brings files and ranges into the cache for clients, which then read the cache files."""
+
+    def __init__(self, reads: ReadPath, store: Store) -> None:
+        self._reads = reads
+        self._store = store
+        self.handlers: Handlers = {Open: self._open, FillRange: self._fill, Touch: self._touch}
+
+    async def _open(self, request: Open) -> Opened:
+        return Opened(complete=await self._reads.open(FileId(request.id)), path="")
+
+    async def _fill(self, request: FillRange) -> Filled:
+        id, start, end = FileId(request.id), request.start, request.end
+        return Filled(complete=await self._reads.fill(id, start, end, sequential=request.sequential))
+
+    async def _touch(self, request: Touch) -> Done:
+        self._store.touch([FileId(id) for id in request.ids])
+        return Done()
+
+    async def open_many(self, request: OpenMany) -> AsyncIterator[Answer]:
+        """Yield the ids of files as they are complete, in groups."""
+        async for ids in self._reads.open_many([FileId(id) for id in request.ids]):
+            yield OpenedMany(ids=[*ids], done=False)
+        yield OpenedMany(ids=[], done=True)
+
+
+class WriteRequests:
+    """Receives what clients changed in the upper layer, and makes it durable. write: None where nothing can be
+    written. cluster: None without one."""
+
+    def __init__(self, write: WriteBack | None, cluster: ClusterServices | None) -> None:
+        self._write = write
+        self._cluster = cluster
+        self.handlers: Handlers = {
+            Changed: self._changed,
+            Secure: self._secure,
+            AcquireLease: self._acquire_lease,
+        }
+
+    async def _changed(self, request: Changed) -> Done:
+        if self._write is not None:
+            self._write.changed(request.paths, request.source)
+            for path in request.begun:
+                self._write.writing(path)
+        return Done()
+
+    async def _secure(self, request: Secure) -> Done:
+        await self.write_back().secure(request.path)
+        return Done()
+
+    async def _acquire_lease(self, request: AcquireLease) -> Done:
+        if self._cluster is not None:
+            await self._cluster.claim(request.path)
+        return Done()
+
+    def write_back(self) -> WriteBack:
+        """Return the write-back of this node. Raise UsageError where nothing can be written."""
+        if self._write is None:
+            raise UsageError("nothing can be written here", why="write is off", hint="use --write back")
+        return self._write
+
+    async def persist_all(self) -> None:
+        if self._write is not None:
+            await self._write.persist(b"/")
+
+    def persist(self, request: JobStart) -> AsyncIterator[Answer]:
+        """Yield the states of a persist job. persist-soon: yield one state, while the work goes on."""
+        try:
+            check_long_names(os.fsencode(request.path))
+        except ValueError as error:
+            raise UsageError(f"path {request.path[:80]!r}…", why=str(error)) from None
+        write = self.write_back()
+        if request.options.get("forget_conflicts"):
+            write.forget_conflicts()
+        if request.kind == "persist-soon":
+            write.soon(os.fsencode(request.path))
+            return persist_begun(write, request.path)
+        return persist_states(write, request.path)
+
+
+class MountRequests:
+    """Attaches and detaches mounts: on this node, and in its cluster on all nodes."""
+
+    def __init__(self, attachments: Attachments, mounts: MountTable, cluster: ClusterServices | None) -> None:
+        self._attachments = attachments
+        self._mounts = mounts
+        self._cluster = cluster
+        self.handlers: Handlers = {MountAdd: self._add, MountRemove: self._remove, MountList: self._list}
+
+    async def _add(self, request: MountAdd) -> Done:
+        """Attach a mount. The operator of a host without a cluster may attach any origin; in a cluster other nodes
+        would refuse."""
+        path, url, options = normal_path(request.path), request.url, request.options
+        if request.restricted or self._cluster is not None:
+            self._attachments.allowed.check(url, options)
+        if self._cluster is None:
+            await self._attachments.add(path, url, options, by_operator=not request.restricted)
+        else:
+            await self._cluster.mounts.add(path, url, options, attach=self._attachments.add)
+        return Done()
+
+    async def _remove(self, request: MountRemove) -> Done:
+        path = normal_path(request.path)
+        if self._cluster is None:
+            await self._attachments.remove(path)
+        else:
+            await self._cluster.mounts.remove(path)
+        return Done()
+
+    async def _list(self, _: MountList) -> Mounts:
+        rows = [
+            MountRow(path=mount.path, url=mount.url, sync_interval_s=mount.sync_interval_s)
+            for mount in self._mounts.all()
+        ]
+        return Mounts(rows=rows)
+
+
+class JobRequests:
+    """Runs jobs: on this node, or in its cluster on all nodes."""
+
+    def __init__(self, jobs: Jobs, writes: WriteRequests, cluster: ClusterServices | None) -> None:
+        self._jobs = jobs
+        self._writes = writes
+        self._cluster = cluster
+        self.handlers: Handlers = {JobList: self._list, JobCancel: self._cancel, JobRetry: self._retry}
+
+    async def _list(self, request: JobList) -> JobRows:
+        return JobRows(rows=self._cluster_jobs().rows(request.id))
+
+    async def _cancel(self, request: JobCancel) -> Done:
+        await self._cluster_jobs().cancel(request.id)
+        return Done()
+
+    async def _retry(self, request: JobRetry) -> Done:
+        await self._cluster_jobs().retry(request.id)
+        return Done()
+
+    def _cluster_jobs(self) -> ClusterJobs:
+        if self._cluster is None:
+            raise UsageError(
+                "jobs", why="this node has no cluster, and its jobs end with the command that started them"
+            )
+        return self._cluster.jobs
+
+    async def run(self, request: JobStart) -> AsyncIterator[Answer]:
+        """Start a job, and return the iterator over its states. Closing that cancels a job of this node."""
+        if request.kind == "drain":
+            await self._writes.persist_all()
+        if request.kind in ("persist", "persist-soon"):
+            return self._writes.persist(request)
+        if self._cluster is not None and self._cluster.runs(request):
+            return self._cluster.run(request)
+        return self._jobs.run(request.kind, request.path, request.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Answers every message of this host's clients. handlers: of all messages with one answer."""
+
+    handlers: Handlers
+    reads: ReadRequests
+    jobs: JobRequests
+
+    async def answer(self, request: Request) -> Answer:
+        """Return the answer of the request's handler. Raise UsageError for a message that has none."""
+        handler = self.handlers.get(type(request))
+        if handler is None:
+            raise UsageError(f"request {type(request).__name__}", why="a node does not answer such requests")
+        return await handler(request)
+
+    async def stream(self, request: JobStart | OpenMany) -> AsyncIterator[Answer]:
+        """Yield the answers to a request that has many."""
+        if isinstance(request, OpenMany):
+            states = self.reads.open_many(request)
+        else:
+            states = await self.jobs.run(request)
+        async for state in states:
+            yield state

@@ -1,0 +1,107 @@
+"""Keep up a node's cache in the background: evict ahead of need, end idle fills, sync, watch the disks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from headrace.base.errors import CorruptIndexError, HeadraceError
+from headrace.dataplane.read import ReadPath
+from headrace.store.store import Store
+from headrace.writeback.writeback import WriteBack
+
+if TYPE_CHECKING:
+    from headrace.node.cluster_services import ClusterServices
+
+log = logging.getLogger(__name__)
+
+UPKEEP_INTERVAL_S = 1.0
+SYNC_INTERVAL_S = 30.0
+IDLE_FILL_S = 15.0
+
+
+class Upkeep:
+    """Runs one task. disk: the threads for blocking work. on_corrupt: gets the error of a damaged index, once a
+    second. write, cluster: None for a node that writes nothing, or has no cluster."""
+
+    def __init__(
+        self,
+        store: Store,
+        reads: ReadPath,
+        disk: Executor,
+        *,
+        write: WriteBack | None,
+        cluster: ClusterServices | None,
+        on_corrupt: Callable[[CorruptIndexError], None],
+    ) -> None:
+        self._store = store
+        self._reads = reads
+        self._disk = disk
+        self._write = write
+        self._cluster = cluster
+        self._on_corrupt = on_corrupt
+        self._task: asyncio.Task[None] | None = None
+        self.disks_full: list[str] = []
+        """Folders of the disks that take nothing now."""
+
+    def start(self) -> None:
+        self._look_at_disks()
+        self._task = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        synced_s = dropped_s = time.monotonic()
+        while True:
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+            self._look_at_disks()
+            try:
+                await self._evict()
+                if time.monotonic() - dropped_s > IDLE_FILL_S:
+                    dropped_s = time.monotonic()
+                    self._reads.drop_idle()
+                if time.monotonic() - synced_s > SYNC_INTERVAL_S:
+                    synced_s = time.monotonic()
+                    await self._sync()
+            except CorruptIndexError as error:
+                self._on_corrupt(error)
+            except HeadraceError as error:
+                log.warning("the periodic upkeep failed error=%s", error)
+            except Exception:
+                log.exception("the periodic upkeep failed")  # eviction and sync must continue
+
+    async def _evict(self) -> None:
+        self._store.keep_room()
+        self._store.set_written(self._bytes_written())
+        while self._store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
+            await asyncio.sleep(0)
+
+    async def _sync(self) -> None:
+        """Sync what was filled, so that a power loss costs little."""
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._store.sync)
+        if self._cluster is not None:
+            await self._cluster.keeper.drop_idle()
+            await self._cluster.keeper.measure()
+            await self._cluster.look_whether_given_up()
+
+    def _bytes_written(self) -> int:
+        """Return the bytes on the first volume beside the cache: dirty files of this host, and replicas of other
+        nodes' files."""
+        own = 0 if self._write is None else self._write.upper_bytes
+        return own + (0 if self._cluster is None else self._cluster.keeper.bytes_kept)
+
+    def _look_at_disks(self) -> None:
+        was_full = self.disks_full
+        self.disks_full = [volume.folder for volume in self._store.disks if volume.disk_is_full]
+        for folder in self.disks_full:
+            if folder not in was_full:
+                log.warning("a cache disk is full, nothing new is cached until it has room folder=%s", folder)
+        for folder in was_full:
+            if folder not in self.disks_full:
+                log.warning("a cache disk has room again folder=%s", folder)
