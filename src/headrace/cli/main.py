@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base import errors
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     import typer
@@ -88,7 +89,9 @@ def build_app(first_word: str = "") -> typer.Typer:
         pass
 
     for name in (first_word,) if first_word in COMMANDS else COMMANDS:
-        importlib.import_module(f"headrace.cli.{name}").register(app)
+        with uninterrupted():
+            module = importlib.import_module(f"headrace.cli.{name}")
+        module.register(app)
     add_examples(app)
     return app
 

@@ -6,9 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from headrace.base.decoding import decode_json
-from headrace.config.schema import Config
-from headrace.node.node import run_node
+from headrace.base.uninterrupted import uninterrupted
+
+with uninterrupted():
+    from headrace.base.decoding import decode_json
+    from headrace.config.schema import Config
+    from headrace.node.node import run_node
 
 
 def main() -> int:
