@@ -22,6 +22,6 @@ def free(
 
     The origin keeps its objects.
     """
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     run_job("free", path, socket=socket, cache=cache, as_json=json, detach=detach)

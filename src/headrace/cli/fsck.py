@@ -16,6 +16,6 @@ def fsck(socket: options.Socket = None, cache: options.CacheOf = None, json: opt
 
     The node deletes each block that does not match. The next read of the block fetches it again.
     """
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     run_job("fsck", "/", socket=socket, cache=cache, as_json=json)

@@ -22,7 +22,7 @@ def load(
     json: options.Json = False,
 ) -> None:
     """Fetch all files below PATH into the cache."""
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     job = options.job_options(replicas, priority, verify=verify)
     run_job("load", path, socket=socket, cache=cache, as_json=json, options=job, detach=detach)

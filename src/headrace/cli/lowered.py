@@ -132,7 +132,7 @@ def _may_be_changed(path: str) -> bool:
 
 def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: MountOptions) -> RootsMount:
     """Mount before this process becomes the user. Raises MountError."""
-    from headrace.cli.supervise import may_be_served
+    from headrace.cli.state import may_be_served
     from headrace.fuse import device, handover_state, mount, probe
 
     if options.writable:

@@ -92,7 +92,7 @@ def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: op
 
     The node owns no file of the cluster afterwards.
     """
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     run_job("drain", "/", socket=socket, cache=cache, as_json=json)
 

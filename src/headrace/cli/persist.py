@@ -36,7 +36,7 @@ def persist(
     In mode back, the node persists each change by itself after `persist_delay_s`. This command skips that delay, and
     returns when the origins have all changes. The exit status is 50 when some files failed; the node retries them.
     """
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     kind = "persist" if wait else "persist-soon"
     job = {"forget_conflicts": "true"} if forget_conflicts else {}

@@ -22,7 +22,7 @@ def pin(
     json: options.Json = False,
 ) -> None:
     """Fetch all files below PATH and never evict them."""
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     job = options.job_options(replicas, priority, verify=verify)
     run_job("pin", path, socket=socket, cache=cache, as_json=json, options=job, detach=detach)

@@ -160,3 +160,16 @@ def end(process: int, within_s: float) -> bool:
 
 def _path(folder: str, pid: int) -> str:
     return os.path.join(folder, f"{pid}.json")
+
+
+def may_be_served(run_folder: str, mountpoint: str) -> bool:
+    """Return whether a process serves a mount; True if it was made with another run folder, and can't be known."""
+    from headrace.fuse.servers import Servers
+
+    if all(state.mountpoint != mountpoint for state in read_states(run_folder)):
+        return True
+    servers = Servers.open(run_folder, mountpoint)
+    try:
+        return servers.any()
+    finally:
+        servers.close()

@@ -24,7 +24,7 @@ from headrace.cli.state import (
     RunState,
     drop_socket,
     make_run_folder,
-    read_states,
+    may_be_served,
     remove_replaced,
     remove_state,
     send,
@@ -312,19 +312,6 @@ class Supervisor:
 def _first(pids: list[int]) -> int:
     """Return the first process id; 0 for none."""
     return pids[0] if pids else 0
-
-
-def may_be_served(run_folder: str, mountpoint: str) -> bool:
-    """Return whether a process serves a mount; True if it was made with another run folder, and can't be known."""
-    from headrace.fuse.servers import Servers
-
-    if all(state.mountpoint != mountpoint for state in read_states(run_folder)):
-        return True
-    servers = Servers.open(run_folder, mountpoint)
-    try:
-        return servers.any()
-    finally:
-        servers.close()
 
 
 def detach(mountpoint: str) -> None:

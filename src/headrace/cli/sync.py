@@ -21,6 +21,6 @@ def sync(
 
     Readers then see changed objects at once. Otherwise they see them after `sync_interval_s`.
     """
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     run_job("sync", path, socket=socket, cache=cache, as_json=json)

@@ -19,6 +19,6 @@ def unpin(
     json: options.Json = False,
 ) -> None:
     """Allow pinned files below PATH to be evicted again."""
-    from headrace.cli.job import run_job
+    from headrace.cli.job_progress import run_job
 
     run_job("unpin", path, socket=socket, cache=cache, as_json=json, detach=detach)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import UsageError
 from headrace.cli.config import hide_secrets
-from headrace.cli.job import RateMeter, progress_text
+from headrace.cli.job_progress import RateMeter, progress_text
 from headrace.cli.state import RunState
 from headrace.cli.target import _below_mountpoint, _namespace_path
 from headrace.cli.up import origin_options, url_of

@@ -1,0 +1,225 @@
+"""Runs a job of the node or of its cluster and shows its progress: load, free, pin, unpin, sync, persist, fsck."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+
+from headrace.base.errors import CancelledByUserError, HeadraceError, NodeUnavailableError, UsageError
+from headrace.cli.exit_codes import SOME_FAILED
+from headrace.cli.render import print_json, say, warn
+from headrace.config.sizes import show_size
+
+if TYPE_CHECKING:
+    from headrace.client.connection import Connection
+    from headrace.wire.messages import JobStart, JobState
+
+FAILED_SHOWN_MAX = 20
+ID_LIMIT_S = 2.0
+
+
+class ShowProgress(Protocol):
+    """Displays the state of a running job."""
+
+    def __call__(self, state: JobState) -> None: ...
+
+
+def run_job(
+    kind: str,
+    path: str,
+    *,
+    socket: str | None,
+    cache: str | None,
+    as_json: bool,
+    options: Mapping[str, str] | None = None,
+    detach: bool = False,
+) -> None:
+    """Run a job and block until it has ended; ^C cancels it. detach: print its id, and return while it runs.
+
+    Raises typer.Exit with SOME_FAILED when files failed.
+    """
+    from headrace.cli.target import find_target
+    from headrace.wire.messages import JobStart
+
+    target = find_target(socket, cache, path)
+    start = JobStart(kind=kind, path=target.path, options=dict(options or {}))
+    if detach:
+        _begin(start, target.socket, as_json=as_json)
+    else:
+        follow(start, target.socket, (kind, target.path), as_json=as_json)
+
+
+def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
+    """Show a job until it has ended; ^C cancels it. name: its kind and path.
+
+    A cluster's job is cancelled by a request, because it survives the loss of this connection. Raises typer.Exit with
+    SOME_FAILED when files failed.
+    """
+    from headrace.cli.request import connection_to
+    from headrace.wire.messages import JobState
+
+    kind, path = name
+    connection = connection_to(socket)
+    began_s = time.monotonic()
+    last: JobState | None = None
+    try:
+        with _progress(kind, is_shown=not as_json and sys.stderr.isatty()) as show:
+            for state in connection.stream(start):
+                assert isinstance(state, JobState)
+                last = state
+                show(state)
+    except KeyboardInterrupt:
+        id = last.id if last is not None else _id_of(start, connection)
+        raise _cancelled(f"{kind} {path}", id, socket) from None
+    except NodeUnavailableError as error:
+        if last is None or not last.id:
+            raise
+        hint = f"the job keeps running: `headrace job show {last.id}` on any node"
+        raise NodeUnavailableError(error.what, why=error.why, hint=hint) from None
+    finally:
+        connection.close()
+    assert last is not None
+    _show_result(kind, path, last, time.monotonic() - began_s, as_json=as_json)
+    if last.state == "cancelled":
+        raise CancelledByUserError(
+            f"{kind} {path}", why=f"job {last.id} was cancelled; finished files stay as they are"
+        )
+    if last.failed_files:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
+    from headrace.cli.request import connection_to
+    from headrace.wire.messages import JobState
+
+    connection = connection_to(socket)
+    try:
+        state = next(connection.stream(start))
+    finally:
+        connection.close()
+    assert isinstance(state, JobState)
+    if not state.id:
+        raise UsageError(
+            f"{start.kind} --detach",
+            why="this node has no cluster, and its jobs end with their command",
+            hint="omit --detach",
+        )
+    if as_json:
+        print_json({"kind": start.kind, "path": start.path, "took_s": 0.0, **_fields(state)})
+    else:
+        say(f"job {state.id}")
+
+
+def _id_of(start: JobStart, connection: Connection) -> str:
+    """Return the id of a job before its first state arrived; "" if only this node runs it, or does not answer."""
+    from headrace.base.deadline import Deadline
+
+    if start.kind == "watch":
+        return start.path
+    try:
+        return str(getattr(connection.receive(deadline=Deadline.after(ID_LIMIT_S)), "id", ""))
+    except HeadraceError:
+        return ""
+
+
+def _cancelled(name: str, id: str, socket: str) -> CancelledByUserError:
+    """Cancel a job after ^C, if closing the connection does not, and return the error to raise."""
+    if not id:
+        return CancelledByUserError(name, why="cancelled; finished files stay as they are")
+    from headrace.cli.request import connection_to
+    from headrace.wire.messages import JobCancel
+
+    connection = connection_to(socket)
+    try:
+        connection.ask(JobCancel(id=id))
+    finally:
+        connection.close()
+    return CancelledByUserError(name, why="cancelled on all nodes; finished files stay as they are")
+
+
+def _fields(state: JobState) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(state)
+    del fields["type"]
+    return fields
+
+
+def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **_fields(state)})
+        return
+    unit = "directories" if kind == "sync" else "files"
+    size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
+    rate = (
+        f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)"
+        if kind in ("load", "fsck", "persist")
+        else ""
+    )
+    failed = f", {state.failed_files} failed" if state.failed_files else ""
+    say(f"{kind} {path}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
+    for name, reason in state.failed[:FAILED_SHOWN_MAX]:
+        warn(f"{name}: {reason}")
+    if len(state.failed) > FAILED_SHOWN_MAX:
+        warn(f"… and {state.failed_files - FAILED_SHOWN_MAX} more; --json lists them")
+
+
+@contextmanager
+def _progress(kind: str, *, is_shown: bool) -> Iterator[ShowProgress]:
+    if not is_shown:
+        yield lambda _state: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (  # they fit 80 columns; the bar shows the percentage
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.fields[text]}"),
+        progress.TimeRemainingColumn(compact=True),
+    )
+    rate = RateMeter()
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task(kind, total=None, text="listing")
+
+        def show(state: JobState) -> None:
+            bytes_s = rate.update(state.bytes_done, time.monotonic())
+            total = None if state.listing or kind == "sync" else state.bytes_total
+            bar.update(
+                task, completed=state.bytes_done, total=total, text=progress_text(kind, state, bytes_s)
+            )
+
+        yield show
+
+
+class RateMeter:
+    """Measures bytes a second over the last seconds."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def update(self, bytes_done: int, now_s: float) -> float:
+        """Add a sample, and return the rate over the window."""
+        self._samples.append((now_s, bytes_done))
+        while len(self._samples) > 2 and now_s - self._samples[0][0] > self._window_s:
+            self._samples.popleft()
+        first_s, first_bytes = self._samples[0]
+        return (bytes_done - first_bytes) / (now_s - first_s) if now_s > first_s else 0.0
+
+
+def progress_text(kind: str, state: JobState, bytes_s: float) -> str:
+    """Return files, bytes and rate as text, with "+" while the node still lists more files."""
+    if kind == "sync":
+        return f"{state.files_done} directories"
+    more = "+" if state.listing else ""
+    return (
+        f"{state.files_done}/{state.files_total}{more} files, "
+        f"{show_size(state.bytes_done)}/{show_size(state.bytes_total)}{more}, {show_size(bytes_s)}/s"
+    )
