@@ -52,7 +52,6 @@ FRAGMENTS = {
 }
 PENDING = {
     "bench",
-    "dataplane",
     "writeback",
 }
 """Packages that are not rewritten yet."""

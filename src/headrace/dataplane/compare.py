@@ -1,13 +1,13 @@
-"""Compares what an origin sent with the digest that it names, before it is kept for good.
+"""Compare what an origin sent with the digest that it names, before the cache keeps it for good.
 
-TLS guards bytes on the way; a plain connection, a proxy's memory or an origin's disk may spoil them, and what is in the
-cache stays there. A digest is compared when all bytes of a version are here: of a small file before anybody has one of
-them, of a large one when its last block came.
+TLS protects bytes in transit. A plain connection, a proxy's memory or an origin's disk may corrupt them, and corrupt
+bytes would stay in the cache. A small file is compared before anybody reads it, a large one when its last block is
+here.
 
-No origin says whether its ETag is a digest of the bytes, so one that does not match is no proof. Two reads that bring
-the same bytes are: what spoils bytes on their way does not spoil them twice alike. So what does not match is read
-again until two reads agree. Then either the digest matches, or it is none of these bytes; where that happens again
-and again and none ever matches, nothing is compared any more (`Digests`).
+No origin says whether its ETag is a digest of the bytes, so a digest that does not match proves nothing. Two reads with
+the same bytes do: random corruption does not happen twice alike. So bytes that don't match are read again until two
+reads agree. Then either the digest matches them, or the ETag is no digest of the bytes. Where that happens again and
+again, and no digest ever matches, nothing is compared any more (`Digests`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from headrace.base.errors import CorruptOriginError, EvictedError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Version, block_range
+from headrace.dataplane.intent import BACKGROUND
 from headrace.dataplane.source import OriginSource
 from headrace.origin.digest import Digest, digest_of, part_sizes, value_of_body, value_of_file
 from headrace.store.checksum import block_checksum
@@ -34,24 +35,26 @@ from headrace.store.writer import CacheWriter
 log = logging.getLogger(__name__)
 
 READS_MAX = 16
-"""Of one small file, or one block. Of a connection that spoils every third body, one file in 40 million has not
-come right by then."""
+"""The most reads of one small file, or of one block. Over a connection that corrupts every third body, one file in 40
+million is not right by then."""
 REREAD_BYTES = 8 * BLOCK_SIZE_BYTES
 THREADS_MIN = 2
-"""They read whole files, and would keep all of the disk pool from fills."""
+"""Comparisons have threads of their own: they read whole files, and would keep fills out of the disk pool."""
 NICENESS = 10
 WARN_S = 60.0
-FOLDERS_MAX = 10_000
+DIRECTORIES_MAX = 10_000
 OTHERS_MAX = 3
-"""Digests of a folder that are of other bytes than its files' before none of it is compared, if none was right."""
+"""After so many digests of a directory that are not of its files' bytes, and none that is, it is not compared."""
 ORIGIN_OTHERS_MAX = 16
-"""The same of an origin."""
+"""The same for an origin."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
 class _Count:
+    """Counts digests that match their bytes, and those that are of something else."""
+
     right: int = 0
     other: int = 0
 
@@ -60,57 +63,61 @@ class _Count:
 
 
 @dataclass(slots=True)
-class _Known:
-    """Of one origin, and of its objects that were put in one way: in parts or not. part_bytes: of parts, how large they
-    were of the last object whose digest was right."""
+class _OriginDigests:
+    """Counts the digests of one origin, of objects put in parts or of the others. part_bytes: the size of the parts of
+    the last object whose digest matched."""
 
     whole: _Count = field(default_factory=_Count)
-    folders: OrderedDict[str, _Count] = field(default_factory=OrderedDict)
+    directories: OrderedDict[str, _Count] = field(default_factory=OrderedDict)
     part_bytes: int = 0
     warned_s: float = float("-inf")
 
-    def folder(self, key: str) -> _Count:
+    def directory(self, key: str) -> _Count:
         name = key.rpartition("/")[0]
-        count = self.folders.setdefault(name, _Count())
-        self.folders.move_to_end(name)
-        if len(self.folders) > FOLDERS_MAX:
-            self.folders.popitem(last=False)
+        count = self.directories.setdefault(name, _Count())
+        self.directories.move_to_end(name)
+        if len(self.directories) > DIRECTORIES_MAX:
+            self.directories.popitem(last=False)
         return count
 
 
 class Digests:
-    """What is known of the digests that origins name, and how the comparisons went. url: of an origin."""
+    """Learns which digests of origins can be compared, and counts the comparisons. url: of an origin."""
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted
-        self._origins: dict[tuple[str, bool], _Known] = {}
+        self._origins: dict[tuple[str, bool], _OriginDigests] = {}
         self.files_compared = self.files_other = self.files_wrong = self.files_corrupt = self.reads_again = 0
 
     def of(self, url: str, key: str, version: Version) -> Digest | None:
-        """What to compare; None where there is nothing, or it is no use."""
+        """Return the digest to compare with; None when there is none, or it is useless."""
         digest = digest_of(version) if self._wanted else None
         if digest is None:
             return None
-        known = self._known(url, digest)
-        if known.whole.is_useless(ORIGIN_OTHERS_MAX) or known.folder(key).is_useless(OTHERS_MAX):
+        counts = self._counts(url, digest)
+        if counts.whole.is_useless(ORIGIN_OTHERS_MAX) or counts.directory(key).is_useless(OTHERS_MAX):
             return None
         return digest
 
     def part_sizes(self, url: str, digest: Digest, size_bytes: int) -> list[int]:
-        return part_sizes(size_bytes, digest.parts, first=self._known(url, digest).part_bytes)
+        """Return the sizes that the parts of an object may have had, the most likely one first."""
+        return part_sizes(size_bytes, digest.parts, first=self._counts(url, digest).part_bytes)
 
-    def was_right(self, url: str, key: str, digest: Digest, *, came_wrong: bool, part_bytes: int = 0) -> None:
-        """came_wrong: at first; told in a line a minute, as a bad link spoils many."""
-        known = self._known(url, digest)
-        known.whole.right += 1
-        known.folder(key).right += 1
-        known.part_bytes = part_bytes
+    def record_match(
+        self, url: str, key: str, digest: Digest, *, was_wrong: bool, part_bytes: int = 0
+    ) -> None:
+        """Record that the bytes match. was_wrong: they did not at first. That is logged once a minute, as a bad link
+        corrupts many files."""
+        counts = self._counts(url, digest)
+        counts.whole.right += 1
+        counts.directory(key).right += 1
+        counts.part_bytes = part_bytes
         self.files_compared += 1
-        if not came_wrong:
+        if not was_wrong:
             return
         self.files_wrong += 1
-        if time.monotonic() >= known.warned_s + WARN_S:
-            known.warned_s = time.monotonic()
+        if time.monotonic() >= counts.warned_s + WARN_S:
+            counts.warned_s = time.monotonic()
             log.warning(
                 "origin sent wrong bytes, they are right after reading again url=%s key=%s files=%d",
                 url,
@@ -118,16 +125,16 @@ class Digests:
                 self.files_wrong,
             )
 
-    def was_other(self, url: str, key: str, digest: Digest) -> None:
-        """Two reads brought the same bytes, and the digest is not theirs."""
-        known = self._known(url, digest)
-        known.whole.other += 1
-        known.folder(key).other += 1
+    def record_other(self, url: str, key: str, digest: Digest) -> None:
+        """Record that two reads agreed, and that the digest is of something else."""
+        counts = self._counts(url, digest)
+        counts.whole.other += 1
+        counts.directory(key).other += 1
         self.files_other += 1
         log.info("checksum is none of the bytes, which came twice alike url=%s key=%s", url, ascii(key))
 
-    def _known(self, url: str, digest: Digest) -> _Known:
-        return self._origins.setdefault((url, digest.parts > 0), _Known())
+    def _counts(self, url: str, digest: Digest) -> _OriginDigests:
+        return self._origins.setdefault((url, digest.parts > 0), _OriginDigests())
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -140,7 +147,7 @@ class Digests:
 
 
 class WrongBytesError(Exception):
-    """What came does not match its digest. value: what it does match."""
+    """Says that bytes don't match their digest. value: the digest of the bytes."""
 
     def __init__(self, value: str) -> None:
         super().__init__(value)
@@ -148,67 +155,67 @@ class WrongBytesError(Exception):
 
 
 class SmallComparison:
-    """One small file, from its first read to the one that is kept."""
+    """Compares one small file, from its first read to the read that is kept."""
 
-    def __init__(self, digests: Digests, url: str, key: str, version: Version) -> None:
+    def __init__(self, digests: Digests, origin: OriginSource) -> None:
         self._digests = digests
-        self._url, self._key = url, key
-        self._digest = digests.of(url, key, version)
-        self._before: set[str] = set()
+        self._url, self._key = origin.origin.url, origin.key
+        self._digest = digests.of(self._url, self._key, origin.version)
+        self._wrong_values: set[str] = set()
         self._value = ""
 
     def check(self, arrived: Arrived) -> None:
-        """WrongBytesError. In any thread. What a peer sent is not looked at: that one has compared it."""
+        """Raise WrongBytesError for bytes that don't match. Bytes from a peer were compared there. Any thread may call
+        it."""
         self._value = ""
         if self._digest is None or not arrived.from_origin:
             return
         self._value = value_of_body(arrived.body, self._digest)
-        if self._value != self._digest.value and self._value not in self._before:
+        if self._value != self._digest.value and self._value not in self._wrong_values:
             raise WrongBytesError(self._value)
 
-    def kept(self) -> None:
-        """What was checked last is in the cache."""
+    def keep(self) -> None:
+        """Record that the bytes that were checked last are in the cache."""
         if self._digest is None or not self._value:
             return
         if self._value == self._digest.value:
-            self._digests.was_right(self._url, self._key, self._digest, came_wrong=bool(self._before))
+            self._digests.record_match(self._url, self._key, self._digest, was_wrong=bool(self._wrong_values))
         else:
-            self._digests.was_other(self._url, self._key, self._digest)
+            self._digests.record_other(self._url, self._key, self._digest)
 
-    def refused(self, error: WrongBytesError) -> None:
-        """CorruptOriginError when it was read often enough."""
-        self._before.add(error.value)
-        if len(self._before) == READS_MAX:
+    def refuse(self, error: WrongBytesError) -> None:
+        """Record a read that did not match. Raise CorruptOriginError when no further read is worth it."""
+        self._wrong_values.add(error.value)
+        if len(self._wrong_values) == READS_MAX:
             self._digests.files_corrupt += 1
             raise _corrupt(self._url, self._key)
         self._digests.reads_again += 1
 
 
 class WholeComparison:
-    """One file of several blocks whose last block came. writer: it has all of them, and is not committed. origin: of
-    that version; peers are not asked, as they may have the same wrong bytes."""
+    """Compares one large file. writer: of the file, which has all blocks and is not committed. origin: has that
+    version; peers are not asked, as they may have the same wrong bytes."""
 
     def __init__(
         self,
         digests: Digests,
         digest: Digest,
-        url: str,
         writer: CacheWriter,
         origin: OriginSource,
         pool: Executor,
     ) -> None:
         self._digests = digests
         self._digest = digest
-        self._url, self._key = url, origin.key
+        self._url, self._key = origin.origin.url, origin.key
         self._writer = writer
         self._origin = origin
         self._pool = pool
         self._size_bytes = writer.version.size_bytes
 
-    async def settle(self) -> bool:
-        """The file has the origin's bytes on return, as far as can be known; whether some had to be replaced. A
-        block is read READS_MAX times at most. CorruptOriginError; EvictedError; what reading from the origin raises."""
-        if await self._matches(came_wrong=False) or not self._part_sizes():
+    async def run(self) -> bool:
+        """Return when the file has the origin's bytes, as far as can be known: True when some were replaced. A block
+        is read at most READS_MAX times. Raise CorruptOriginError, EvictedError and the errors of the origin."""
+        if await self._matches(was_wrong=False) or not self._part_sizes():
             return False
         log.info(
             "a file does not match its checksum, it is read again url=%s key=%s", self._url, ascii(self._key)
@@ -216,15 +223,15 @@ class WholeComparison:
         kept, replaced = await self._in_pool(self._writer.checksums), 0
         for start in range(0, self._size_bytes, REREAD_BYTES):
             replaced += await self._reread(start, min(self._size_bytes, start + REREAD_BYTES), kept)
-        if not await self._matches(came_wrong=True):
-            self._digests.was_other(self._url, self._key, self._digest)
+        if not await self._matches(was_wrong=True):
+            self._digests.record_other(self._url, self._key, self._digest)
         return replaced > 0
 
-    async def _matches(self, *, came_wrong: bool) -> bool:
+    async def _matches(self, *, was_wrong: bool) -> bool:
         for part_bytes in self._part_sizes():
             if await self._in_pool(partial(self._value, part_bytes)) == self._digest.value:
-                self._digests.was_right(
-                    self._url, self._key, self._digest, came_wrong=came_wrong, part_bytes=part_bytes
+                self._digests.record_match(
+                    self._url, self._key, self._digest, was_wrong=was_wrong, part_bytes=part_bytes
                 )
                 return True
         return False
@@ -233,7 +240,8 @@ class WholeComparison:
         return self._digests.part_sizes(self._url, self._digest, self._size_bytes)
 
     def _value(self, part_bytes: int) -> str:
-        """By a descriptor of its own: the writer's is closed when the file is evicted; its number is another's then."""
+        """Return the digest of the file, read by a descriptor of its own: the writer's may be closed by an eviction,
+        and its number reused."""
         try:
             fd = os.open(self._writer.volume.part_path(self._writer.id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -243,25 +251,26 @@ class WholeComparison:
         except OSError as error:
             raise StoreError("cache file can't be read", why=error.strerror or str(error)) from error
         try:
-            return value_of_file(fd, self._size_bytes, self._digest, part_bytes, self._check)
+            return value_of_file(fd, self._size_bytes, self._digest, part_bytes, self._check_open)
         finally:
             os.close(fd)
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._writer.closed:
             raise EvictedError(f"cache file {self._writer.id:x}", why="it went while it was compared")
 
     async def _reread(self, start: int, end: int, kept: dict[int, int]) -> int:
-        """Until of each block two reads were alike, the one that filled it among them; how many were replaced. kept:
-        checksums of the blocks that are here."""
-        before = {block: {kept[block]} for block in block_range(start, end)}
+        """Read until two reads of each block agree; the read that filled it counts. Return how many blocks were
+        replaced. kept: the checksums of the blocks that are here."""
+        checksums = {block: {kept[block]} for block in block_range(start, end)}
         replaced = 0
         for _ in range(READS_MAX):
-            low, high = min(before) * BLOCK_SIZE_BYTES, min((max(before) + 1) * BLOCK_SIZE_BYTES, end)
+            low = min(checksums) * BLOCK_SIZE_BYTES
+            high = min((max(checksums) + 1) * BLOCK_SIZE_BYTES, end)
             self._digests.reads_again += 1
-            async with self._origin.read(low, high, background=True, for_peer=False) as arrived:
-                replaced += await self._in_pool(partial(self._agree, low, arrived.body, before, kept))
-            if not before:
+            async with self._origin.read(low, high, BACKGROUND) as arrived:
+                replaced += await self._in_pool(partial(self._agree, low, arrived.body, checksums, kept))
+            if not checksums:
                 return replaced
         self._digests.files_corrupt += 1
         raise _corrupt(self._url, self._key)
@@ -270,21 +279,21 @@ class WholeComparison:
         self,
         start: int,
         body: bytes | bytearray | memoryview,
-        before: dict[int, set[int]],
+        checksums: dict[int, set[int]],
         kept: dict[int, int],
     ) -> int:
-        """Takes the blocks out of before that came as once before, and replaces those that are kept otherwise."""
-        self._check()
+        """Remove from `checksums` the blocks that are as in an earlier read. Replace the kept ones that differ."""
+        self._check_open()
         view, replaced = memoryview(body), 0
-        for at in range(0, len(view), BLOCK_SIZE_BYTES):
-            block, content = (start + at) // BLOCK_SIZE_BYTES, view[at : at + BLOCK_SIZE_BYTES]
-            if block not in before:
+        for offset in range(0, len(view), BLOCK_SIZE_BYTES):
+            block, content = (start + offset) // BLOCK_SIZE_BYTES, view[offset : offset + BLOCK_SIZE_BYTES]
+            if block not in checksums:
                 continue
             checksum = block_checksum(content)
-            if checksum not in before[block]:
-                before[block].add(checksum)
+            if checksum not in checksums[block]:
+                checksums[block].add(checksum)
                 continue
-            del before[block]
+            del checksums[block]
             if checksum != kept[block]:
                 self._writer.replace(block, content)
                 replaced += 1
@@ -295,7 +304,7 @@ class WholeComparison:
 
 
 def comparing_pool() -> ThreadPoolExecutor:
-    """Behind everybody else who wants the processor: nobody waits for it but loads."""
+    """Return the threads of comparisons. They run at a low priority: only loads wait for them."""
     return ThreadPoolExecutor(
         max(THREADS_MIN, (os.cpu_count() or 1) // 4),
         thread_name_prefix="compare",

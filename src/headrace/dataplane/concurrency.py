@@ -1,5 +1,5 @@
-"""How many range reads are in flight: grows while it helps, halves when the origin is overloaded. Pure state plus
-a queue of waiters; one asyncio loop."""
+"""Limit the range reads in flight: the limit grows while that helps, and halves when the origin is overloaded. State
+and a queue of waiters, on one asyncio loop."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headrace.base.errors import OriginUnavailableError
 
 START = 8
 LATENCY_TOLERANCE = 3.0
-"""A read that takes this many times as long as the best one of its size says that more in flight only queue."""
+"""A read that takes this many times as long as the best read of its size shows that more reads would only queue."""
 PROBE_AFTER = 5000
-"""After this many reads it begins anew, with few in flight: only so is it known how fast an empty link answers now.
+"""After this many reads the window starts again with few in flight. Only that shows how fast an empty link answers now.
 It costs a few rounds of answers."""
 
 
 class Window:
-    """The limit itself. It doubles with every round of answers until the first sign of queueing, as TCP does; from
-    there it goes up by one a round and down by one a round, and is halved by an overloaded origin. start: where it
-    begins; one that is told of nothing stays there. least: it does not go below for queueing. tolerance: what counts
-    as queueing, as a multiple of the best."""
+    """Holds the limit. It doubles with every round of answers until the first sign of queueing, as in TCP. Then it
+    changes by one a round. An overloaded origin halves it. start: the first limit, which stays without any record.
+    least: queueing does not bring the limit below this. tolerance: which multiple of the best time counts as
+    queueing."""
 
     def __init__(
         self,
@@ -36,13 +36,12 @@ class Window:
         self.limit = float(min(start, maximum))
         self._least = least
         self._tolerance = tolerance
-        self._best_s: dict[
-            int, float
-        ] = {}  # by the size's power of two: small reads don't compare with large
+        self._best_s: dict[int, float] = {}  # by the size's power of two: small and large reads don't compare
         self._doubling = True
         self._reads = 0
 
-    def succeeded(self, *, bytes_read: int, seconds: float) -> None:
+    def record(self, *, bytes_read: int, seconds: float) -> None:
+        """Record a read that succeeded."""
         self._reads += 1
         if self._reads % PROBE_AFTER == 0:
             self._probe()
@@ -60,14 +59,14 @@ class Window:
         self._doubling = True
         self.limit = min(self.limit, float(self._least))
 
-    def overloaded(self) -> None:
+    def record_overload(self) -> None:
         self._doubling = False
         self.limit = max(1.0, self.limit / 2)
 
 
 class Gate:
-    """`async with gate.enter(size):` around each range read. Demand goes before background. What is in flight is
-    kept within bytes_max, too; a single read is admitted whatever its size."""
+    """Admits range reads: `async with gate.enter(size):` around each. Reads that somebody waits for go before
+    background reads. bytes_max: also limits the bytes in flight; a single read of any size is admitted."""
 
     def __init__(self, window: Window, *, bytes_max: int) -> None:
         self.window = window
@@ -83,7 +82,7 @@ class Gate:
         try:
             yield
         except OriginUnavailableError:
-            self.window.overloaded()
+            self.window.record_overload()
             raise
         finally:
             self._leave(size_bytes)
@@ -96,7 +95,7 @@ class Gate:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._leave(size_bytes)  # admitted and cancelled at once: hand the place on
+                self._leave(size_bytes)  # it was admitted before the cancel: pass its place on
             raise
 
     def _leave(self, size_bytes: int) -> None:

@@ -1,34 +1,47 @@
-"""Bringing blocks of one file into its cache file.
+"""Bring the blocks of one file into its cache file.
 
-Single-flight per block: a block is in flight in one range read at most, and everybody who wants it waits for that
-one. A range read lands in the cache file before anybody is told. Runs on the node's loop; checksums and writes go
-to the disk pool.
+At most one range read brings a block, and everybody who wants the block waits for that read. Its bytes are in the cache
+file before a waiter continues. Everything runs on the node's loop; checksums and writes go to the disk pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import EvictedError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
+from headrace.dataplane.intent import BACKGROUND, FOREGROUND, ReadIntent
 from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.room import with_room
 from headrace.dataplane.source import ByteSource
 from headrace.store.store import Store
+from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
 
 log = logging.getLogger(__name__)
 
 
-class Fill:
-    """One file being filled.
+@dataclass(frozen=True, slots=True)
+class RangeLimits:
+    """Limits the range reads of a fill. blocks: of one read. segment_bytes: as in whole_order. in_flight_max: returns
+    how many reads in flight are useful now."""
 
-    in_flight_max: how many range reads are worth having in flight just now. lane_bytes: as in whole_order. on_complete:
-    called once, on the loop, when the last block is there; the commit is the caller's.
+    blocks: int
+    segment_bytes: int
+    in_flight_max: Callable[[], float]
+
+
+class Fill:
+    """Fills the cache file of one file. on_last_block: called on the loop when the file has all blocks; it commits the
+    file, at once or after a comparison.
+
+    Its end is one of three: `is_committed`; `failure`, which every later `ensure` raises; or `is_closed`, for a file
+    that was evicted or is not used any more.
     """
 
     def __init__(
@@ -38,52 +51,61 @@ class Fill:
         writer: CacheWriter,
         *,
         store: Store,
-        in_flight_max: Callable[[], float],
         disk: Executor,
-        range_bytes: int,
-        lane_bytes: int,
+        limits: RangeLimits,
         readahead: ReadAhead,
-        on_complete: Callable[[Fill], None],
+        on_last_block: Callable[[Fill], None],
     ) -> None:
         self.entry = entry
         self.writer = writer
-        self.readahead = readahead
         self._source = source
         self._store = store
-        self._in_flight_max = in_flight_max
         self._disk = disk
-        self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
-        self._lane_bytes = lane_bytes
-        self._on_complete = on_complete
-        self.committed = False  # set by on_complete, as are the next two
+        self._limits = limits
+        self._readahead = readahead
+        self._on_last_block = on_last_block
+        self.is_committed = False
         self.failure: HeadraceError | None = None
-        self.comparing: asyncio.Task[None] | None = None
-        self.asked = 0  # how often somebody wanted blocks of it
-        self._writing = (
-            asyncio.Lock()
-        )  # the kernel writes one range a file at a time, and others would only spin
+        self.request_count = 0
+        self._size_bytes = entry.version.size_bytes
+        # the kernel writes one range of a file at a time, and other threads would only spin
+        self._write_lock = asyncio.Lock()
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole: asyncio.Task[None] | None = None
-        self._loads = 0  # of those who wait for all of it
-        self._read_in_earnest = False
+        self._comparison: asyncio.Task[None] | None = None
+        self._load_count = 0
+        self._has_eager_reader = False
 
     @property
-    def idle(self) -> bool:
-        return not self._in_flight and self._whole is None and self.comparing is None
+    def volume(self) -> Volume:
+        return self.writer.volume
 
-    async def ensure(self, start: int, end: int, *, for_peer: bool = False, background: bool = False) -> None:
-        """start..end is in the cache file on return. Raises what the source raised; EvictedError when the file
-        went under us; what was wrong when the file is whole and could not be committed."""
-        end = min(end, self.entry.version.size_bytes)
-        tasks = self.start(block_range(start, end), background=background, for_peer=for_peer)
+    @property
+    def is_closed(self) -> bool:
+        return self.writer.closed
+
+    @property
+    def is_comparing(self) -> bool:
+        return self._comparison is not None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_flight and self._whole is None and self._comparison is None
+
+    # ------------------------------------------------------------ reading
+
+    async def ensure(self, start: int, end: int, intent: ReadIntent = FOREGROUND) -> None:
+        """Return when start..end is in the cache file. Raise what the source raised, EvictedError when the file was
+        evicted meanwhile, and `failure` when the file is complete and could not be committed."""
+        tasks = self.start(block_range(start, min(end, self._size_bytes)), intent)
         if tasks:
             await asyncio.gather(*(asyncio.shield(task) for task in tasks))
         if self.failure is not None:
             raise self.failure
 
-    def start(self, blocks: range, *, background: bool, for_peer: bool = False) -> list[asyncio.Task[None]]:
-        """Puts the absent ones of these blocks in flight; the tasks that bring them."""
-        self.asked += 1
+    def start(self, blocks: range, intent: ReadIntent) -> list[asyncio.Task[None]]:
+        """Start to fetch the absent ones of these blocks; return the tasks that bring them."""
+        self.request_count += 1
         tasks: dict[asyncio.Task[None], None] = {}
         run: list[int] = []
         for block in blocks:
@@ -91,107 +113,148 @@ class Fill:
             if task is not None:
                 tasks[task] = None
             elif not self._has(block):
-                if run and (
-                    block != run[-1] + 1 or len(run) >= self._range_blocks or self._begins_lane(block)
-                ):
-                    tasks[self._launch(run, background=background, for_peer=for_peer)] = None
+                is_full = len(run) >= self._limits.blocks
+                if run and (block != run[-1] + 1 or is_full or self._begins_segment(block)):
+                    tasks[self._launch(run, intent)] = None
                     run = []
                 run.append(block)
         if run:
-            tasks[self._launch(run, background=background, for_peer=for_peer)] = None
+            tasks[self._launch(run, intent)] = None
         return list(tasks)
 
-    def lacks(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The absent blocks of start..end, as ranges."""
-        last = self.entry.version.size_bytes
+    def read_ahead(self, start: int, end: int) -> None:
+        """Note a sequential read of start..end. Start to fetch what its reader wants next: a window, or all."""
+        ahead_start, ahead_end = self._readahead.note(start, end)
+        if self._readahead.wants_whole:
+            self.start_whole(start // BLOCK_SIZE_BYTES)
+        if ahead_end > ahead_start:
+            self.start(range(start // BLOCK_SIZE_BYTES, -(-ahead_end // BLOCK_SIZE_BYTES)), BACKGROUND)
+
+    def missing_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the absent blocks of start..end, as ranges of bytes."""
         return [
-            (block * BLOCK_SIZE_BYTES, min((block + 1) * BLOCK_SIZE_BYTES, last))
-            for block in block_range(start, min(end, last))
+            (block * BLOCK_SIZE_BYTES, min((block + 1) * BLOCK_SIZE_BYTES, self._size_bytes))
+            for block in block_range(start, min(end, self._size_bytes))
             if not self._has(block)
         ]
 
     def start_whole(self, from_block: int) -> None:
-        """Fills everything in the background, for a reader who is at from_block."""
-        self._read_in_earnest = True
+        """Fill all of the file in the background, for a reader that is at from_block."""
+        self._has_eager_reader = True
         self._start_whole(from_block)
 
-    def _start_whole(self, from_block: int) -> None:
-        if self._whole is None and not self.writer.complete:
-            self._whole = asyncio.ensure_future(self._fill_whole(from_block))
-
     async def ensure_all(self) -> None:
-        """Waits until everything is there. Where it is cancelled, and nobody else wants all of it, nothing more is sent
-        for; the ranges that are under way still land."""
-        self._loads += 1
+        """Return when all blocks are here. After a cancel no further range is requested, unless somebody else wants all
+        of the file; the ranges in flight still arrive."""
+        self._load_count += 1
         try:
             self._start_whole(0)
             if self._whole is not None:
                 await asyncio.shield(self._whole)
         finally:
-            self._loads -= 1
-            if self._whole is not None and not self._loads and not self._read_in_earnest:
+            self._load_count -= 1
+            if self._whole is not None and not self._load_count and not self._has_eager_reader:
                 self._whole.cancel()
-                self._whole = None  # whoever comes next begins anew
+                self._whole = None  # the next caller starts again
         if not self.writer.complete:
-            await self.ensure(0, self.entry.version.size_bytes)
+            await self.ensure(0, self._size_bytes)
 
-    async def settle(self) -> None:
-        """Of a file that is whole: it was compared, and is committed, on return; or what was wrong is raised."""
-        if self.comparing is not None:
-            await asyncio.shield(self.comparing)
+    # ------------------------------------------------------------ the end
+
+    def compare(self, comparison: Coroutine[None, None, None]) -> None:
+        """Run the comparison of the complete file, at whose end it is committed or has failed."""
+        self._comparison = asyncio.ensure_future(comparison)
+
+    async def compared(self) -> None:
+        """Wait until a complete file was compared and committed. Raise `failure`."""
+        if self._comparison is not None:
+            await asyncio.shield(self._comparison)
             if self.failure is not None:
                 raise self.failure
 
+    def commit(self) -> bool:
+        """Rename the complete cache file and record it. Return False for a file that was evicted or, with `failure`
+        set, when the store refuses it."""
+        try:
+            self._store.complete(self.writer)
+        except EvictedError:
+            return False
+        except StoreError as error:
+            log.warning("a complete file can't be committed id=%x error=%s", self.entry.id, error)
+            self.close()
+            self.fail(error)
+            return False
+        self.is_committed = True
+        return True
+
+    def fail(self, error: HeadraceError) -> None:
+        """Record why the file could not be committed; its readers raise it."""
+        self.failure = error
+
+    def close(self) -> None:
+        """Close the cache file. Reads in flight end with EvictedError."""
+        self.writer.close()
+
     async def stop(self) -> None:
-        tasks = [*self._in_flight.values(), *(task for task in (self._whole, self.comparing) if task)]
+        """Cancel everything in flight and close the cache file."""
+        tasks = [*self._in_flight.values(), *(task for task in (self._whole, self._comparison) if task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.close()
+
+    # ------------------------------------------------------------ internal
 
     def _has(self, block: int) -> bool:
         start = block * BLOCK_SIZE_BYTES
-        return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self.entry.version.size_bytes))
+        return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self._size_bytes))
 
-    def _begins_lane(self, block: int) -> bool:
-        """No range lies in two lanes: the owner of one would send for what another one has sent for."""
-        return bool(self._lane_bytes) and block * BLOCK_SIZE_BYTES % self._lane_bytes == 0
+    def _begins_segment(self, block: int) -> bool:
+        """Return whether a new range must begin here. In a range of two segments, the owner of one would fetch from
+        the origin what the other owner fetches too."""
+        segment_bytes = self._limits.segment_bytes
+        return bool(segment_bytes) and block * BLOCK_SIZE_BYTES % segment_bytes == 0
 
-    def _launch(self, blocks: list[int], *, background: bool, for_peer: bool) -> asyncio.Task[None]:
-        first, last = blocks[0], blocks[-1]
-        task = asyncio.ensure_future(self._fetch(first, last + 1, background=background, for_peer=for_peer))
-        for block in range(first, last + 1):
+    def _launch(self, blocks: list[int], intent: ReadIntent) -> asyncio.Task[None]:
+        first, stop = blocks[0], blocks[-1] + 1
+        task = asyncio.ensure_future(self._fetch(first, stop, intent))
+        for block in range(first, stop):
             self._in_flight[block] = task
-        task.add_done_callback(lambda done: self._landed(range(first, last + 1), done))
+        task.add_done_callback(lambda done: self._land(range(first, stop), done))
         return task
 
-    def _landed(self, blocks: range, task: asyncio.Task[None]) -> None:
+    def _land(self, blocks: range, task: asyncio.Task[None]) -> None:
         for block in blocks:
             self._in_flight.pop(block, None)
         if not task.cancelled() and task.exception() is None and self.writer.complete:
-            self._on_complete(self)
+            self._on_last_block(self)
 
-    async def _fetch(self, first: int, stop: int, *, background: bool, for_peer: bool) -> None:
-        start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
-        async with self._source.read(start, end, background=background, for_peer=for_peer) as arrived:
+    async def _fetch(self, first: int, stop: int, intent: ReadIntent) -> None:
+        start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self._size_bytes)
+        async with self._source.read(start, end, intent) as arrived:
             write = partial(self.writer.write, start, arrived.body, arrived.extras)
-            async with self._writing:
+            async with self._write_lock:
                 await with_room(
                     self._store, lambda: asyncio.get_running_loop().run_in_executor(self._disk, write)
                 )
 
+    def _start_whole(self, from_block: int) -> None:
+        if self._whole is None and not self.writer.complete:
+            self._whole = asyncio.ensure_future(self._fill_whole(from_block))
+
     async def _fill_whole(self, from_block: int) -> None:
-        """Keeps as many ranges in flight as the gate admits, and a few to go on with."""
+        """Keep as many ranges in flight as are useful, and two more that follow them at once."""
         order = whole_order(
-            self.entry.version.size_bytes,
+            self._size_bytes,
             from_block,
-            range_blocks=self._range_blocks,
-            lane_bytes=self._lane_bytes,
+            range_blocks=self._limits.blocks,
+            segment_bytes=self._limits.segment_bytes,
         )
         pending: set[asyncio.Task[None]] = set()
         try:
             for blocks in order:
-                pending.update(self.start(blocks, background=True))
-                while len(pending) > self._in_flight_max() + 2:
+                pending.update(self.start(blocks, BACKGROUND))
+                while len(pending) > self._limits.in_flight_max() + 2:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()

@@ -1,7 +1,7 @@
-"""What peers get from this node: pieces of its cache files, and what it knows of names. The other side of source.py.
+"""Serve peers: ranges of cache files, and names. The reading side is `cluster_source.py`.
 
-An owner fetches what it lacks; another node gives only what it has, as after a change of the members. Files are named
-by path and version: the version asked for is served, or an error.
+An owner fetches what it lacks. Another node sends only what it has, as after a change of the members. A request names
+a file by path and version, and gets that version or an error.
 """
 
 from __future__ import annotations
@@ -54,31 +54,32 @@ log = logging.getLogger(__name__)
 
 VIEW_WAIT_S = 5.0
 VIEW_LOOK_S = 0.05
-TAKES_MAX, TAKES_BYTES_MAX = 64, 64 << 20
-TAKES_TOLERANCE = 1.5
-"""Files that are taken over at once: as many as don't wait for each other in the link. Its queue is that of the
-readers, too, who would otherwise wait behind the hand-over (decision 0008)."""
+HANDOVERS_MAX, HANDOVER_BYTES_MAX = 64, 64 << 20
+HANDOVER_TOLERANCE = 1.5
+"""Limits the files that are received at once in a handover. Their queue in the link is also that of readers, which
+would wait behind the handover (decision 0008)."""
 ATTEMPTS = 5
 """How often a file may be evicted between its fetch and its opening."""
 
 
 class ServedFile:
-    """One file for one request. ready, fileno and checksum may be called from any thread, wait on the loop only.
-    arrives: it is waited for only while this says so; None: it may be fetched."""
+    """Serves one file for one request. Any thread may call ready, fileno and checksum; only the loop may call wait.
+    is_arriving: returns whether the bytes are on their way from the origin; the file is not waited for otherwise. None:
+    missing bytes are fetched."""
 
     def __init__(
-        self, id: FileId, store: Store, reads: ReadPath, *, arrives: Callable[[], bool] | None = None
+        self, id: FileId, store: Store, reads: ReadPath, *, is_arriving: Callable[[], bool] | None = None
     ) -> None:
         self._id = id
         self._store = store
         self._reads = reads
-        self._arrives = arrives
+        self._is_arriving = is_arriving
         self._reader: CacheReader | None = None
-        self._told: ObjectMetadata | None = None
+        self._extras: ObjectMetadata | None = None
         self.steady = True
 
     def ready(self, start: int, end: int) -> bool:
-        """Whether start..end can be sent now."""
+        """Return whether start..end can be sent now."""
         if self._reader is not None and self._reader.present(start, end):
             return True
         self.close()
@@ -89,13 +90,13 @@ class ServedFile:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
         except (PathNotFoundError, StoreError):
             return False
-        self._reader, self._told = reader, extras_by(cached.content_type_code)
+        self._reader, self._extras = reader, extras_by(cached.content_type_code)
         return reader.present(start, end)
 
     async def wait(self, start: int, end: int) -> None:
-        """start..end can be sent on return. Errors of the read path."""
+        """Return when start..end can be sent. Raise the errors of the read path."""
         for _ in range(ATTEMPTS):
-            if self._arrives is not None and not self._arrives():
+            if self._is_arriving is not None and not self._is_arriving():
                 raise NotOwnerError(
                     f"cache file {self._id:x}", why="it did not come from the origin after all"
                 )
@@ -109,12 +110,12 @@ class ServedFile:
         return self._reader.fd
 
     def checksum(self, block: int) -> int:
-        """xxh3 of a block that is ready."""
+        """Return the xxh3 of a block that is ready."""
         assert self._reader is not None
         return self._reader.checksum(block)
 
     def extras(self) -> ObjectMetadata | None:
-        return self._told or extras_of(self.fileno(), os.fstat(self.fileno()))
+        return self._extras or extras_of(self.fileno(), os.fstat(self.fileno()))
 
     def close(self) -> None:
         if self._reader is not None:
@@ -124,7 +125,7 @@ class ServedFile:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationService:
-    """What a node has to do with copies of written files. offers: of its own, for their holders."""
+    """Holds the parts of replication that peers call. offers: the dirty files of this node, for its replicas."""
 
     keeper: ReplicaHost
     take_over: Failover
@@ -132,9 +133,9 @@ class ReplicationService:
 
 
 class NodePeerService:
-    """owns: whether this node owns a range of a path, by its own view. on_forget: told that listings expired and are
-    to be taken again. copies: None for a node that
-    neither keeps any nor has others keep them. shared: what is told of writes."""
+    """Answers peers. owns: returns whether this node owns a range of a path, by its own view. on_forget: lists
+    directories again whose listings expired. copies: None on a node without replication. shared: serves the names that
+    are not persisted; None on a node without writes."""
 
     def __init__(
         self,
@@ -149,8 +150,8 @@ class NodePeerService:
     ) -> None:
         self._copies = copies
         self._shared = shared
-        window = Window(maximum=TAKES_MAX, start=1, least=1, tolerance=TAKES_TOLERANCE)
-        self._takes = Gate(window, bytes_max=TAKES_BYTES_MAX)
+        window = Window(maximum=HANDOVERS_MAX, start=1, least=1, tolerance=HANDOVER_TOLERANCE)
+        self._handovers = Gate(window, bytes_max=HANDOVER_BYTES_MAX)
         self._namespace = namespace
         self._store = store
         self._reads = reads
@@ -160,41 +161,45 @@ class NodePeerService:
     async def open_many(
         self, wanted: list[FileRange], *, cached_only: bool, epoch: int
     ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
-        """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
-        return [await self._open(one, cached_only=cached_only) for one in wanted]
+        """Return a file or an error for each range, in order. Fetch nothing. epoch: of the peer's view."""
+        return [await self._open(file, cached_only=cached_only) for file in wanted]
 
     async def _open(
-        self, one: FileRange, *, cached_only: bool
+        self, wanted: FileRange, *, cached_only: bool
     ) -> ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError:
         try:
-            if one.token.startswith(PREFIX):
-                return await self._shared_writes().files.open(one)
-            if one.token.startswith(TOKEN):
-                return self._copy_desk().offers.open(one)
-            entry = await self._claimed(one)
-            fetches = not cached_only and self._owns(one.path, one.start)
+            if wanted.token.startswith(PREFIX):
+                return await self._shared_writes().files.open(wanted)
+            if wanted.token.startswith(TOKEN):
+                return self._replication().offers.open(wanted)
+            entry = await self._entry_of(wanted)
+            fetches = not cached_only and self._owns(wanted.path, wanted.start)
 
-            def arrives() -> bool:
-                return self._reads.arrives(entry, one.path, one.start, one.end)
+            def is_arriving() -> bool:
+                return self._reads.is_arriving(entry, wanted.path, wanted.start, wanted.end)
 
-            file = ServedFile(entry.id, self._store, self._reads, arrives=None if fetches else arrives)
-            if file.ready(one.start, one.end):
+            file = ServedFile(
+                entry.id, self._store, self._reads, is_arriving=None if fetches else is_arriving
+            )
+            if file.ready(wanted.start, wanted.end):
                 self._store.touch([entry.id])
                 return file
-            if fetches or arrives():
+            if fetches or is_arriving():
                 return file
             file.close()
-            return NotOwnerError(os.fsdecode(one.path), why="this node does not own it, or has none of it")
+            return NotOwnerError(os.fsdecode(wanted.path), why="this node does not own it, or has none of it")
         except HeadraceError as error:
             return error
 
-    async def _claimed(self, one: FileRange) -> Entry:
-        if not 0 <= one.start < one.end <= one.size_bytes:
-            raise NotOwnerError(os.fsdecode(one.path), why="a range outside of the file was asked for")
-        return await self._namespace.ensure_entry(one.path, Version(one.size_bytes, one.mtime_ns, one.token))
+    async def _entry_of(self, wanted: FileRange) -> Entry:
+        if not 0 <= wanted.start < wanted.end <= wanted.size_bytes:
+            raise NotOwnerError(os.fsdecode(wanted.path), why="a range outside of the file was asked for")
+        return await self._namespace.ensure_entry(
+            wanted.path, Version(wanted.size_bytes, wanted.mtime_ns, wanted.token)
+        )
 
     async def names(self, request: ListShared | LookupShared) -> list[Names]:
-        """In pages; the last one says so."""
+        """Return names in pages; the last page says so."""
         directory = self._namespace.ensure_directory(request.path)
         if isinstance(request, LookupShared):
             await self._namespace.lookup(directory, request.name, for_peer=True)
@@ -206,7 +211,7 @@ class NodePeerService:
         return list(self._namespace.names(directory))
 
     async def take(self, request: OfferHandover) -> HandoverAnswer:
-        """Fetches, after everybody else's reads, what this node owns now and another one offers."""
+        """Fetch what another node offers and this node owns now. Reads of others go first."""
         outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
         refused: list[int] = []
         for number, failure in enumerate(outcome):
@@ -217,34 +222,34 @@ class NodePeerService:
                 raise failure
         return HandoverAnswer(refused=refused)
 
-    async def _take(self, one: FileRange) -> None:
+    async def _take(self, offered: FileRange) -> None:
         end_s = time.monotonic() + VIEW_WAIT_S
-        while not self._owns(one.path, one.start):  # whoever offers it may have heard of the change first
+        while not self._owns(offered.path, offered.start):  # the peer may have received the new view first
             if time.monotonic() >= end_s:
-                raise NotOwnerError(os.fsdecode(one.path), why="this node does not own it")
+                raise NotOwnerError(os.fsdecode(offered.path), why="this node does not own it")
             await asyncio.sleep(VIEW_LOOK_S)
-        entry = await self._claimed(one)
-        async with self._takes.enter(one.end - one.start, background=True):
+        entry = await self._entry_of(offered)
+        async with self._handovers.enter(offered.end - offered.start, background=True):
             began_s = time.monotonic()
-            if (one.start, one.end) == (0, one.size_bytes):
+            if (offered.start, offered.end) == (0, offered.size_bytes):
                 await self._reads.load(entry)
             else:
-                await self._reads.load_part(entry, one.start, one.end)
-            took_s = time.monotonic() - began_s
-            self._takes.window.succeeded(bytes_read=one.end - one.start, seconds=took_s)
+                await self._reads.load_part(entry, offered.start, offered.end)
+            fetch_s = time.monotonic() - began_s
+            self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 
     async def keep(self, request: Replicate | ReplicateAhead) -> None:
-        keeper = self._copy_desk().keeper
+        keeper = self._replication().keeper
         if isinstance(request, Replicate):
             await keeper.keep(request)
         else:
             await keeper.keep_ahead(request)
 
     async def give_back(self, request: QueryFailover) -> FailoverReport:
-        return await self._copy_desk().take_over.give_back(request.writer, done=request.done)
+        return await self._replication().take_over.give_back(request.writer, done=request.done)
 
-    def _copy_desk(self) -> ReplicationService:
+    def _replication(self) -> ReplicationService:
         if self._copies is None:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
@@ -271,7 +276,7 @@ class NodePeerService:
         return self._shared
 
     async def doubt(self, request: ReportCorruption) -> None:
-        entry = await self._claimed(request.file)
+        entry = await self._entry_of(request.file)
         await self._reads.check(entry.id)
 
     async def forget(self, request: InvalidateListing) -> None:

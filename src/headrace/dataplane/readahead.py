@@ -1,4 +1,4 @@
-"""How far ahead of a reader to fetch, and in which order a whole file. Pure: reads in, wishes out."""
+"""Decide how far ahead of a reader to fetch, and in which order to fetch a whole file, without I/O."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_range
 WINDOW_START_BYTES = 8 * BLOCK_SIZE_BYTES
 STREAMS_MAX = 16
 WHOLE_SHARE = 4
-"""A file of which one part in this many was asked for is read in earnest, in whatever order."""
+"""A file is fetched whole once one part in this many was requested, in any order."""
 
-LANES_MAX = 8
-"""So many segments of a file are fetched side by side: more owners than that fill any link, and a reader that goes
-through the file in order has what comes next among them."""
+SEGMENTS_MAX = 8
+"""How many segments of a file are fetched in turns. So many owners fill any link, and the next bytes of a sequential
+reader are among them."""
 
 
-def whole_order(size_bytes: int, from_block: int, *, range_blocks: int, lane_bytes: int) -> Iterator[range]:
-    """All blocks of a file, in ranges, in the order to fetch them: from from_block to the end, then from the beginning.
+def whole_order(
+    size_bytes: int, from_block: int, *, range_blocks: int, segment_bytes: int
+) -> Iterator[range]:
+    """Yield all blocks of a file, in ranges, in the order to fetch them: from from_block to the end, then from the
+    beginning.
 
-    lane_bytes: parts of this size have owners of their own; then several of them take turns, a range each, so that all
-    owners send at one time. 0: there is one. No range lies in two parts.
+    segment_bytes: parts of this size have owners of their own. Several segments take turns, a range each, so that their
+    owners send at the same time. 0: the file is one segment. No range lies in two segments.
     """
     count = block_range(0, size_bytes).stop
-    lane_blocks = lane_bytes // BLOCK_SIZE_BYTES or max(1, count)
-    lanes = [range(start, min(count, start + lane_blocks)) for start in range(0, count, lane_blocks)]
+    segment_blocks = segment_bytes // BLOCK_SIZE_BYTES or max(1, count)
+    segments = [range(start, min(count, start + segment_blocks)) for start in range(0, count, segment_blocks)]
     from_block = min(from_block, count)
-    first = from_block // lane_blocks
+    first = from_block // segment_blocks
     before = range(0)
-    if first < len(lanes):  # the reader's lane is begun where it reads, and what is before that comes last
-        before = range(lanes[first].start, from_block)
-        lanes[first] = range(from_block, lanes[first].stop)
-    ordered = [*lanes[first:], *lanes[:first]]
-    for place in range(0, len(ordered), LANES_MAX):
-        for turn in zip_longest(
-            *(_ranges(lane, range_blocks) for lane in ordered[place : place + LANES_MAX])
-        ):
-            yield from (one for one in turn if one is not None)
+    if first < len(segments):  # the reader's segment begins where it reads; the blocks before that come last
+        before = range(segments[first].start, from_block)
+        segments[first] = range(from_block, segments[first].stop)
+    ordered = [*segments[first:], *segments[:first]]
+    for group in range(0, len(ordered), SEGMENTS_MAX):
+        turns = (_ranges(segment, range_blocks) for segment in ordered[group : group + SEGMENTS_MAX])
+        for turn in zip_longest(*turns):
+            yield from (blocks for blocks in turn if blocks is not None)
     yield from _ranges(before, range_blocks)
 
 
@@ -54,11 +56,10 @@ class _Stream:
 
 
 class ReadAhead:
-    """One file's reads.
+    """Follows the reads of one file.
 
-    A read that begins where another ended, or at most a window further, goes on with that stream and doubles its
-    window. After whole_file_after_bytes of streams or in one read, or a quarter of the file, the whole file is
-    wanted.
+    A read that begins where another ended, or at most a window further, continues that stream and doubles its window.
+    The whole file is wanted after whole_file_after_bytes of streams or in one read, or after a quarter of the file.
     """
 
     def __init__(self, size_bytes: int, *, window_bytes_max: int, whole_file_after_bytes: int) -> None:
@@ -67,12 +68,12 @@ class ReadAhead:
         self._whole_after_bytes = whole_file_after_bytes
         self._streams: list[_Stream] = []
         self._run_bytes = 0
-        self._asked_bytes = 0
+        self._requested_bytes = 0
         self.wants_whole = False
 
-    def asked(self, start: int, end: int) -> tuple[int, int]:
-        """Notes a read that missed; what to fetch ahead of it, possibly nothing (then start == end)."""
-        self._asked_bytes += end - start
+    def note(self, start: int, end: int) -> tuple[int, int]:
+        """Note a read that missed. Return the range to fetch ahead of it; start == end for none."""
+        self._requested_bytes += end - start
         stream = self._stream_at(start)
         if stream is None:
             self._streams = [
@@ -89,7 +90,7 @@ class ReadAhead:
             ahead = stream.window_bytes
         self.wants_whole = self.wants_whole or (
             max(self._run_bytes, end - start) >= self._whole_after_bytes
-            or self._asked_bytes * WHOLE_SHARE >= self._size_bytes
+            or self._requested_bytes * WHOLE_SHARE >= self._size_bytes
         )
         return end, min(self._size_bytes, end + ahead)
 

@@ -1,12 +1,12 @@
-"""After a change of the ring: what lies here and belongs elsewhere is handed over, without asking the origin again.
+"""Hand cached files over to their new owners after a change of the ring, without reading the origin again.
 
-Each node goes through what it has cached, and offers a file to those that own it now and perhaps don't have it: what
-it owned and owns no more to all of its owners; what it still owns, where it is the first that did before, to those
-that came to own it. Of a file that is being filled it offers the parts that are there, last of all. An owner that has
-the file already says so at once, so an offer too many costs little. When the owners have it, this node's copy is a
-borrowed one: the first to be dropped. A borrowed one that this node owns again, since the one that took it over went,
-is an owned one from then on.
-Only one walk goes on; another change of the ring begins a new one.
+Each node walks its cached files and offers a file to the owners that may lack it. A file that it does not own any more
+goes to all owners. A file that it still owns goes to new owners only, and only from the first owner that had it before.
+Files that are being filled come last, with the parts that are present. An owner that has the file already answers at
+once, so a needless offer costs little.
+
+When the owners have a file, this node's copy is borrowed, and evicted first. A borrowed file becomes an owned one again
+when the ring assigns it to this node. One walk runs at a time; another change of the ring begins a new one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ BATCH_BYTES = 16 << 20
 TAKE_LIMIT_S = 300.0
 REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
-"""Files looked at before others on the loop have their turn."""
+"""How many files a walk looks at before other tasks of the loop run."""
 
 Offer = tuple[FileId, FileRange]
 
 
 class Rebalance:
-    """bytes_s: what is handed over at most. view: the current one."""
+    """Runs the walks of this node. bytes_s: the most bytes handed over in a second. view: returns the current view."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Rebalance:
         return self._work is not None and not self._work.done()
 
     def on_view(self, view: ClusterView) -> None:
-        """Begins anew where the ring is another one."""
+        """Begin a new walk when the ring has changed."""
         if view.ring is self._ring:
             return
         self._ring = view.ring
@@ -81,7 +81,7 @@ class Rebalance:
         self._work = asyncio.ensure_future(self._hand_over(view))
 
     async def wait(self) -> None:
-        """Until what is under way is over."""
+        """Wait until the current walk has ended."""
         if self._work is not None:
             await asyncio.wait([self._work])
 
@@ -100,7 +100,7 @@ class Rebalance:
         }
 
     def state(self, *, done: bool) -> JobState:
-        """Of the walk that is under way, as a job's."""
+        """Return the state of the current walk, as that of a job."""
         files = self._store.index.statistics()["files"]
         return JobState(
             done=done,
@@ -114,7 +114,8 @@ class Rebalance:
         )
 
     async def _hand_over(self, view: ClusterView) -> None:
-        """One walk. What a node refuses, or is away for, is left: its readers ask here, or the origin."""
+        """Walk once. A file that its owner refuses, or is unavailable for, stays here: readers get it here or at the
+        origin."""
         waiting: dict[str, list[Offer]] = {}
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused.clear()
@@ -132,7 +133,7 @@ class Rebalance:
         log.info("hand-over ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _whole_first(self) -> Iterator[CachedFile]:
-        """Files that are being filled come last: what arrives meanwhile is handed over, too."""
+        """Yield complete files first. Files that are being filled come last, with what has arrived by then."""
         being_filled: list[FileId] = []
         for cached in self._store.index.cached_files():
             if cached.complete:
@@ -157,7 +158,7 @@ class Rebalance:
                 yield node, wanted
 
     def _parts(self, cached: CachedFile) -> Iterator[tuple[int, int]]:
-        """What is here of the file: segments of a whole one, else what is there of each, run by run."""
+        """Yield the present ranges: the segments of a complete file, otherwise the runs of blocks in each segment."""
         for start in range(0, cached.size_bytes, SEGMENT_BYTES):
             end = min(cached.size_bytes, start + SEGMENT_BYTES)
             if cached.complete:
@@ -168,7 +169,7 @@ class Rebalance:
     def _present(self, cached: CachedFile, start: int, end: int) -> list[tuple[int, int]]:
         try:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
-        except HeadraceError as error:  # evicted, or whole by now
+        except HeadraceError as error:  # evicted, or complete by now
             log.info("file that is being filled is not handed over error=%s", error)
             return []
         try:
@@ -177,16 +178,16 @@ class Rebalance:
             reader.close()
 
     def _lacking(self, view: ClusterView, path: bytes, segment: int) -> list[NodeInfo]:
-        """The owners to which this node should offer a segment that it has."""
+        """Return the owners to which this node should offer a segment that it has."""
         owners = view.owners(path, segment, replicas=self._replicas)
         ids = [owner.id for owner in owners]
         if self._me not in ids:
             return list(owners)
-        before = view.former[0].owners(key_of(path, segment), self._replicas) if view.former else ()
-        had = {member.id for member in before}
-        if next((id for id in ids if id in had), self._me) != self._me:
+        former = view.former[0].owners(key_of(path, segment), self._replicas) if view.former else ()
+        former_ids = {member.id for member in former}
+        if next((id for id in ids if id in former_ids), self._me) != self._me:
             return []
-        return [owner for owner in owners if owner.id not in had and owner.id != self._me]
+        return [owner for owner in owners if owner.id not in former_ids and owner.id != self._me]
 
     async def _offer(self, view: ClusterView, node: NodeInfo, batch: list[Offer]) -> None:
         files = [wanted for _, wanted in batch]
@@ -218,7 +219,7 @@ class Rebalance:
             self._refused.append((os.fsdecode(wanted.path), reason))
 
     def _owns_some(self, view: ClusterView, path: bytes, size_bytes: int) -> bool:
-        """A file of several segments stays an owned one as long as one of them is."""
+        """Return whether this node owns one of the file's segments."""
         return any(
             owner.id == self._me
             for start in range(0, size_bytes, SEGMENT_BYTES)

@@ -1,11 +1,11 @@
-"""Who is asked for bytes that are not here, and in which order. Pure.
+"""Choose the peers to ask for bytes that are not here, and their order, without I/O.
 
     local → owner → replicas → origin
 
-A node that owns them asks the origin itself, and before that only for what others have already: after a change of the
-members, the owners of before and the other replicas. Others ask first who owned it before, for a while: the hand-over
-to the new owner goes on, and readers are not to wait behind it. Nobody who is asked asks on for the asker's sake: what
-a peer wants comes from here or from the origin, so two nodes can't wait for each other.
+An owner reads from the origin itself. After a change of the members it first asks the former owners and the other
+replicas for what they have cached. Other nodes ask the former owner first for a while: the handover to the new owner is
+under way, and readers need not wait behind it. Peers never forward requests: they send what they have or read it from
+the origin. So no two nodes wait for each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """cached_only: it must not fetch what it doesn't have. early: it is asked before the owner."""
+    """Is a peer to ask. cached_only: it must not fetch what it lacks. early: it is asked before the owner."""
 
     node: NodeInfo
     cached_only: bool
@@ -26,7 +26,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """hops: peers, in order; after them the origin. owned: this node is one of the owners."""
+    """Lists the peers to ask, in order; the origin comes after them. owned: this node is one of the owners."""
 
     hops: tuple[Hop, ...]
     owned: bool
@@ -43,9 +43,9 @@ def route(
     moving: bool,
     handing_over: bool = False,
 ) -> Route:
-    """start: of the range, which lies in one segment. for_peer: a peer asked us for it. moving: members changed a
-    short while ago, so that what is owned now may lie where it was owned before. handing_over: so short a while ago
-    that it most likely does."""
+    """Return the route of a range, which lies in one segment. for_peer: a peer requested it. moving: members changed a
+    short while ago, so former owners may have bytes that the owners lack. handing_over: they changed so recently that
+    former owners most likely have them."""
     segment = start // SEGMENT_BYTES
     owners = view.owners(path, segment, replicas=replicas)
     owned = any(owner.id == me for owner in owners)

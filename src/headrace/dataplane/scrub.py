@@ -1,8 +1,9 @@
-"""Reads all that is cached, slowly, and compares it with its checksums: rotten bytes are found before a job reads them.
+"""Read all cached files slowly and compare them with their checksums, to find rotten bytes before a job reads them.
 
-The kernel serves cache files without us, so nobody else looks. What is wrong is dropped as by `fsck`, every session
-hears of it, and it is fetched again, from peers or the origin. Then it reads what was written here and is persisted
-(`scrub_written.py`). What is not persisted is never touched. Where a pass is, and what was found, outlives the node.
+The kernel serves cache files without Headrace, so nothing else would notice. Bad blocks are dropped as by `fsck`, all
+sessions are notified, and the blocks are fetched again from peers or the origin. Then the scrub reads files that were
+written here and are persisted (`scrub_written.py`). It never touches dirty files. Its progress and its findings are
+kept across restarts.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from headrace.writeback.sync_journal import JournalRecord
 log = logging.getLogger(__name__)
 
 PASS_S_MIN = 3600.0
-"""A small cache is not read again sooner after a pass."""
+"""The least time between two passes, for a small cache."""
 FILE_BYTES_MIN = 128 << 10
-"""A small file counts as so many: opening it costs more than reading it."""
+"""A small file counts as so many bytes: opening it costs more than reading it."""
 SAVE_S = 10.0
 DAMAGED_KEPT = 16
 META = b"scrub"
 
 
 class ScrubProgress(msgspec.Struct):
-    """Kept in the index. after: the id that was checked last; 0: no pass is under way. files, size_bytes: of this pass.
-    ended: the last whole pass; ended_at: the same for people."""
+    """Is kept in the index. after: the id that was checked last; 0: no pass is running. files, size_bytes: of this
+    pass. ended: when the last pass ended; ended_at: the same as text."""
 
     after: int = 0
     files: int = 0
@@ -60,11 +61,11 @@ class ScrubProgress(msgspec.Struct):
 
 
 class _StoppedError(Exception):
-    """The node ends."""
+    """Says that the node stops."""
 
 
 class ScrubPace:
-    """Lets the scrub's thread read so many bytes a second."""
+    """Limits the bytes that the scrub's thread reads in a second."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s = bytes_s
@@ -75,16 +76,16 @@ class ScrubPace:
         self._stopped.set()
 
     def spend(self, count: int) -> None:
-        """Waits until they may be read."""
+        """Wait until so many bytes may be read."""
         self._due_s = max(self._due_s, time.monotonic()) + count / self._bytes_s
         if self._stopped.wait(max(0.0, self._due_s - time.monotonic())):
             raise _StoppedError
 
 
 class Scrub:
-    """load: has the whole of a file in the cache. on_damaged: as of Jobs. entry_of: what the index has at a path.
-    written: what was written here, where something can be. On the node's loop; files are read in a thread of its own.
-    bytes_s: above 0."""
+    """Scrubs the cache, on the node's loop; a thread of its own reads the files. bytes_s: above 0. load: brings a whole
+    file into the cache. on_damaged: makes clients forget files. entry_of: returns the index's entry of a path. written:
+    the files that were written here; None on a node without writes."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Scrub:
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Where it is, is kept."""
+        """Save the progress and stop."""
         self._pace.stop()
         if self._task is not None:
             self._task.cancel()
@@ -149,7 +150,7 @@ class Scrub:
                 await asyncio.sleep(SAVE_S)
 
     async def _pass(self) -> None:
-        """From where the last one was broken off to the end."""
+        """Run a pass to its end, from where the last one was interrupted."""
         if not self._progress.after:
             self._progress = msgspec.structs.replace(self._progress, files=0, size_bytes=0)
         while files := self._store.index.cached_batch(self._progress.after):
@@ -174,21 +175,21 @@ class Scrub:
         cached = self._store.index.cached(id)
         if cached is None or self._store.volumes[cached.volume] is self._store.spill:
             return
-        blocks = await asyncio.get_running_loop().run_in_executor(self._thread, self._settle, cached)
+        blocks = await asyncio.get_running_loop().run_in_executor(self._thread, self._drop_bad_blocks, cached)
         self._progress.files += 1
         self._progress.size_bytes += cached.size_bytes
         if blocks is None or blocks:
-            await self._heal(cached, "all of it" if blocks is None else f"{len(blocks)} blocks")
+            await self._repair(cached, "all of it" if blocks is None else f"{len(blocks)} blocks")
 
-    def _settle(self, cached: CachedFile) -> list[int] | None:
-        """In the thread. The bad blocks, which are dropped; None when all of the file is."""
+    def _drop_bad_blocks(self, cached: CachedFile) -> list[int] | None:
+        """Check a file in the scrub's thread. Return the bad blocks, which are dropped; None when the whole file is."""
         self._pace.spend(max(0, FILE_BYTES_MIN - cached.size_bytes))
         verify = partial(verify_on_disk, before_read=self._pace.spend)
         blocks = bad_blocks(self._store.volumes[cached.volume], cached, verify=verify)
         return self._store.settle(cached, blocks)
 
-    async def _heal(self, cached: CachedFile, lost: str) -> None:
-        """Its bad bytes were dropped. Sessions forget it before it is fetched again."""
+    async def _repair(self, cached: CachedFile, lost: str) -> None:
+        """Fetch a file again whose bad blocks were dropped. Sessions forget it first."""
         path = os.fsdecode(self._store.index.path_of(cached.id) or b"")
         log.warning(
             "a cached file does not match its checksums, it is fetched again path=%s lost=%s", path, lost
@@ -197,7 +198,7 @@ class Scrub:
         self._progress.last_damaged = [*self._progress.last_damaged, path][-DAMAGED_KEPT:]
         await self._on_damaged([cached.id])
         entry = self._store.index.entry(cached.id)
-        if entry is not None:  # else its name means another version by now
+        if entry is not None:  # else its name has another version by now
             try:
                 await self._load(entry)
                 if cached.pinned:
@@ -240,9 +241,9 @@ class Scrub:
             self._progress.files_repaired += 1
         self._save()
 
-    def _read_written(self, at: SafePath, row: JournalRecord) -> list[int] | None:
+    def _read_written(self, path: SafePath, row: JournalRecord) -> list[int] | None:
         self._pace.spend(max(0, FILE_BYTES_MIN - row.size_bytes))
-        return read_sums(at, row, self._pace.spend)
+        return read_sums(path, row, self._pace.spend)
 
     def _save(self) -> None:
         self._saved_s = time.monotonic()

@@ -22,9 +22,10 @@ from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
+from headrace.dataplane.cluster_source import ClusterSourceFactory, PendingFiles
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.peer_reader import PeerReader
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.dataplane.source import ClusterSourceFactory, PendingFiles
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -126,17 +127,19 @@ class ClusterLink:
 
     def sources(self, gate: Gate) -> ClusterSourceFactory:
         config = self._config
+        window = Window(maximum=PEER_READS_MAX, start=PEER_READS_MAX)
         return ClusterSourceFactory(
             gate,
             timeout_s=config.origin_timeout_s,
-            me=self.info.id,
-            peers=self.peers,
-            peer_gate=Gate(
-                Window(maximum=PEER_READS_MAX, start=PEER_READS_MAX), bytes_max=config.fill_bytes_max
+            reader=PeerReader(
+                self.info.id,
+                self.peers,
+                Gate(window, bytes_max=config.fill_bytes_max),
+                view=self.view,
+                replicas=config.replicas,
+                timeout_s=config.origin_timeout_s,
+                small_bytes_max=config.small_file_bytes_max,
             ),
-            view=self.view,
-            replicas=config.replicas,
-            small_bytes_max=config.small_file_bytes_max,
             pending=PendingFiles(self.elsewhere.sources, self.files.read, self.settle),
         )
 

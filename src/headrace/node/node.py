@@ -23,8 +23,9 @@ from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
 from headrace.config.schema import Config, broker_socket_of
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.read import ReadPath
 from headrace.dataplane.scrub import Scrub
+from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
@@ -164,7 +165,7 @@ class Node:
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
-            bring=None if self.write is None else self.write.into_cache,
+            demote=None if self.write is None else self.write.into_cache,
         )
 
     def _build_requests(self) -> Requests:

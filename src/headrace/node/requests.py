@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.errors import UsageError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import check_long_names
+from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
@@ -111,8 +112,9 @@ class ReadRequests:
         return Opened(complete=await self._reads.open(FileId(request.id)), path="")
 
     async def _fill(self, request: FillRange) -> Filled:
-        id, start, end = FileId(request.id), request.start, request.end
-        return Filled(complete=await self._reads.fill(id, start, end, sequential=request.sequential))
+        intent = ReadIntent(is_sequential=request.sequential)
+        is_complete = await self._reads.fill(FileId(request.id), request.start, request.end, intent)
+        return Filled(complete=is_complete)
 
     async def _touch(self, request: Touch) -> Done:
         self._store.touch([FileId(id) for id in request.ids])

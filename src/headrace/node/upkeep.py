@@ -65,7 +65,7 @@ class Upkeep:
                 await self._evict()
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
                     dropped_s = time.monotonic()
-                    self._reads.drop_idle()
+                    self._reads.close_idle()
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
                     await self._sync()

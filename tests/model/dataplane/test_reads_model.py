@@ -21,7 +21,9 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotFoundError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, FileId, ObjectInfo, Version
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.intent import ReadIntent
+from headrace.dataplane.read import ReadPath
+from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
@@ -151,7 +153,7 @@ class ReadsModel:
                             return os.pread(reader.fd, end - start, start)
                     finally:
                         reader.close()
-            await self.reads.fill(id, start, end, sequential=self.chance.random() < 0.7)
+            await self.reads.fill(id, start, end, ReadIntent(is_sequential=self.chance.random() < 0.7))
 
     async def trouble(self, steps: int) -> None:
         """The origin's own life, and the operator's."""

@@ -12,17 +12,17 @@ from headrace.dataplane.concurrency import Gate, Window
 
 def test_overload_halves_and_success_grows() -> None:
     window = Window(maximum=32)
-    window.overloaded()
+    window.record_overload()
     assert window.limit == 4
     for _ in range(100):
-        window.succeeded(bytes_read=1 << 20, seconds=0.01)
+        window.record(bytes_read=1 << 20, seconds=0.01)
     assert window.limit > 8
 
 
 def test_it_doubles_while_answers_come_as_fast_as_the_first() -> None:
     window = Window(maximum=128)
     for _ in range(120):
-        window.succeeded(bytes_read=110_000, seconds=0.03)
+        window.record(bytes_read=110_000, seconds=0.03)
     assert window.limit == 128
 
 
@@ -30,7 +30,7 @@ def test_answers_that_queue_stop_the_growth() -> None:
     """A full link: each answer takes as long as what is in flight makes it."""
     window = Window(maximum=128)
     for _ in range(19_000):
-        window.succeeded(bytes_read=8 << 20, seconds=0.01 * window.limit)
+        window.record(bytes_read=8 << 20, seconds=0.01 * window.limit)
         assert window.limit < 40
     assert window.limit > 16
 
@@ -38,8 +38,8 @@ def test_answers_that_queue_stop_the_growth() -> None:
 def test_small_reads_are_not_compared_with_large_ones() -> None:
     window = Window(maximum=64)
     for _ in range(200):
-        window.succeeded(bytes_read=8 << 20, seconds=0.3)
-        window.succeeded(bytes_read=100_000, seconds=0.02)
+        window.record(bytes_read=8 << 20, seconds=0.3)
+        window.record(bytes_read=100_000, seconds=0.02)
     assert window.limit == 64
 
 

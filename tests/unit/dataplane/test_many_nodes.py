@@ -22,12 +22,15 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, Entry, FileId, ObjectMetadata
-from headrace.dataplane import source
+from headrace.dataplane import peer_reader
+from headrace.dataplane.cluster_source import ClusterSourceFactory
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.intent import FOREGROUND
+from headrace.dataplane.peer_reader import PeerReader
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.source import ClusterSourceFactory
+from headrace.dataplane.settings import ReadSettings
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.tree import Namespace
@@ -149,12 +152,15 @@ class OneNode:
         self.sources = ClusterSourceFactory(
             gate,
             timeout_s=5,
-            me=id,
-            peers=self.peers,  # type: ignore[arg-type]
-            peer_gate=Gate(Window(maximum=16), bytes_max=64 * MIB),
-            view=lambda: world.view,
-            replicas=replicas,
-            small_bytes_max=MIB,
+            reader=PeerReader(
+                id,
+                self.peers,  # type: ignore[arg-type]
+                Gate(Window(maximum=16), bytes_max=64 * MIB),
+                view=lambda: world.view,
+                replicas=replicas,
+                timeout_s=5,
+                small_bytes_max=MIB,
+            ),
         )
         names = OwnerListingClient(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
         self.namespace = Namespace(
@@ -196,7 +202,7 @@ class OneNode:
 
     async def read(self, name: str) -> bytes:
         entry = await self.entry(name)
-        await self.reads.fill(entry.id, 0, max(1, entry.version.size_bytes), sequential=False)
+        await self.reads.fill(entry.id, 0, max(1, entry.version.size_bytes), FOREGROUND)
         return self.content(entry.id)
 
     async def entry(self, name: str) -> Entry:
@@ -375,7 +381,7 @@ def test_a_slow_owner_is_hedged(tmp_path: Path) -> None:
         for name, body in world.bodies.items():
             for id in "bcd":
                 assert await world.nodes[id].read(name) == body
-        assert sum(node.sources.reads_hedged for node in world.nodes.values()) > 0
+        assert sum(node.sources.reader.reads_hedged for node in world.nodes.values()) > 0
 
     for replicas in (1, 2):
         asyncio.run(NodesFixture(tmp_path / str(replicas), replicas=replicas).run(test))
@@ -389,7 +395,7 @@ def test_a_changed_object_is_never_mixed_with_its_old_version(world: NodesFixtur
         entry = await readers[1].entry("x")  # knows the old version
         world.put("x", b"newer" * 300_000)
         # the owner has the old version, whole: who asks for it gets it, whole
-        await readers[1].reads.fill(entry.id, 0, 1, sequential=False)
+        await readers[1].reads.fill(entry.id, 0, 1, FOREGROUND)
         for node in world.nodes.values():
             await node.namespace.refresh(FileId(1))
             assert await node.read("x") == world.bodies["x"]
@@ -400,7 +406,7 @@ def test_a_changed_object_is_never_mixed_with_its_old_version(world: NodesFixtur
             node.store.free((await node.entry("x")).id)
             node.reads.forget([(await node.entry("x")).id])
         with pytest.raises(VersionChangedError):
-            await readers[2].reads.fill(gone.id, 0, MIB, sequential=False)
+            await readers[2].reads.fill(gone.id, 0, MIB, FOREGROUND)
         assert await readers[2].read("x") == world.bodies["x"]
 
     asyncio.run(world.run(test))
@@ -604,7 +610,7 @@ def test_what_a_leaving_node_has_of_a_file_is_handed_over(tmp_path: Path, *, who
         entry = await leaving.entry(name)
         parts = [(0, size)] if wholly else [(2 * MIB, 7 * MIB), (9 * MIB, 10 * MIB), (20 * MIB, size)]
         for start, end in parts:
-            await leaving.reads.fill(entry.id, start, end, sequential=False)
+            await leaving.reads.fill(entry.id, start, end, FOREGROUND)
         before = world.origin.bytes_read
         assert before < size or wholly
         world.drain(leaving.id)
@@ -636,7 +642,7 @@ def test_a_joining_node_is_given_what_is_being_filled(tmp_path: Path) -> None:
             node.rebalance.on_view(world.view)
         owner = world.owner(name)
         entry = await owner.entry(name)
-        await owner.reads.fill(entry.id, 4 * MIB, 12 * MIB, sequential=False)
+        await owner.reads.fill(entry.id, 4 * MIB, 12 * MIB, FOREGROUND)
         world.change("abc")
         for node in world.nodes.values():
             node.rebalance.on_view(world.view)
@@ -652,7 +658,7 @@ def test_a_slow_node_that_hands_over_is_not_passed_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ranges of it come a little late; the origin is asked for few of them again."""
-    monkeypatch.setattr(source, "HEDGED_BYTES_MIN", 2 * MIB)
+    monkeypatch.setattr(peer_reader, "HEDGED_BYTES_MIN", 2 * MIB)
 
     async def test(world: NodesFixture) -> None:
         for number in range(4):
@@ -665,7 +671,7 @@ def test_a_slow_node_that_hands_over_is_not_passed_by(
         world.change("abc")
         for name, body in world.bodies.items():
             assert await world.nodes["c"].read(name) == body
-        assert world.nodes["c"].sources.reads_hedged <= 2
+        assert world.nodes["c"].sources.reader.reads_hedged <= 2
         assert world.origin.bytes_read <= 1.05 * size_bytes
 
     asyncio.run(NodesFixture(tmp_path, nodes="ab").run(test))

@@ -14,7 +14,9 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Arrived, Entry, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.intent import FOREGROUND
+from headrace.dataplane.read import ReadPath
+from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
@@ -181,12 +183,12 @@ def test_after_a_change_the_next_open_sees_the_new_version(world: ReadPathFixtur
     async def test(w: ReadPathFixture) -> None:
         w.origin.hold("f", BODY)
         old = await w.entry("f")
-        await w.reads.fill(old.id, 0, MIB, sequential=False)
+        await w.reads.fill(old.id, 0, MIB, FOREGROUND)
         w.origin.hold("f", BODY[::-1])
         with pytest.raises(VersionChangedError):
-            await w.reads.fill(old.id, 4 * MIB, 5 * MIB, sequential=False)
+            await w.reads.fill(old.id, 4 * MIB, 5 * MIB, FOREGROUND)
         with pytest.raises(StaleIdError):
-            await w.reads.fill(old.id, 5 * MIB, 6 * MIB, sequential=False)
+            await w.reads.fill(old.id, 5 * MIB, 6 * MIB, FOREGROUND)
         new = await w.entry("f")
         assert new.id != old.id
         await w.reads.load(new)
@@ -265,7 +267,8 @@ def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPathFixtur
         while not origin.asked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         other = asyncio.ensure_future(w.reads.load(entry)) if others == "a load" else None
-        fill = w.reads._fills[entry.id]
+        fill = w.reads._fills.get(entry.id)
+        assert fill is not None
         if others == "a reader":
             fill.start_whole(0)
         await asyncio.sleep(0)
@@ -273,11 +276,11 @@ def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPathFixtur
         await asyncio.gather(load, return_exceptions=True)
         assert load.cancelled()
         origin.let_go.set()
-        while not fill.idle:  # noqa: ASYNC110
+        while not fill.is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         if others == "nobody":
             assert origin.asked < ranges / 2
-            assert not fill.committed
+            assert not fill.is_committed
             other = asyncio.ensure_future(w.reads.load(entry))  # and it can begin anew
         if other is not None:
             assert await other == len(body)
@@ -293,12 +296,12 @@ def test_writers_nobody_uses_are_closed(world: ReadPathFixture) -> None:
         w.origin.hold("g", BODY)
         f, g = (await w.entry("f")).id, (await w.entry("g")).id
         for id in (f, g):
-            await w.reads.fill(id, 0, MIB, sequential=False)
-        w.reads.drop_idle()
-        await w.reads.fill(g, 2 * MIB, 3 * MIB, sequential=False)
-        w.reads.drop_idle()
-        assert set(w.reads._fills) == {g}
-        await w.reads.fill(f, 0, 2 * MIB, sequential=False)
+            await w.reads.fill(id, 0, MIB, FOREGROUND)
+        w.reads.close_idle()
+        await w.reads.fill(g, 2 * MIB, 3 * MIB, FOREGROUND)
+        w.reads.close_idle()
+        assert [id for id in (f, g) if w.reads._fills.get(id)] == [g]
+        await w.reads.fill(f, 0, 2 * MIB, FOREGROUND)
 
     asyncio.run(world.run(test))
 

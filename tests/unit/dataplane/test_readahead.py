@@ -19,7 +19,7 @@ def test_a_sequential_reader_gets_a_growing_window_and_then_the_whole_file() -> 
     ahead = reader(10 * GIB)
     widths = []
     for block in range(33):
-        start, end = ahead.asked(block * MIB, (block + 1) * MIB)
+        start, end = ahead.note(block * MIB, (block + 1) * MIB)
         widths.append(end - start)
     assert widths[0] == 8 * MIB
     assert widths == sorted(widths)
@@ -33,7 +33,7 @@ def test_random_small_reads_of_a_huge_file_fetch_next_to_nothing_ahead() -> None
     fetched_ahead = 0
     for _ in range(1000):
         at = chance.randrange(MIB, 100 * GIB - 8192)
-        start, end = ahead.asked(at, at + 8192)
+        start, end = ahead.note(at, at + 8192)
         fetched_ahead += end - start
     assert fetched_ahead < 100 * MIB  # two reads close together by chance look like a stream
     assert not ahead.wants_whole
@@ -42,18 +42,18 @@ def test_random_small_reads_of_a_huge_file_fetch_next_to_nothing_ahead() -> None
 def test_a_quarter_of_the_file_in_any_order_is_in_earnest() -> None:
     ahead = reader(100 * MIB)
     for block in range(99, 73, -1):
-        ahead.asked(block * MIB, (block + 1) * MIB)
+        ahead.note(block * MIB, (block + 1) * MIB)
     assert ahead.wants_whole
 
 
 def test_one_read_of_as_much_is_in_earnest_at_once() -> None:
     ahead = reader(10 * GIB)
-    ahead.asked(5 * GIB, 5 * GIB + 32 * MIB - 1)
+    ahead.note(5 * GIB, 5 * GIB + 32 * MIB - 1)
     assert not ahead.wants_whole
-    ahead.asked(0, 32 * MIB)
+    ahead.note(0, 32 * MIB)
     assert ahead.wants_whole
 
 
 def test_the_window_ends_with_the_file() -> None:
-    start, end = reader(3 * MIB).asked(0, MIB)
+    start, end = reader(3 * MIB).note(0, MIB)
     assert (start, end) == (MIB, 3 * MIB)

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.base.model import Arrived
 from headrace.dataplane import rebalance, route
-from headrace.dataplane.source import ClusterSourceFactory
+from headrace.dataplane.cluster_source import ClusterSourceFactory
+from headrace.dataplane.intent import FOREGROUND
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
@@ -23,7 +24,7 @@ SEGMENT = 4 * MIB
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodesFixture:
     for room in (route, rebalance, test_many_nodes):
         monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
-    monkeypatch.setattr(ClusterSourceFactory, "lane_bytes", SEGMENT)
+    monkeypatch.setattr(ClusterSourceFactory, "segment_bytes", SEGMENT)
     return NodesFixture(tmp_path)
 
 
@@ -34,7 +35,7 @@ def test_no_range_lies_in_two_segments(world: NodesFixture) -> None:
         for node in world.nodes.values():
             id = (await node.entry("model")).id
             for start in range(MIB, size, 2 * MIB):  # ranges of two blocks that begin at odd ones
-                await node.reads.fill(id, start, min(size, start + 2 * MIB), sequential=False)
+                await node.reads.fill(id, start, min(size, start + 2 * MIB), FOREGROUND)
             assert await node.read("model") == world.bodies["model"]
         assert world.origin.bytes_read == size
 

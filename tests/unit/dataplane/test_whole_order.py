@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.model import BLOCK_SIZE_BYTES, block_count
-from headrace.dataplane.readahead import LANES_MAX, whole_order
+from headrace.dataplane.readahead import SEGMENTS_MAX, whole_order
 
 MIB = BLOCK_SIZE_BYTES
 
@@ -21,7 +21,7 @@ def test_every_block_once_and_no_range_in_two_lanes(
     size_bytes: int, from_block: int, range_blocks: int, lane_blocks: int
 ) -> None:
     ranges = list(
-        whole_order(size_bytes, from_block, range_blocks=range_blocks, lane_bytes=lane_blocks * MIB)
+        whole_order(size_bytes, from_block, range_blocks=range_blocks, segment_bytes=lane_blocks * MIB)
     )
     blocks = [block for one in ranges for block in one]
     assert sorted(blocks) == list(range(block_count(size_bytes)))
@@ -33,17 +33,17 @@ def test_every_block_once_and_no_range_in_two_lanes(
 
 
 def test_one_lane_goes_on_from_the_reader_and_then_from_the_beginning() -> None:
-    order = list(whole_order(10 * MIB, 5, range_blocks=2, lane_bytes=0))
+    order = list(whole_order(10 * MIB, 5, range_blocks=2, segment_bytes=0))
     assert order == [range(5, 7), range(7, 9), range(9, 10), range(2), range(2, 4), range(4, 5)]
 
 
 def test_lanes_take_turns() -> None:
-    order = list(whole_order(12 * MIB, 5, range_blocks=2, lane_bytes=4 * MIB))
+    order = list(whole_order(12 * MIB, 5, range_blocks=2, segment_bytes=4 * MIB))
     first = [range(5, 7), range(8, 10), range(2)]
     assert order == [*first, range(7, 8), range(10, 12), range(2, 4), range(4, 5)]
 
 
 def test_of_a_huge_file_some_lanes_at_a_time_are_fetched() -> None:
-    order = whole_order(100 * 1024 * MIB, 0, range_blocks=8, lane_bytes=1024 * MIB)
-    lanes = [next(order)[0] // 1024 for _ in range(4 * LANES_MAX)]
-    assert lanes == list(range(LANES_MAX)) * 4
+    order = whole_order(100 * 1024 * MIB, 0, range_blocks=8, segment_bytes=1024 * MIB)
+    lanes = [next(order)[0] // 1024 for _ in range(4 * SEGMENTS_MAX)]
+    assert lanes == list(range(SEGMENTS_MAX)) * 4

@@ -14,7 +14,8 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry
 from headrace.cluster.records import Records
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.read import ReadPath
+from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.jobs.cluster_jobs import ClusterJobs
 from headrace.jobs.jobs import Jobs

@@ -15,6 +15,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.intent import FOREGROUND
 from headrace.dataplane.source import OriginSource
 from headrace.origin.circuit import LIMITS, Circuit
 from headrace.origin.memory import MemoryOrigin
@@ -54,7 +55,7 @@ class CircuitFixture:
 
     async def read(self, key: str, timeout_s: float = TIMEOUT_S) -> bytes:
         source = OriginSource(self.origin, self.circuit, key, self.versions[key], self.gate, timeout_s)
-        async with source.read(0, self.versions[key].size_bytes, background=False, for_peer=False) as arrived:
+        async with source.read(0, self.versions[key].size_bytes, FOREGROUND) as arrived:
             return bytes(arrived.body)
 
     def asked(self) -> int:

@@ -1,0 +1,176 @@
+"""Read bytes from single peers: which ones are worth a request, how long to wait for one, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.model import Arrived
+from headrace.dataplane.concurrency import Gate
+from headrace.dataplane.intent import ReadIntent
+from headrace.dataplane.route import Hop, Route, route
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import FileRange
+
+log = logging.getLogger(__name__)
+
+HEDGE_FACTOR = 2.0
+"""After how many times the usual duration a slow peer is late."""
+HEDGE_S = 0.05
+"""The same where no usual duration is known; a guess."""
+HEDGED_SHARE, HEDGED_BYTES_MIN = 0.02, 32 << 20
+"""The share of the bytes from peers that may be requested twice as soon as a slow peer is late, and the least amount.
+Beyond that, large ranges wait longer."""
+HEDGE_LATE_S = 1.5
+MISSES_MAX = 64
+"""After so many misses in a row, a node that owned bytes before is not asked again until the members change."""
+EARLY_MISSES_MAX = 3
+"""The same for a node that is asked before the owner: each miss costs a request."""
+VIEW_WAIT_S = 1.0
+VIEW_LOOK_S = 0.02
+MOVING_S = 600.0
+"""How long after a change of the members bytes are looked for at their former owners."""
+HANDING_OVER_S = 60.0
+"""How long they are looked for there before the new owner."""
+
+
+class PeerReader:
+    """Reads from peers by the current view. gate: of reads from peers. view: returns the current view. timeout_s: of
+    one request. small_bytes_max: ranges up to this size share requests."""
+
+    def __init__(
+        self,
+        me: str,
+        peers: PeerClient,
+        gate: Gate,
+        *,
+        view: Callable[[], ClusterView],
+        replicas: int,
+        timeout_s: float,
+        small_bytes_max: int,
+    ) -> None:
+        self._me = me
+        self._peers = peers
+        self._gate = gate
+        self.view = view
+        self._replicas = replicas
+        self.timeout_s = timeout_s
+        self._small_bytes_max = small_bytes_max
+        self.bytes_read = self.reads = self.reads_failed = self.reads_hedged = 0
+        self._bytes_hedged = 0
+        self._ring = view().ring
+        self._changed_s = float("-inf")
+        self._misses: dict[str, int] = {}
+
+    @property
+    def in_flight_max(self) -> float:
+        return self._gate.window.limit
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "reads": self.reads,
+            "bytes_read": self.bytes_read,
+            "reads_failed": self.reads_failed,
+            "reads_hedged": self.reads_hedged,
+        }
+
+    # ------------------------------------------------------------ whom to ask
+
+    def route(self, path: bytes, start: int, *, for_peer: bool) -> Route:
+        """Return the peers for a range, by the current view."""
+        view = self.view()
+        if view.ring is not self._ring:
+            self._ring, self._changed_s = view.ring, time.monotonic()
+            self._misses.clear()
+        since_s = time.monotonic() - self._changed_s
+        return route(
+            *(view, self._me, path, start),
+            replicas=self._replicas,
+            for_peer=for_peer,
+            moving=since_s < MOVING_S,
+            handing_over=since_s < HANDING_OVER_S,
+        )
+
+    def is_worth_asking(self, hop: Hop) -> bool:
+        """Return False for a peer that is down, and for a former owner that had nothing again and again."""
+        misses_max = EARLY_MISSES_MAX if hop.early else MISSES_MAX
+        if hop.cached_only and self._misses.get(hop.node.id, 0) >= misses_max:
+            return False
+        return self._peers.usable(hop.node)
+
+    async def newer_view(self, before: ClusterView) -> bool:
+        """Wait shortly for a newer view, because a peer has another one than this node. Return whether it came."""
+        end_s = time.monotonic() + VIEW_WAIT_S
+        while self.view() is before and time.monotonic() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(VIEW_LOOK_S)
+        return self.view() is not before
+
+    # ------------------------------------------------------------ asking
+
+    @asynccontextmanager
+    async def enter(self, size_bytes: int, intent: ReadIntent) -> AsyncIterator[None]:
+        """Hold a place among the reads in flight from peers."""
+        async with self._gate.enter(size_bytes, background=intent.background):
+            yield
+
+    async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived:
+        """Fetch a range. Raise HeadraceError when the peer does not send it."""
+        deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
+        size_bytes = wanted.end - wanted.start
+        try:
+            if size_bytes <= self._small_bytes_max and not hop.cached_only:
+                arrived = await self._peers.fetch_small(hop.node, wanted, epoch=epoch, deadline=deadline)
+            else:
+                arrived = await self._peers.fetch(
+                    hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
+                )
+        except HeadraceError as error:
+            if not hop.cached_only:
+                self.reads_failed += 1
+                level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
+                log.log(level, "peer did not give what it owns node=%s error=%s", hop.node.id, error)
+            else:
+                self._misses[hop.node.id] = self._misses.get(hop.node.id, 0) + 1
+            raise
+        if hop.cached_only:
+            self._misses[hop.node.id] = 0
+        self._count(size_bytes)
+        return arrived
+
+    async def fetch_pending(self, node: NodeInfo, wanted: FileRange) -> Arrived:
+        """Fetch a range of a file that the node wrote, or has a replica of. Raise HeadraceError."""
+        deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
+        arrived = await self._peers.fetch(node, wanted, cached_only=True, epoch=epoch, deadline=deadline)
+        self._count(wanted.end - wanted.start)
+        return arrived
+
+    def _count(self, size_bytes: int) -> None:
+        self.reads += 1
+        self.bytes_read += size_bytes
+
+    # ------------------------------------------------------------ slow peers
+
+    def is_slow(self, hop: Hop) -> bool:
+        return self._peers.is_slow(hop.node)
+
+    def patience_s(self, size_bytes: int) -> float:
+        """Return how long to wait for a slow peer before another one is asked too."""
+        usual_s = self._peers.usual_s(size_bytes)
+        return HEDGE_FACTOR * usual_s if usual_s else HEDGE_S
+
+    def may_hedge_now(self, size_bytes: int) -> bool:
+        """Return whether bytes that a slow peer is late with may be requested elsewhere now. Count them then."""
+        allowed = HEDGED_BYTES_MIN + HEDGED_SHARE * self.bytes_read
+        if size_bytes > self._small_bytes_max and self._bytes_hedged + size_bytes > allowed:
+            return False
+        self._bytes_hedged += size_bytes
+        return True
+
+    def count_hedge(self) -> None:
+        self.reads_hedged += 1
