@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.base import refusals, reloaded
-from headrace.base.errors import UsageError
+from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.base.refusals import Refusals
 from headrace.base.reloaded import Reloaded
 from headrace.base.secret_file import create_secret, read_secret
@@ -24,6 +24,7 @@ from headrace.config.secret_options import option_of_command, option_words, reso
 from headrace.http.messages import Request, parse_head
 from headrace.node.attachments import Attachments
 from headrace.rest.gateway import RestGateway as RestGateway
+from headrace.s3 import signature
 from headrace.s3.credentials import make_credentials, open_credentials
 from headrace.s3.gateway import Access
 from headrace.s3.gateway import S3Gateway as S3Gateway
@@ -288,6 +289,73 @@ def test_no_thread_waits_for_a_form_of_whoever() -> None:
     refused = s3_gateway().admit(sent("POST", "/bucket", form))
     assert refused is not None
     assert refused.status == 411
+
+
+class EmptyNamespace(NoPaths):
+    """A namespace without a file: a read of it misses the cache, and ends with NoSuchBucket."""
+
+    def open_whole_entry(self, path: bytes) -> None: ...
+
+    def find_cached(self, path: bytes) -> None: ...
+
+    def get(self, path: bytes) -> None:
+        raise PathNotFoundError(str(path))
+
+    def find(self, path: bytes) -> tuple[bytes, None]:
+        return path, None
+
+
+class CountedKeys:
+    """An S3 gateway that counts how often a signature is verified: each time it looks up the secret."""
+
+    def __init__(self) -> None:
+        self.verified = 0
+        self.keys = {"AK": "the-secret"}
+        self.gateway = S3Gateway(cast(Any, EmptyNamespace()), Access(self._secrets, ()))
+
+    def _secrets(self) -> dict[str, str]:
+        self.verified += 1
+        return self.keys
+
+
+def rightly_signed(method: str, target: str) -> Request:
+    request = sent(method, target, signed("AK"))
+    claim = signature.claim_of(request)
+    assert claim is not None
+    right = signature.signature_of(request, claim, "the-secret", "UNSIGNED-PAYLOAD")
+    return sent(method, target, signed("AK").replace("Signature=0123", f"Signature={right}"))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_miss_is_verified_once(method: str) -> None:
+    counted = CountedKeys()
+    request = rightly_signed(method, "/b/k")
+    assert counted.gateway.cached(request) is None
+    assert request.who == "AK"
+    assert counted.gateway.admit(request) is None
+    assert counted.gateway.answer(request, iter(())).status == 404
+    assert counted.verified == 1
+
+
+def test_a_put_is_verified_once_and_by_its_head() -> None:
+    counted = CountedKeys()
+    request = rightly_signed("PUT", "/b/k")
+    request.headers["content-length"] = "1"
+    assert counted.gateway.admit(request) is None
+    assert counted.gateway.answer(request, iter((b"x",))).status == 404
+    assert counted.verified == 1
+
+
+def test_each_request_is_verified_for_itself() -> None:
+    """What one request was let in with is of no use to the next one of its connection."""
+    counted = CountedKeys()
+    assert counted.gateway.cached(rightly_signed("GET", "/b/k")) is None
+    for request in (sent("GET", "/b/k", signed("AK")), sent("GET", "/b/k")):
+        assert counted.gateway.cached(request) is None
+        assert request.who == "" and request.call is None
+        assert counted.gateway.answer(request, iter(())).status == 403
+    counted.keys.clear()
+    assert counted.gateway.answer(rightly_signed("GET", "/b/k"), iter(())).status == 403
 
 
 # ---------------------------------------------------------------- the log

@@ -85,7 +85,7 @@ class Application:
     def admit(self, request: Request) -> Response | None:
         if request.header("x-key") != "right":
             return Response(403, body=b"refused")
-        request.who = "right"
+        request.authenticate("right")
         return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:

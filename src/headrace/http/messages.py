@@ -31,8 +31,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 class Request(msgspec.Struct):
     """Describes a request. path: percent-decoded. headers: names in lower case; repeated values are joined with
     commas. secure: it came over TLS. address: the client's. certificate: the name in the client's certificate, ""
-    without one. who: the credential that the application accepted; "" before that. takes_chunks: the answer may be
-    chunked."""
+    without one. takes_chunks: the answer may be chunked. who, call: see `authenticate`."""
 
     method: str
     target: bytes
@@ -43,14 +42,20 @@ class Request(msgspec.Struct):
     secure: bool = False
     address: str = ""
     certificate: str = ""
-    who: str = ""
     takes_chunks: bool = True
+    who: str = ""
+    call: object = None
     arguments: dict[str, str] = {}
     """The query, with the first value of each name."""
 
     def __post_init__(self) -> None:
         if self.query:
             self.arguments = dict(reversed(self.query))
+
+    def authenticate(self, who: str, call: object = None) -> None:
+        """Record the credential that the application accepted, and what it parsed of the request then, so that no later
+        step verifies it again."""
+        self.who, self.call = who, call
 
     def argument(self, name: str, default: str = "") -> str:
         """Return the first value of that name in the query."""

@@ -73,8 +73,8 @@ class Application(Protocol):
         """Return an answer that needs no wait, or None when `answer` must be called. Runs on the waiting thread."""
 
     def admit(self, request: Request) -> Response | None:
-        """Return the refusal that follows from the head alone, or None to go on. Never waits. Sets `who` of the
-        request."""
+        """Return the refusal that follows from the head alone, or None to go on. Never waits. Calls
+        `authenticate` of the request."""
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """Return the answer, in a thread of the pool, which may wait. pieces: the body. Raise HungUpError."""

@@ -191,7 +191,7 @@ class RestGateway:
                 self._refusals.add(why, address=request.address, who=request.certificate)
                 error = NotAllowedError("request", why=why, hint="see rest_token")
                 raise RefusedError(401, error, headers=(("WWW-Authenticate", "Bearer"),))
-        request.who = request.certificate or ("token" if self._tokens else "anyone")
+        request.authenticate(request.certificate or ("token" if self._tokens else "anyone"))
 
 
 # ---------------------------------------------------------------- requests

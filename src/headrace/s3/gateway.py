@@ -69,17 +69,25 @@ class Principal(msgspec.Struct, frozen=True):
         return ChunkSigner(self.claim, self.secret)
 
 
+class AuthenticatedCall(msgspec.Struct, frozen=True):
+    """Holds a routed request whose sender is verified. The request carries it, so that each step after the first one
+    neither routes nor verifies again."""
+
+    call: S3Call
+    principal: Principal
+
+
 class S3Gateway:
     """Serves the namespace to S3 clients: the first directory of a path is the bucket, the rest is the key."""
 
     def __init__(self, vfs: LocalVfs, access: Access) -> None:
         self._access = access
         self.objects = Objects(vfs, reads_origin_metadata=access.reads_origin_metadata)
-        self._buckets = Buckets(vfs, self.objects)
+        self.buckets = Buckets(vfs, self.objects)
         uploads = os.fsencode(vfs.client.upper) + b"/uploads"
         self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: vfs.client.local.durable_puts))
-        self._attributes = AttributesOperation(self.objects)
-        self._parts = Multipart(self.objects, self.uploads)
+        self.attributes = AttributesOperation(self.objects)
+        self.parts = Multipart(self.objects, self.uploads)
         self.counts = RequestStats()
         self._refusals = Refusals(log, "s3")
         self._ids = itertools.count(secrets.randbits(48))
@@ -96,7 +104,7 @@ class S3Gateway:
             call = route(request, self._access.domains)
             if call.operation not in ("get_object", "head_object"):
                 return None
-            self._check(request)
+            self._check(request, call)
             response = self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
             return None  # `answer` reports it
@@ -111,7 +119,7 @@ class S3Gateway:
         """Return the refusal that the head alone decides, before the body is read; None to continue."""
         operation = UNKNOWN
         try:
-            call = route(request, self._access.domains)
+            call = self._call_of(request)
             operation = call.operation
             self._authenticate(request, call)
             _check_length(request, call)
@@ -125,7 +133,7 @@ class S3Gateway:
         """Serve a request. `pieces` yields its body. HungUpError."""
         operation, received = UNKNOWN, CountedBody(pieces)
         try:
-            call = route(request, self._access.domains)
+            call = self._call_of(request)
             operation = call.operation
             response = self._serve(request, call, received)
         except S3Error as error:
@@ -177,22 +185,36 @@ class S3Gateway:
         headers = [("Content-Type", "application/xml")] if body else []
         return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
+    def _call_of(self, request: Request) -> S3Call:
+        """Return the routed request."""
+        authenticated = request.call
+        if isinstance(authenticated, AuthenticatedCall):
+            return authenticated.call
+        return route(request, self._access.domains)
+
     def _authenticate(self, request: Request, call: S3Call) -> Principal | None:
         """Return the principal; None for a form, whose fields name it. Log a refusal, and raise it as S3Error."""
+        if isinstance(request.call, AuthenticatedCall):
+            return request.call.principal
         try:
             if call.operation == "post_object":
                 self._check_sender(request)
                 return None
-            return self._check(request)
+            return self._check(request, call)
         except S3Error as error:
             self._refusals.add(error.code, address=request.address, who=signature.key_shown(request))
             raise
 
-    def _check(self, request: Request) -> Principal:
-        """Return who signed a request. S3Error where access is denied."""
+    def _check(self, request: Request, call: S3Call) -> Principal:
+        """Verify who sent a request, and record that in the request. S3Error where access is denied."""
+        principal = self._verify(request)
+        who = "anyone" if principal.claim is None else principal.claim.access_key
+        request.authenticate(who, AuthenticatedCall(call, principal))
+        return principal
+
+    def _verify(self, request: Request) -> Principal:
         if self._access.secrets is None:
             self._check_sender(request)
-            request.who = "anyone"
             return Principal(request.header("x-amz-content-sha256"), None)
         claim = signature.claim_of(request)
         if claim is None:
@@ -210,7 +232,6 @@ class S3Gateway:
                 "SignatureDoesNotMatch",
                 "The request signature we calculated does not match the signature you provided.",
             )
-        request.who = claim.access_key
         return Principal(payload_hash, claim, secret)
 
     def _check_sender(self, request: Request) -> None:
@@ -222,52 +243,68 @@ class S3Gateway:
             raise S3Error("AccessDenied", f"Access Denied: {trouble}; s3_insecure is set")
 
     def _run(self, request: Request, call: S3Call, pieces: Iterator[bytes], principal: Principal) -> Response:
-        copies = "x-amz-copy-source" in request.headers
         _check_length(request, call)
+        without_body = _WITHOUT_BODY.get(call.operation)
+        if without_body is not None:
+            return without_body(self, request, call)
         also = ""
-        if call.operation == "put_part" and not copies:
-            also = self._parts.checksum_request(request, call).algorithm
+        if call.operation == "put_part" and not _is_copy(request):
+            also = self.parts.checksum_request(request, call).algorithm
         # a completion's checksums are those of the object, which was sent before, not those of its body
         own = checksums.without_checksums(request) if call.operation == "complete_upload" else request
         payload = Payload(own, pieces, principal.payload_hash, principal.signer(), also=also)
-        operations: dict[str, Callable[[], Response]] = {
-            "list_buckets": self._buckets.list_all,
-            "list_objects": lambda: self._buckets.objects(request, call),
-            "list_objects_v2": lambda: self._buckets.objects_v2(request, call),
-            "list_versions": lambda: self._buckets.versions(request, call),
-            "list_uploads": lambda: self._parts.list_uploads(request, call),
-            "get_location": lambda: self._buckets.location(call),
-            "get_versioning": lambda: self._buckets.versioning(call),
-            "head_bucket": lambda: self._buckets.head(call),
-            "create_bucket": lambda: self._buckets.create(call),
-            "delete_bucket": lambda: self._buckets.delete(call),
-            "delete_objects": lambda: self._buckets.delete_objects(call, payload.read_all(BODY_BYTES_MAX)),
-            "get_object": lambda: self.objects.get(request, call),
-            "head_object": lambda: self.objects.get(request, call),
-            "get_attributes": lambda: self._attributes.get(request, call),
-            "put_object": lambda: (
-                self.objects.copy(request, call) if copies else self.objects.put(request, call, payload)
-            ),
-            "delete_object": lambda: self.objects.delete(request, call),
-            "get_tagging": lambda: self.objects.tags(call),
-            "put_tagging": lambda: self.objects.set_tags(
-                call, checked_tags(xml.read_tags(payload.read_all(BODY_BYTES_MAX))), status=200
-            ),
-            "delete_tagging": lambda: self.objects.set_tags(call, {}, status=204),
-            "list_parts": lambda: self._parts.list_parts(request, call),
-            "put_part": lambda: (
-                self._parts.copy_part(request, call)
-                if copies
-                else self._parts.put_part(request, call, payload)
-            ),
-            "create_upload": lambda: self._parts.create(request, call),
-            "complete_upload": lambda: self._parts.complete(request, call, payload.read_all(BODY_BYTES_MAX)),
-            "abort_upload": lambda: self._parts.abort(request, call),
-        }
         try:
-            return operations[call.operation]()
+            return _WITH_BODY[call.operation](self, request, call, payload)
         finally:
             payload.release()
+
+
+_WITHOUT_BODY: dict[str, Callable[[S3Gateway, Request, S3Call], Response]] = {
+    "list_buckets": lambda gateway, _, __: gateway.buckets.list_all(),
+    "list_objects": lambda gateway, request, call: gateway.buckets.objects(request, call),
+    "list_objects_v2": lambda gateway, request, call: gateway.buckets.objects_v2(request, call),
+    "list_versions": lambda gateway, request, call: gateway.buckets.versions(request, call),
+    "list_uploads": lambda gateway, request, call: gateway.parts.list_uploads(request, call),
+    "get_location": lambda gateway, _, call: gateway.buckets.location(call),
+    "get_versioning": lambda gateway, _, call: gateway.buckets.versioning(call),
+    "head_bucket": lambda gateway, _, call: gateway.buckets.head(call),
+    "create_bucket": lambda gateway, _, call: gateway.buckets.create(call),
+    "delete_bucket": lambda gateway, _, call: gateway.buckets.delete(call),
+    "get_object": lambda gateway, request, call: gateway.objects.get(request, call),
+    "head_object": lambda gateway, request, call: gateway.objects.get(request, call),
+    "get_attributes": lambda gateway, request, call: gateway.attributes.get(request, call),
+    "delete_object": lambda gateway, request, call: gateway.objects.delete(request, call),
+    "get_tagging": lambda gateway, _, call: gateway.objects.tags(call),
+    "delete_tagging": lambda gateway, _, call: gateway.objects.set_tags(call, {}, status=204),
+    "list_parts": lambda gateway, request, call: gateway.parts.list_parts(request, call),
+    "create_upload": lambda gateway, request, call: gateway.parts.create(request, call),
+    "abort_upload": lambda gateway, request, call: gateway.parts.abort(request, call),
+}
+_WITH_BODY: dict[str, Callable[[S3Gateway, Request, S3Call, Payload], Response]] = {
+    "delete_objects": lambda gateway, _, call, payload: gateway.buckets.delete_objects(
+        call, payload.read_all(BODY_BYTES_MAX)
+    ),
+    "put_object": lambda gateway, request, call, payload: (
+        gateway.objects.copy(request, call)
+        if _is_copy(request)
+        else gateway.objects.put(request, call, payload)
+    ),
+    "put_tagging": lambda gateway, _, call, payload: gateway.objects.set_tags(
+        call, checked_tags(xml.read_tags(payload.read_all(BODY_BYTES_MAX))), status=200
+    ),
+    "put_part": lambda gateway, request, call, payload: (
+        gateway.parts.copy_part(request, call)
+        if _is_copy(request)
+        else gateway.parts.put_part(request, call, payload)
+    ),
+    "complete_upload": lambda gateway, request, call, payload: gateway.parts.complete(
+        request, call, payload.read_all(BODY_BYTES_MAX)
+    ),
+}
+
+
+def _is_copy(request: Request) -> bool:
+    return "x-amz-copy-source" in request.headers
 
 
 def _check_length(request: Request, call: S3Call) -> None:
@@ -276,7 +313,7 @@ def _check_length(request: Request, call: S3Call) -> None:
     its sender is not known yet, and no thread may wait for it."""
     if call.operation == "post_object" and "content-length" not in request.headers:
         raise _no_length()
-    if call.operation not in ("put_object", "put_part") or "x-amz-copy-source" in request.headers:
+    if call.operation not in ("put_object", "put_part") or _is_copy(request):
         return
     length = request.header("x-amz-decoded-content-length") or request.header("content-length")
     if not length and "transfer-encoding" not in request.headers:

@@ -108,27 +108,32 @@ class ObjectListing:
 
     def _level(self, base: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
         """Yield (key, path, file stat) of the names in a directory, in key order; a directory's key ends in a slash."""
-        directory = self._path(base.rstrip(b"/"))
-        resume = after[len(base) :].partition(b"/")[0] if after.startswith(base) else b""
         if after > base and not after.startswith(base):
             return  # all keys of the directory sort before `after`
+        directory = self._path(base.rstrip(b"/"))
+        resume = after[len(base) :].partition(b"/")[0] if after.startswith(base) else b""
         waiting: list[tuple[bytes, bytes, FileStat]] = []
-        first = max(_before(prefix), _before(resume)) if resume or prefix else b""
-        earlier = self._directories_that_sort_later(directory, resume) if resume > prefix else []
-        for name, file_stat in earlier:
-            if name.startswith(prefix) and name <= first:
-                heapq.heappush(waiting, (base + name + b"/", join(directory, name), file_stat))
-        for name, file_stat in self._vfs.children(directory or b"/", after=first):
+        for name, file_stat in self._names(directory, prefix, resume):
             while waiting and waiting[0][0] <= base + name:
                 yield heapq.heappop(waiting)
-            if not name.startswith(prefix):
-                if name > prefix:
-                    break
-                continue
             key = base + name + (b"/" if is_directory(file_stat) else b"")
             heapq.heappush(waiting, (key, join(directory, name), file_stat))
         while waiting:
             yield heapq.heappop(waiting)
+
+    def _names(self, directory: bytes, prefix: bytes, resume: bytes) -> Iterator[tuple[bytes, FileStat]]:
+        """Yield the names that begin with the prefix, in byte order from `resume` on, and earlier directories whose
+        keys sort after it."""
+        first = max(_before(prefix), _before(resume)) if resume or prefix else b""
+        if resume > prefix:
+            for name, file_stat in self._directories_that_sort_later(directory, resume):
+                if name.startswith(prefix) and name <= first:
+                    yield name, file_stat
+        for name, file_stat in self._vfs.children(directory or b"/", after=first):
+            if name.startswith(prefix):
+                yield name, file_stat
+            elif name > prefix:
+                return
 
     def _directories_that_sort_later(self, directory: bytes, resume: bytes) -> list[tuple[bytes, FileStat]]:
         """Return the directories whose name is a prefix of the name to resume at, although their keys sort after it."""

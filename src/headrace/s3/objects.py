@@ -230,17 +230,11 @@ class Objects:
         metadata: ObjectMetadata | None,
     ) -> Response:
         """Build the response; without `content` it has no body. `metadata` is None if the origin is unavailable."""
-        headers = request.headers
         recorded: list[tuple[str, str]] = []
         try:
             conditions.check_read(request, attributes.etag, attributes.mtime_ns)
-            range_header = headers.get("range")
-            if "if-range" in headers and not _is_current(headers["if-range"], attributes):
-                range_header = None
-            part = None
-            if range_header is not None:
-                part = conditions.range_of(range_header, attributes.size_bytes)
-            if "x-amz-checksum-mode" in headers or request.has("partNumber"):
+            part = _requested_range(request, attributes)
+            if "x-amz-checksum-mode" in request.headers or request.has("partNumber"):
                 attributes = self.with_recorded(call, attributes, content)
                 part, recorded = parts.range_and_headers(request, attributes, part)
         except BaseException:
@@ -248,19 +242,7 @@ class Objects:
                 content.close()
             raise
         start, end = part or (0, attributes.size_bytes)
-        fields = [
-            ("Accept-Ranges", "bytes"),
-            ("Last-Modified", http_date(attributes.mtime_ns)),
-            ("ETag", attributes.etag),
-            ("Content-Type", (metadata and metadata.headers.get("Content-Type")) or content_type(call.key)),
-            *recorded,
-        ]
-        if metadata is None:
-            fields.append(MISSING)
-        elif not metadata.is_empty:
-            fields += response_headers(metadata)
-        if attributes.mtime_text and (metadata is None or "mtime" not in metadata.metadata):
-            fields.append((MTIME, attributes.mtime_text))
+        fields = _headers_of(call, attributes, metadata) + recorded
         if part is not None:
             fields.append(("Content-Range", f"bytes {start}-{end - 1}/{attributes.size_bytes}"))
         if not _OVERRIDES.isdisjoint(request.arguments):
@@ -532,6 +514,33 @@ def content_type(key: bytes) -> str:
 def _type_of(ending: bytes) -> str:
     kind, encoding = mimetypes.guess_type("x." + os.fsdecode(ending), strict=False)
     return DEFAULT_TYPE if kind is None or encoding else kind
+
+
+def _requested_range(request: Request, attributes: ObjectAttributes) -> tuple[int, int] | None:
+    """Return the range of the Range header; None for the whole object. InvalidRange."""
+    headers = request.headers
+    if "range" not in headers or ("if-range" in headers and not _is_current(headers["if-range"], attributes)):
+        return None
+    return conditions.range_of(headers["range"], attributes.size_bytes)
+
+
+def _headers_of(
+    call: S3Call, attributes: ObjectAttributes, metadata: ObjectMetadata | None
+) -> list[tuple[str, str]]:
+    """Return the headers that describe the object. `metadata` is None if the origin is unavailable."""
+    fields = [
+        ("Accept-Ranges", "bytes"),
+        ("Last-Modified", http_date(attributes.mtime_ns)),
+        ("ETag", attributes.etag),
+        ("Content-Type", (metadata and metadata.headers.get("Content-Type")) or content_type(call.key)),
+    ]
+    if metadata is None:
+        fields.append(MISSING)
+    elif not metadata.is_empty:
+        fields += response_headers(metadata)
+    if attributes.mtime_text and (metadata is None or "mtime" not in metadata.metadata):
+        fields.append((MTIME, attributes.mtime_text))
+    return fields
 
 
 def _is_current(if_range: str, attributes: ObjectAttributes) -> bool:

@@ -53,7 +53,7 @@ class WebHdfsGateway:
             )
         elif not self._tokens.accept(token):
             raise RemoteError("InvalidToken", "the token is not valid, see webhdfs_token")
-        request.who = request.certificate or ("token" if self._tokens else "anyone")
+        request.authenticate(request.certificate or ("token" if self._tokens else "anyone"))
 
     def _authenticate(self, request: Request) -> None:
         """Check the request; log the refusal, and raise RemoteError where access is denied."""
