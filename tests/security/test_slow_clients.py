@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from headrace.base.fair_queue import FairPool, FairQueue
 from headrace.entry.peer import server as peer_server
 from headrace.http import admission as admission_module
-from headrace.http import connection as http_connection
-from headrace.http import pace
+from headrace.http import deadlines, pace, request_handler
 from headrace.http import server as http_server
 from headrace.http.admission import Admission, Buffered, Memory, count_address
+from headrace.http.body import GATHER_BYTES
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import TransferPace
@@ -229,7 +229,7 @@ def test_a_refused_upload_is_answered_and_ended_at_once(served: Served) -> None:
         begun_s = time.monotonic()
         assert read_answer(sock) == (403, b"refused")
         assert ended(sock)
-        assert time.monotonic() - begun_s < http_server.BODY_S / 4
+        assert time.monotonic() - begun_s < deadlines.BODY_S / 4
     assert served.application.bodies == []
 
 
@@ -244,7 +244,7 @@ def test_a_refused_upload_of_some_size_hears_why(served: Served) -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of half a second."""
     for name in ("HELLO_S", "HEAD_S", "BODY_S"):
-        monkeypatch.setattr(http_server, name, 0.5)
+        monkeypatch.setattr(deadlines, name, 0.5)
     monkeypatch.setattr(http_server, "TICK_S", 0.1)
     monkeypatch.setattr(pace, "WINDOW_S", 0.5)
 
@@ -273,9 +273,9 @@ def drip(sock: socket.socket, data: bytes = b"x") -> None:
         b"GET / HTTP/1.1\r\nX: ",
         head() + b"GET / HTTP/1.1\r\nX: ",
         head("PUT", "/", "Content-Length: 1000"),
-        head("PUT", "/", "Content-Length: 1000000000") + bytes(http_connection.GATHER_BYTES),
+        head("PUT", "/", "Content-Length: 1000000000") + bytes(GATHER_BYTES),
         head("PUT", "/", "Transfer-Encoding: chunked") + b"fffffff\r\n",
-        head("PUT", "/", "Transfer-Encoding: chunked") + b"fffffff\r\n" + bytes(http_connection.GATHER_BYTES),
+        head("PUT", "/", "Transfer-Encoding: chunked") + b"fffffff\r\n" + bytes(GATHER_BYTES),
         head("PUT", "/", "Content-Length: 1000000000", "Expect: 100-continue"),
     ],
     ids=["head", "name", "second head", "body", "rest", "chunks", "rest of chunks", "continued"],
@@ -312,7 +312,7 @@ def test_who_reads_slowly_holds_no_thread(served: Served, tmp_path: Path) -> Non
     large = served.application.large = tmp_path / "large"
     large.touch()
     os.truncate(large, 32 << 20)
-    socks = [served.connect() for _ in range(http_server.THREADS + 20)]
+    socks = [served.connect() for _ in range(request_handler.THREADS + 20)]
     try:
         for sock in socks:
             sock.sendall(head("GET", "/large"))
@@ -337,7 +337,7 @@ def test_who_reads_nothing_is_cut_off(served: Served, tmp_path: Path) -> None:
 
 
 def test_slow_heads_together_have_little_memory(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.server, "_buffered", Buffered(1 << 20))
+    monkeypatch.setattr(served.server._table, "_buffered", Buffered(1 << 20))
     part = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000
     socks = [served.connect("127.0.0.2") for _ in range(60)]
     try:
@@ -522,7 +522,8 @@ def limit(
     monkeypatch: pytest.MonkeyPatch, server: HttpServer | peer_server.PeerServer, limited: Admission[Any]
 ) -> None:
     """Give a server another admission, which its acceptor has too."""
-    monkeypatch.setattr(server, "_admission", limited)
+    holder, name = (server._table, "admission") if isinstance(server, HttpServer) else (server, "_admission")
+    monkeypatch.setattr(holder, name, limited)
     monkeypatch.setattr(server._acceptor, "_admission", limited)
 
 
@@ -530,7 +531,7 @@ def test_a_crowd_of_one_address_is_ended_and_others_are_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
-    limit(monkeypatch, served.server, Admission(served.server._displace, arrivals_max=50))
+    limit(monkeypatch, served.server, Admission(served.server._table.displace, arrivals_max=50))
     socks = crowd_of(served.address, 200)
     try:
         wait_until(lambda: count_ended(socks) == 150)

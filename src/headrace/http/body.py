@@ -1,18 +1,70 @@
-"""Decode a request's body by HTTP's framing, without a socket: iterators of bytes over iterators of bytes."""
+"""Delimit and decode a request's body by HTTP's framing, without a socket."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from headrace.http.errors import BadRequestError, HttpFault
+from headrace.http.messages import HEAD_END, Request, is_number
 
 LINE_BYTES_MAX = 4096
 CHUNK_BYTES_MAX = 1 << 30
 TRAILERS_MAX = 16
 PIECE_BYTES = 256 << 10
+GATHER_BYTES = 64 << 10
+"""A body up to this length is complete before a thread takes the request up; of a longer body, this much has
+arrived."""
 _HEX = re.compile(rb"[0-9a-fA-F]{1,16}")
 _SHORT = "the body ended before its length"
+
+
+@dataclass(slots=True)
+class BodyFraming:
+    """Tells how long the body of the last request is, and how much of it is still to come. left_bytes: the bytes that
+    were not taken yet; 0 for a chunked body. owes_continue: the client waits for "100 Continue". is_reusable: another
+    request may follow. is_plain: it may, and there is no body."""
+
+    left_bytes: int = 0
+    is_chunked: bool = False
+    owes_continue: bool = False
+    is_reusable: bool = True
+    is_plain: bool = False
+
+    @property
+    def has_body(self) -> bool:
+        return self.left_bytes > 0 or self.is_chunked or self.owes_continue
+
+    def is_whole(self, buffer: bytearray) -> bool:
+        """Return whether the complete body has arrived."""
+        return not self.is_chunked and not self.owes_continue and self.left_bytes <= len(buffer)
+
+    def needs_more(self, buffer: bytearray) -> bool:
+        """Return whether more bytes must arrive before a thread takes the request up."""
+        if self.owes_continue:
+            return False
+        if self.is_chunked:  # every chunked body ends like this
+            return len(buffer) < GATHER_BYTES and not buffer.endswith(HEAD_END)
+        return len(buffer) < min(self.left_bytes, GATHER_BYTES)
+
+
+def framing_of(request: Request) -> BodyFraming:
+    """Return the framing that the head declares. Raise BadRequestError."""
+    headers = request.headers
+    length = headers.get("content-length", "0")
+    if not is_number(length):
+        raise BadRequestError(HttpFault.NO_REQUEST, "Content-Length is not a number")
+    is_chunked = "transfer-encoding" in headers
+    if is_chunked and (headers["transfer-encoding"].lower() != "chunked" or "content-length" in headers):
+        raise BadRequestError(
+            HttpFault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
+        )
+    owes_continue = headers.get("expect", "").lower() == "100-continue"
+    is_reusable = request.keep_alive and not is_chunked  # bytes after the last chunk are not kept apart
+    left_bytes = int(length)
+    is_plain = is_reusable and not (left_bytes or owes_continue)
+    return BodyFraming(left_bytes, is_chunked, owes_continue, is_reusable, is_plain)
 
 
 class Stream:

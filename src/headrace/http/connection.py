@@ -7,7 +7,6 @@ request is answered.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import select
@@ -16,24 +15,19 @@ import time
 from collections.abc import Iterator
 
 from headrace.http.admission import count_address, reset
-from headrace.http.body import Stream, http_chunks
+from headrace.http.body import BodyFraming, Stream, framing_of, http_chunks
 from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import (
     HEAD_BYTES_MAX,
     HEAD_END,
     Request,
     Response,
-    is_number,
     parse_head,
     render_head,
 )
 from headrace.http.pace import TransferPace
 
 RECEIVE_BYTES = 256 << 10
-GATHER_BYTES = 64 << 10
-"""A body up to this length is complete before a thread takes the request up; of a longer body, this much has
-arrived."""
-LINGER_S = 2.0
 LINGER_BYTES_MAX = 5 << 20
 """How much a refused client may still send. It is received and dropped, so that the client sees the answer."""
 ROOM_WAIT_MS = 100
@@ -59,7 +53,7 @@ class ConnectionPhase(enum.Enum):
 
 class HttpServerConnection:
     """Holds the state of one connection. client: its address. address: the address by which its connections are
-    counted. is_plain: the last request has no body, and another request may follow."""
+    counted. framing: of the last request's body."""
 
     secure = False
     """Whether the connection is encrypted."""
@@ -86,11 +80,7 @@ class HttpServerConnection:
         self.pace = TransferPace()
         self.parked_s = 0.0
         self._parked_bytes = 0
-        self._left_bytes = 0
-        self._chunked = False
-        self._owes_continue = False
-        self._reusable = True
-        self.is_plain = False
+        self.framing = BodyFraming()
         self._lingered_bytes = 0
         self.unsent = b""
         self.offset = 0
@@ -113,69 +103,37 @@ class HttpServerConnection:
         request.address = self.client
         if self.secure:
             request.secure, request.certificate = True, self.certificate
-        self._read_framing(request)
-        return request
-
-    def _read_framing(self, request: Request) -> None:
-        """Determine the length of the request's body, and whether another request can follow."""
-        length = request.header("content-length", "0")
-        if not is_number(length):
-            raise BadRequestError(HttpFault.NO_REQUEST, "Content-Length is not a number")
-        self._left_bytes = int(length)
-        self._chunked = "transfer-encoding" in request.headers
-        if self._chunked and (
-            request.header("transfer-encoding").lower() != "chunked" or "content-length" in request.headers
-        ):
-            raise BadRequestError(
-                HttpFault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
-            )
-        self._owes_continue = request.header("expect").lower() == "100-continue"
-        self._reusable = (
-            request.keep_alive and not self._chunked
-        )  # bytes after the last chunk are not kept apart
-        self.is_plain = self._reusable and not (self._left_bytes or self._owes_continue)
-        if self._left_bytes or self._chunked:
+        try:
+            self.framing = framing_of(request)
+        except BadRequestError:
+            self.framing = BodyFraming(is_chunked=True)  # nobody knows where its body ends
+            raise
+        if self.framing.has_body:
             self.pace = TransferPace()
-
-    @property
-    def is_reusable(self) -> bool:
-        """Return whether another request may follow."""
-        return self._reusable
-
-    @property
-    def has_body(self) -> bool:
-        return self._left_bytes > 0 or self._chunked or self._owes_continue
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether the complete body has arrived."""
-        return not self._chunked and not self._owes_continue and self._left_bytes <= len(self.buffer)
-
-    @property
-    def needs_more(self) -> bool:
-        """Return whether more bytes must arrive before a thread takes the request up."""
-        if self._owes_continue:
-            return False
-        if self._chunked:  # every chunked body ends like this
-            return len(self.buffer) < GATHER_BYTES and not self.buffer.endswith(HEAD_END)
-        return len(self.buffer) < min(self._left_bytes, GATHER_BYTES)
+        return request
 
     def send_continue(self) -> None:
         """Tell a client that waits for it to send its body. Raise HungUpError."""
-        if self._owes_continue:
-            self._owes_continue = False
-            self._send_all(CONTINUE)  # for an empty body too: without it aws 1.46 misreads the next answer
+        if not self.framing.owes_continue:
+            return
+        self.framing.owes_continue = False
+        try:  # for an empty body too: without it aws 1.46 misreads the next answer
+            is_sent = self.sock.send(CONTINUE) == len(CONTINUE)
+        except OSError as error:
+            raise HungUpError(str(error)) from error
+        if not is_sent:
+            raise HungUpError("the client reads nothing")
 
     def body(self, request: Request) -> Iterator[bytes]:
         """Yield the body. Raise HungUpError, and BadRequestError for a body that ends early."""
         if "transfer-encoding" in request.headers:
             return http_chunks(Stream(self._received(None)))
-        return self._received(self._left_bytes)
+        return self._received(self.framing.left_bytes)
 
     def _received(self, count: int | None) -> Iterator[bytes]:
         self.send_continue()
-        while count is None or self._left_bytes > 0:
-            count_max = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
+        while count is None or self.framing.left_bytes > 0:
+            count_max = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self.framing.left_bytes)
             piece = bytes(self.buffer[:count_max])
             if piece:
                 del self.buffer[: len(piece)]
@@ -183,7 +141,7 @@ class HttpServerConnection:
                 piece = self.receive(count_max)
                 self.pace.moved(len(piece))
             if count is not None:
-                self._left_bytes -= len(piece)
+                self.framing.left_bytes -= len(piece)
             yield piece
 
     def receive_now(self, count: int) -> bytes | None:
@@ -211,10 +169,10 @@ class HttpServerConnection:
 
     def skip_body(self) -> bool:
         """Drop the body. Return False when more of it is to come, so that the connection must be closed."""
-        if not self.is_whole:
+        if not self.framing.is_whole(self.buffer):
             return False
-        del self.buffer[: self._left_bytes]
-        self._left_bytes = 0
+        del self.buffer[: self.framing.left_bytes]
+        self.framing.left_bytes = 0
         return True
 
     def discard_input(self) -> bool:
@@ -234,9 +192,10 @@ class HttpServerConnection:
     def head_of(self, response: Response, common_headers: list[tuple[str, str]]) -> bytes:
         """Return the head of an answer. Announce the end of the connection when part of the body will not be read.
         common_headers: see render_head."""
-        if not self.is_plain and self.has_body and not self.is_whole:
+        framing = self.framing
+        if not framing.is_plain and framing.has_body and not framing.is_whole(self.buffer):
             response.close = True
-        keep_alive = self._reusable and not response.close
+        keep_alive = framing.is_reusable and not response.close
         return render_head(response, common_headers, keep_alive=keep_alive)
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
@@ -244,11 +203,9 @@ class HttpServerConnection:
         when some of it is left for `send_rest`."""
         content = response.content
         count = response.end - response.start
+        self.prepare(response, head)
         if content is None or response.bodiless:
-            self.unsent = head if response.bodiless else head + response.body
-            self.offset = response.end
             return self._send_some()
-        self.unsent, self.offset = head, response.start
         if 0 < count <= COPIED_BYTES_MAX:
             body = content.read_now(response.start, response.end)
             return body is not None and self._send_together(head, body)
@@ -374,15 +331,6 @@ class HttpServerConnection:
         """End the wait; its duration counts against the transfer's pace."""
         self.pace.waited(time.monotonic() - self.parked_s)
 
-    def _send_all(self, data: bytes) -> None:
-        """Send a few bytes, for which the socket has room."""
-        try:
-            if self.sock.send(data) == len(data):
-                return
-        except OSError as error:
-            raise HungUpError(str(error)) from error
-        raise HungUpError("the client reads nothing")
-
     def _wait(self, event: int) -> None:
         """Wait in this thread for more of a body. Raise HungUpError when it arrives too slowly."""
         poll = select.poll()
@@ -393,18 +341,14 @@ class HttpServerConnection:
         if not ready or not self.pace.left_s:
             raise HungUpError("the body arrives too slowly")
 
-    def end_sending(self) -> bool:
-        """Tell the client that nothing more follows. Return False when it has disconnected."""
+    def shut(self, direction: int = socket.SHUT_RDWR) -> bool:
+        """End the connection or one direction of it, from any thread: a thread that waits for it sees it ended. Return
+        False when the client has disconnected."""
         try:
-            socket.socket.shutdown(self.sock, socket.SHUT_WR)
+            socket.socket.shutdown(self.sock, direction)
         except OSError:
             return False
         return True
-
-    def shut(self) -> None:
-        """End the connection, from any thread: a thread that waits for it sees it ended."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self, *, at_once: bool = False) -> None:
         """Close the connection. at_once: the kernel discards what the client has not received."""
