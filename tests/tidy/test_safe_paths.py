@@ -42,6 +42,7 @@ MODULES = (
     ),
     *(
         "webhdfs/read_ops.py",
+        "webhdfs/status_ops.py",
         "webhdfs/write_ops.py",
         "s3/object_attributes.py",
         "s3/listing.py",

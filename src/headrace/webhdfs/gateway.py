@@ -18,9 +18,11 @@ from headrace.http.sender import trouble_with_sender
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
+from headrace.webhdfs.file_system_ops import FileSystemOperations
 from headrace.webhdfs.locations import Locations
 from headrace.webhdfs.read_ops import ReadOperations
 from headrace.webhdfs.routes import WebHdfsCall, route
+from headrace.webhdfs.status_ops import StatusOperations
 from headrace.webhdfs.tokens import token_of
 from headrace.webhdfs.write_ops import WriteOperations
 
@@ -35,8 +37,46 @@ class WebHdfsGateway:
         self._loopback = loopback
         self._tokens = tokens
         self._refusals = Refusals(log, "webhdfs")
-        self._reads = ReadOperations(vfs, Locations(vfs.client.status, replicas=replicas))
-        self._writes = WriteOperations(vfs)
+        reads = ReadOperations(vfs, Locations(vfs.client.status, replicas=replicas))
+        statuses, file_system, writes = StatusOperations(vfs), FileSystemOperations(vfs), WriteOperations(vfs)
+        self._cached: dict[str, Callable[[WebHdfsCall], Response | None]] = {
+            "open": reads.open_cached,
+            "get_status": statuses.get_status_cached,
+        }
+        self._with_body: dict[str, Callable[[WebHdfsCall, Iterator[bytes]], Response]] = {
+            "create": writes.create,
+            "append": writes.append,
+        }
+        self._without_body: dict[str, Callable[[WebHdfsCall], Response]] = {
+            "open": reads.open,
+            "get_status": statuses.get_status,
+            "get_link_status": statuses.get_link_status,
+            "get_link_target": statuses.get_link_target,
+            "list_status": statuses.list_status,
+            "list_batch": statuses.list_batch,
+            "get_summary": statuses.get_summary,
+            "get_quota": statuses.get_quota,
+            "get_checksum": reads.get_checksum,
+            "get_locations": reads.get_locations,
+            "get_located_blocks": reads.get_located_blocks,
+            "get_home": file_system.get_home,
+            "get_trash": file_system.get_trash,
+            "get_defaults": file_system.get_defaults,
+            "get_room": file_system.get_room,
+            "get_acl": statuses.get_acl,
+            "get_xattrs": statuses.get_xattrs,
+            "list_xattrs": statuses.list_xattrs,
+            "get_token": file_system.get_token,
+            "check_access": writes.check_access,
+            "make_directories": writes.make_directories,
+            "rename": writes.rename,
+            "set_permission": writes.set_permission,
+            "set_owner": writes.set_owner,
+            "set_times": writes.set_times,
+            "set_replication": writes.set_replication,
+            "truncate": writes.truncate,
+            "delete": writes.delete,
+        }
         self.counts = RequestStats()
 
     def _check(self, request: Request) -> None:
@@ -79,11 +119,8 @@ class WebHdfsGateway:
         try:
             self._check(request)
             call = route(request)
-            response = None
-            if call.operation == "open":
-                response = self._reads.open_cached(call)
-            elif call.operation == "get_status":
-                response = self._reads.get_status_cached(call)
+            cached = self._cached.get(call.operation)
+            response = None if cached is None else cached(call)
         except (RemoteError, HeadraceError):
             return None  # `answer` reports it
         except Exception:  # the server's thread must continue; `answer` raises it again
@@ -139,44 +176,8 @@ class WebHdfsGateway:
         """Do nothing: requests leave nothing behind."""
 
     def _run(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
-        with_body: dict[str, Callable[[WebHdfsCall, Iterator[bytes]], Response]] = {
-            "create": self._writes.create,
-            "append": self._writes.append,
-        }
-        if call.operation in with_body:
-            return with_body[call.operation](call, pieces)
-        reads, writes = self._reads, self._writes
-        without: dict[str, Callable[[WebHdfsCall], Response]] = {
-            "open": reads.open,
-            "get_status": reads.get_status,
-            "get_link_status": reads.get_link_status,
-            "get_link_target": reads.get_link_target,
-            "list_status": reads.list_status,
-            "list_batch": reads.list_batch,
-            "get_summary": reads.get_summary,
-            "get_quota": reads.get_quota,
-            "get_checksum": reads.get_checksum,
-            "get_locations": reads.get_locations,
-            "get_located_blocks": reads.get_located_blocks,
-            "get_home": reads.get_home,
-            "get_trash": reads.get_trash,
-            "get_defaults": reads.get_defaults,
-            "get_room": reads.get_room,
-            "get_acl": reads.get_acl,
-            "get_xattrs": reads.get_xattrs,
-            "list_xattrs": reads.list_xattrs,
-            "get_token": reads.get_token,
-            "check_access": writes.check_access,
-            "make_directories": writes.make_directories,
-            "rename": writes.rename,
-            "set_permission": writes.set_permission,
-            "set_owner": writes.set_owner,
-            "set_times": writes.set_times,
-            "set_replication": writes.set_replication,
-            "truncate": writes.truncate,
-            "delete": writes.delete,
-        }
-        return without[call.operation](call)
+        with_body = self._with_body.get(call.operation)
+        return self._without_body[call.operation](call) if with_body is None else with_body(call, pieces)
 
 
 def _for_client(request: Request, response: Response) -> Response:

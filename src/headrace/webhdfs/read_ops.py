@@ -1,43 +1,34 @@
-"""Serve the operations that read: bytes, statuses, listings, sums. The caller's thread does all waiting."""
+"""Serve the operations that read the bytes of a file, sum them up and locate them. The caller's thread does all
+waiting."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError, VersionChangedError
+from headrace.base.errors import VersionChangedError
 from headrace.base.model import Entry, Kind
-from headrace.base.os_errors import translating_os_errors
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Response
 from headrace.overlay.merged_tree import FileStat
-from headrace.overlay.upper import join
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
 from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
-from headrace.webhdfs.errors import RemoteError, illegal, not_found
-from headrace.webhdfs.file_status import BLOCK_BYTES, file_status, is_link, link_status
+from headrace.webhdfs.errors import RemoteError
+from headrace.webhdfs.file_status import BLOCK_BYTES
 from headrace.webhdfs.locations import Locations, block_locations, located_blocks
 from headrace.webhdfs.routes import WebHdfsCall
-
-BATCH = 1000
-"""The names of one LISTSTATUS_BATCH, as in HDFS, and the most remaining names that it counts."""
-CHECKSUM_TYPE_CRC32C = 2
-STORAGE_POLICY_NONE = 0
+from headrace.webhdfs.status_ops import find
 
 
 class ReadOperations:
-    """Answers the operations that read files, directories and the file system."""
+    """Answers the operations that read files."""
 
     def __init__(self, vfs: LocalVfs, locations: Locations) -> None:
         self.vfs = vfs
         self._locations = locations
-
-    # ------------------------------------------------------------ bytes
 
     def open(self, call: WebHdfsCall) -> Response:
         """Answer OPEN. Waits for the node where names or bytes are missing."""
@@ -105,19 +96,9 @@ class ReadOperations:
         raise AssertionError
 
     def _file(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        path, file_stat = self.find(call)
+        path, file_stat = find(self.vfs, call)
         if is_directory(file_stat):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
-        return path, file_stat
-
-    def find(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        """Return the path, with its links resolved, and what it is. FileNotFoundException."""
-        try:
-            path, file_stat = self.vfs.find(call.path)
-        except NotADirectoryPathError:
-            file_stat = None
-        if file_stat is None:
-            raise not_found(call.path)
         return path, file_stat
 
     def get_checksum(self, call: WebHdfsCall) -> Response:
@@ -126,149 +107,6 @@ class ReadOperations:
             return responses.of("FileChecksum", file_checksum(content))
         finally:
             content.close()
-
-    # ------------------------------------------------------------ statuses
-
-    def get_status(self, call: WebHdfsCall) -> Response:
-        return responses.of("FileStatus", self._status(self.find(call)[1], b""))
-
-    def get_status_cached(self, call: WebHdfsCall) -> Response | None:
-        """Answer as `get_status` does. None: the answer may have to wait for the node."""
-        entry = self.vfs.find_cached(call.path)
-        return None if entry is None else responses.of("FileStatus", self._status(entry, b""))
-
-    def get_link_status(self, call: WebHdfsCall) -> Response:
-        path, file_stat = self._unfollowed(call)
-        if is_link(file_stat):
-            assert isinstance(file_stat, os.stat_result)
-            return responses.of("FileStatus", link_status(file_stat, b"", self.vfs.readlink(path)))
-        return responses.of("FileStatus", self._status(file_stat, b""))
-
-    def get_link_target(self, call: WebHdfsCall) -> Response:
-        path, file_stat = self._unfollowed(call)
-        if not is_link(file_stat):
-            raise RemoteError("IOException", f"{_text(call.path)} is not a symbolic link")
-        return responses.of("Path", _text(self.vfs.readlink(path)))
-
-    def _unfollowed(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        path, file_stat = self.vfs.find(call.path, follow=False)
-        if file_stat is None:
-            raise not_found(call.path)
-        return path, file_stat
-
-    def list_status(self, call: WebHdfsCall) -> Response:
-        """List a directory. A long listing is sent while it is read, so that its rows are never all in memory."""
-        children = self._children(call, b"")
-        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
-        if len(rows) < BATCH or not call.request.takes_chunks:
-            return responses.of(
-                "FileStatuses", {"FileStatus": [*rows, *(self._row(*child) for child in children)]}
-            )
-        batches = iter(lambda: [self._row(*child) for child in itertools.islice(children, BATCH)], [])
-        return responses.of_rows("FileStatuses", "FileStatus", itertools.chain([rows], batches))
-
-    def list_batch(self, call: WebHdfsCall) -> Response:
-        children = self._children(call, call.text("startafter").encode("utf-8", "surrogateescape"))
-        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
-        remaining = sum(1 for _ in itertools.islice(children, BATCH))
-        listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": remaining}
-        return responses.of("DirectoryListing", listing)
-
-    def _children(self, call: WebHdfsCall, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Yield (directory, name, what it is) of the names in a directory; for a file only itself, without a name."""
-        path, file_stat = self.find(call)
-        if is_directory(file_stat):
-            for name, child in self.vfs.children(path, after=after):
-                yield path, name, child
-        elif not after:
-            yield path, b"", file_stat
-
-    def _row(self, directory: bytes, name: bytes, file_stat: FileStat) -> dict[str, Any]:
-        """Return the status of a name; of a link, the status of its target, if that is a path here."""
-        if not is_link(file_stat):
-            return self._status(file_stat, name)
-        assert isinstance(file_stat, os.stat_result)
-        path = join(directory, name)
-        try:
-            return self._status(self.vfs.get(path)[1], name)
-        except HeadraceError:
-            return link_status(file_stat, name, self.vfs.readlink(path))
-
-    def _status(self, file_stat: FileStat, name: bytes) -> dict[str, Any]:
-        return file_status(file_stat, name, writable=self.vfs.tree.modes.any)
-
-    def get_acl(self, call: WebHdfsCall) -> Response:
-        status = self._status(self.find(call)[1], b"")
-        fields = {name: status[name] for name in ("owner", "group", "permission")}
-        sticky = int(status["permission"], 8) & 0o1000 != 0
-        return responses.of("AclStatus", {**fields, "entries": [], "stickyBit": sticky})
-
-    def get_xattrs(self, call: WebHdfsCall) -> Response:
-        """Return extended attributes that a mount set. Only files of the upper layer have them."""
-        names = [value for name, value in call.request.query if name.lower() == "xattr.name"]
-        encoding = call.text("encoding", "hex").lower()
-        if encoding not in responses.ENCODINGS:
-            raise illegal(f'Invalid value for webhdfs parameter "encoding": {encoding!r}')
-        attributes = self._attributes(call)
-        missing = [name for name in names if name not in attributes]
-        if missing:
-            raise RemoteError(
-                "IOException", f"At least one of the attributes provided was not found: {missing[0]}"
-            )
-        rows = [
-            {"name": name, "value": responses.ENCODINGS[encoding](value)}
-            for name, value in attributes.items()
-            if name in names or not names
-        ]
-        return responses.of("XAttrs", rows)
-
-    def list_xattrs(self, call: WebHdfsCall) -> Response:
-        return responses.of("XAttrNames", responses.json_text(list(self._attributes(call))))
-
-    def _attributes(self, call: WebHdfsCall) -> dict[str, bytes]:
-        path, file_stat = self.find(call)
-        if isinstance(file_stat, Entry):
-            return {}
-        with translating_os_errors(call.path), self.vfs.tree.upper.at(path).pinned() as pin:
-            names = [name for name in os.listxattr(pin.proc_path) if name.startswith("user.")]
-            return {name: os.getxattr(pin.proc_path, name) for name in names}
-
-    # ------------------------------------------------------------ sums
-
-    def get_summary(self, call: WebHdfsCall) -> Response:
-        files, directories, size = self._sum(call)
-        counts = {"fileCount": files, "directoryCount": directories, "length": size}
-        return responses.of("ContentSummary", {**counts, **_no_quota(size)})
-
-    def get_quota(self, call: WebHdfsCall) -> Response:
-        files, directories, size = self._sum(call)
-        return responses.of("QuotaUsage", {"fileAndDirectoryCount": files + directories, **_no_quota(size)})
-
-    def _sum(self, call: WebHdfsCall) -> tuple[int, int, int]:
-        """Return the numbers of files, of directories (with the requested one) and of bytes. Lists all below the
-        path."""
-        path, file_stat = self.find(call)
-        files = directories = size = 0
-        for item in self._walk(path, file_stat):
-            if is_directory(item):
-                directories += 1
-            else:
-                files += 1
-                size += item.version.size_bytes if isinstance(item, Entry) else item.st_size
-        return files, directories, size
-
-    def _walk(self, top: bytes, file_stat: FileStat) -> Iterator[FileStat]:
-        yield file_stat
-        pending = [top] if is_directory(file_stat) else []
-        while pending:
-            directory = pending.pop()
-            try:
-                for name, child in self.vfs.children(directory):
-                    yield child
-                    if is_directory(child):
-                        pending.append(join(directory, name))
-            except PathNotFoundError:
-                continue  # the directory was removed meanwhile
 
     # ------------------------------------------------------------ locations
 
@@ -289,45 +127,9 @@ class ReadOperations:
         parts = self._locations.parts(path, start, end, size_bytes=size, part_bytes=BLOCK_BYTES)
         return file_stat, parts
 
-    # ------------------------------------------------------------ the file system
-
-    def get_home(self, call: WebHdfsCall) -> Response:
-        return responses.of("Path", f"/user/{call.user}")
-
-    def get_trash(self, call: WebHdfsCall) -> Response:
-        return responses.of("Path", f"/user/{call.user}/.Trash")
-
-    def get_token(self, _: WebHdfsCall) -> Response:
-        """Answer as HDFS does where security is off: no token is issued, and none is needed."""
-        return responses.of("Token", None)
-
-    def get_defaults(self, _: WebHdfsCall) -> Response:
-        defaults = {
-            "blockSize": BLOCK_BYTES,
-            "bytesPerChecksum": 512,
-            "checksumType": CHECKSUM_TYPE_CRC32C,
-            "defaultStoragePolicyId": STORAGE_POLICY_NONE,
-            "encryptDataTransfer": False,
-            "fileBufferSize": 4096,
-            "keyProviderUri": "",
-            "replication": 1,
-            "trashInterval": 0,
-            "writePacketSize": 65536,
-        }
-        return responses.of("FsServerDefaults", defaults)
-
-    def get_room(self, _: WebHdfsCall) -> Response:
-        """Return the space of the cache of this node."""
-        capacity, free, _entries = self.vfs.client.statistics()
-        return responses.of("FsStatus", {"capacity": capacity, "remaining": free, "used": capacity - free})
-
 
 def _size_of(file_stat: FileStat) -> int:
     return file_stat.version.size_bytes if isinstance(file_stat, Entry) else file_stat.st_size
-
-
-def _no_quota(size_bytes: int) -> dict[str, Any]:
-    return {"quota": -1, "spaceConsumed": size_bytes, "spaceQuota": -1, "typeQuota": {}}
 
 
 def _text(path: bytes) -> str:
