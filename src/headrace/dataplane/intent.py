@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReadIntent:
-    """Tells why a file is read.
+    """Tells why a file is read. The defaults: a reader of this host waits, at any position of the file.
 
     background: nobody waits for the next bytes, so the reads of others go first. for_peer: another node requested the
     bytes, so no third node is asked for them. in_batch: a small file may wait until others are committed with it.
     is_sequential: the reader goes through the file in order, so bytes ahead of it are fetched too. into_spill: the
-    disks have no room, and the bytes go to the spill."""
+    disks have no room, and the bytes go to the spill.
+    """
 
     background: bool = False
     for_peer: bool = False
@@ -32,4 +33,3 @@ SEQUENTIAL = ReadIntent(is_sequential=True)
 BATCH = ReadIntent(in_batch=True)
 BACKGROUND = ReadIntent(background=True, in_batch=True)
 FOR_PEER = ReadIntent(for_peer=True)
-SPILLED = ReadIntent(into_spill=True)
