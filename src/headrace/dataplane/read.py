@@ -253,10 +253,8 @@ class ReadPath:
         if self._demote is not None and await self._demote(path, entry):
             self._on_complete([id])
             return True
-        source, origin = (
-            self._sources.of(mount, key, entry, path),
-            self._sources.origin_of(mount, key, entry),
-        )
+        source = self._sources.of(mount, key, entry, path)
+        origin = self._sources.origin_of(mount, key, entry)
         if entry.version.size_bytes > self._small_bytes_max:
             return await self._fills.begin(entry, path, source, origin, intent)
         comparison = SmallComparison(self.digests, origin)
