@@ -7,7 +7,6 @@ says. Files that were demoted are read through the cache.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -24,8 +23,9 @@ from headrace.base.errors import (
     PathNotFoundError,
     ReadOnlyError,
 )
+from headrace.base.os_errors import translating_os_errors
 from headrace.checkpoint.claim_owner import is_owner_alive
-from headrace.checkpoint.storage import PosixClaim, PosixReader, PosixWriter
+from headrace.checkpoint.storage import STORAGE_ERRORS, PosixClaim, PosixReader, PosixWriter
 from headrace.client.discovery import find_node
 from headrace.client.node_client import PATIENCE_S
 from headrace.overlay.upper import join, split
@@ -149,17 +149,14 @@ class NodeStorage:
         """Raise foreign errors as those that CheckpointStorage promises."""
         where = f"{self.name}/{name}"
         try:
-            yield
+            with translating_os_errors(where, STORAGE_ERRORS):
+                yield
         except _PASSED_ON:
             raise
         except NoSpaceError as error:
             raise CheckpointNoSpaceError(where, why=error.why, hint=error.hint) from None
         except HeadraceError as error:
             raise CheckpointFailedError(where, why=str(error)) from None
-        except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            kind = CheckpointNoSpaceError if is_full else CheckpointFailedError
-            raise kind(where, why=(error.strerror or str(error)).lower()) from None
 
 
 class _NodeWriter(PosixWriter):

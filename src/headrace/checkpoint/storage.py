@@ -13,7 +13,6 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from typing import Protocol
 
 from headrace.base.beneath import Root, SafePath
@@ -21,10 +20,10 @@ from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
-    HeadraceError,
     NotADirectoryPathError,
     PathNotFoundError,
 )
+from headrace.base.os_errors import OsErrorRow, OsErrorTable, translating_os_errors
 from headrace.checkpoint.claim_owner import is_owner_alive
 from headrace.overlay.syscalls import sync_folder
 
@@ -35,7 +34,20 @@ _MAP_FIXED = 0x10  # include/uapi/asm-generic/mman-common.h; Python does not nam
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = OsErrorRow(CheckpointNoSpaceError, "free some space, or keep fewer checkpoints")
+STORAGE_ERRORS = OsErrorTable(
+    {
+        errno.ENOENT: OsErrorRow(PathNotFoundError),
+        errno.ENOTDIR: OsErrorRow(NotADirectoryPathError),
+        errno.ELOOP: OsErrorRow(
+            CheckpointFailedError, why="it is a symbolic link, which may lead out of the directory"
+        ),
+        errno.ENOSPC: _FULL,
+        errno.EDQUOT: _FULL,
+        errno.EFBIG: _FULL,
+    },
+    OsErrorRow(CheckpointFailedError),
+)
 
 
 class FileWriter(Protocol):
@@ -158,13 +170,13 @@ class PosixStorage:
 
     def create(self, name: str) -> PosixWriter:
         path = self.path(name)
-        with _translating_errors(path):
+        with translating_os_errors(path, STORAGE_ERRORS):
             fd = self._safe_path(name).open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             return PosixWriter(fd, path, direct=self._direct)
 
     def open(self, name: str) -> PosixReader:
         path = self.path(name)
-        with _translating_errors(path):
+        with translating_os_errors(path, STORAGE_ERRORS):
             return PosixReader(
                 self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct
             )
@@ -172,25 +184,25 @@ class PosixStorage:
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         path = self.path(name)
         with (
-            _translating_errors(path),
+            translating_os_errors(path, STORAGE_ERRORS),
             open(self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
         ):
             return file.read(-1 if bytes_max is None else bytes_max)
 
     def size_bytes(self, name: str) -> int:
-        with _translating_errors(self.path(name)):
+        with translating_os_errors(self.path(name), STORAGE_ERRORS):
             return self._safe_path(name).lstat().st_size
 
     def rename(self, name: str, new_name: str) -> None:
-        with _translating_errors(self.path(new_name)):
+        with translating_os_errors(self.path(new_name), STORAGE_ERRORS):
             self._safe_path(name).rename(self._safe_path(new_name))
 
     def remove(self, name: str) -> None:
-        with _translating_errors(self.path(name)), contextlib.suppress(FileNotFoundError):
+        with translating_os_errors(self.path(name), STORAGE_ERRORS), contextlib.suppress(FileNotFoundError):
             self._safe_path(name).unlink()
 
     def make_folder(self, folder: str) -> None:
-        with _translating_errors(self.path(folder)):
+        with translating_os_errors(self.path(folder), STORAGE_ERRORS):
             for missing_path in _missing(self._folder):
                 with contextlib.suppress(FileExistsError):  # another rank was faster
                     os.mkdir(missing_path)
@@ -208,14 +220,14 @@ class PosixStorage:
             self._safe_path(folder).rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise _translated(error, self.path(folder)) from None
+                raise STORAGE_ERRORS.translate(error, self.path(folder)) from None
 
     def sync_folder(self, folder: str) -> None:
-        with _translating_errors(self.path(folder)):
+        with translating_os_errors(self.path(folder), STORAGE_ERRORS):
             self._safe_path(folder).sync()
 
     def names(self, folder: str) -> list[str]:
-        with _translating_errors(self.path(folder)):
+        with translating_os_errors(self.path(folder), STORAGE_ERRORS):
             try:
                 return sorted(map(os.fsdecode, self._safe_path(folder).names()))
             except FileNotFoundError:
@@ -224,7 +236,7 @@ class PosixStorage:
     def claim(self, name: str, data: bytes) -> PosixClaim:
         """Write and lock the claim under another name, then rename it: others never see the name without its lock."""
         path = self.path(name)
-        with _translating_errors(path):
+        with translating_os_errors(path, STORAGE_ERRORS):
             fd = self._safe_path(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -247,9 +259,9 @@ class PosixStorage:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _translated(error, path) from None
+            raise STORAGE_ERRORS.translate(error, path) from None
         try:
-            with _translating_errors(path):
+            with translating_os_errors(path, STORAGE_ERRORS):
                 stat = os.fstat(fd)
                 return is_owner_alive(self, name, fd, lambda: f"{stat.st_size}-{stat.st_mtime_ns}")
         finally:
@@ -280,7 +292,7 @@ class PosixWriter:
         self._lock = threading.Lock()
 
     def write(self, data: memoryview, offset: int) -> None:
-        with _translating_errors(self._path):
+        with translating_os_errors(self._path, STORAGE_ERRORS):
             if len(data) % ALIGN_BYTES or offset % ALIGN_BYTES:
                 self._use_page_cache()
             while data:
@@ -300,13 +312,13 @@ class PosixWriter:
                 self._direct = False
 
     def sync(self) -> None:
-        with _translating_errors(self._path):
+        with translating_os_errors(self._path, STORAGE_ERRORS):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _translating_errors(self._path):
+            with translating_os_errors(self._path, STORAGE_ERRORS):
                 os.close(fd)
 
 
@@ -319,7 +331,7 @@ class PosixReader:
         self._direct_fd = _open_direct(fd) if direct else -1
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        with _translating_errors(self._path):
+        with translating_os_errors(self._path, STORAGE_ERRORS):
             if self._direct_fd >= 0 and not _is_cached(self._fd, offset, len(target)):
                 count = self._read_direct(target, offset)
                 target, offset = target[count:], offset + count
@@ -418,26 +430,3 @@ def _missing(folder: str) -> list[str]:
         missing.append(folder)
         folder = os.path.dirname(folder)
     return missing[::-1]
-
-
-@contextlib.contextmanager
-def _translating_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise _translated(error, path) from None
-
-
-def _translated(error: OSError, path: str) -> HeadraceError:
-    why = os.strerror(error.errno).lower() if error.errno else str(error)
-    if error.errno == errno.ENOENT:
-        return PathNotFoundError(path, why=why)
-    if error.errno == errno.ENOTDIR:
-        return NotADirectoryPathError(path, why=why)
-    if error.errno == errno.ELOOP:
-        return CheckpointFailedError(path, why="it is a symbolic link, which may lead out of the directory")
-    if error.errno in _FULL:
-        return CheckpointNoSpaceError(path, why=why, hint="free some space, or keep fewer checkpoints")
-    return CheckpointFailedError(path, why=why)

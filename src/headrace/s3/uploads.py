@@ -27,6 +27,7 @@ from headrace.base.boot_clock import Moment
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import ObjectMetadata
+from headrace.base.os_errors import OsErrorRow, OsErrorTable, translating_os_errors
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.checksums import Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
@@ -42,6 +43,11 @@ LAST_PART_ATTRIBUTE = "user.headrace.heard"
 _ID = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9]{5}")
 _serial = itertools.count()
+_DISK_IS_FULL = OsErrorRow(NoSpaceError, "free some space on the disk of the first cache directory")
+_UPLOAD_ERRORS = OsErrorTable(
+    {errno.ENOSPC: _DISK_IS_FULL, errno.EDQUOT: _DISK_IS_FULL},
+    OsErrorRow(StoreError, "run the gateway as the user who runs the node"),
+)
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +81,7 @@ class Uploads:
     def begin(self, about: About) -> str:
         """Create an upload, and return its id."""
         id = secrets.token_hex(16)
-        with _translating_os_errors():
+        with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             temporary = self._directory + b"/new-" + id.encode()
             os.mkdir(temporary, 0o700)
@@ -115,11 +121,11 @@ class Uploads:
     def part(self, id: str, number: int) -> Iterator[int]:
         """Yield a descriptor for the bytes of a part. When the context ends without an error, the part gets its
         number. Its ETag must be recorded before."""
-        with _translating_os_errors():
+        with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             fd = os.open(self._directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             yield fd
-            with _translating_os_errors():
+            with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
                 self._durable.write_back(fd)
                 temporary = self._path(id) + b"/new-%d-%d" % (os.getpid(), next(_serial))
                 try:
@@ -148,7 +154,7 @@ class Uploads:
 
     def append(self, id: str, number: int, target: int) -> None:
         """Append a part's bytes to a file. The kernel copies them."""
-        with _translating_os_errors():
+        with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             try:
                 source = os.open(self._part_path(id, number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -161,7 +167,7 @@ class Uploads:
 
     def remove(self, id: str) -> None:
         """Delete an upload; it does not exist any more when this returns."""
-        with _translating_os_errors():
+        with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             removed = self._directory + b"/gone-" + id.encode()
             try:
                 os.rename(self._path(id), removed)
@@ -230,21 +236,3 @@ def _copy_all(source: int, target: int, offset: int) -> None:
         if copied == 0:
             raise StoreError("a part of an upload", why="its file was truncated")
         done, remaining = done + copied, remaining - copied
-
-
-@contextlib.contextmanager
-def _translating_os_errors() -> Iterator[None]:
-    """Raise StoreError or NoSpaceError instead of an OSError."""
-    try:
-        yield
-    except (StoreError, NoSpaceError):
-        raise
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(
-                "uploads in parts", why=why, hint="free some space on the disk of the first cache directory"
-            ) from None
-        raise StoreError(
-            "uploads in parts", why=why, hint="run the gateway as the user who runs the node"
-        ) from None

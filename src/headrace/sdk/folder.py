@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from headrace.base.errors import NotADirectoryPathError, UsageError
+from headrace.base.os_errors import PLAIN_FILES, translating_os_errors
 from headrace.sdk.cache import Cache, connect
-from headrace.sdk.mapped_files import URL, mapped, translating_errors
+from headrace.sdk.mapped_files import URL, mapped
 from headrace.vfs.streams import Content
 
 THREADS = 16
@@ -126,10 +127,10 @@ class LocalFolder:
 
     def names(self) -> list[str]:
         if not os.path.isdir(self._folder):
-            with translating_errors(self._folder):
+            with translating_os_errors(self._folder, PLAIN_FILES):
                 os.stat(self._folder)
             raise NotADirectoryPathError(self._folder, why="it is not a directory")
-        with translating_errors(self._folder):
+        with translating_os_errors(self._folder, PLAIN_FILES):
             return sorted(self._names_below())
 
     def _names_below(self) -> Iterator[str]:
@@ -150,7 +151,7 @@ class LocalFolder:
 
     def _read(self, name: str) -> bytes:
         path = os.path.join(self._folder, name)
-        with translating_errors(path), open(path, "rb", buffering=0) as file:
+        with translating_os_errors(path, PLAIN_FILES), open(path, "rb", buffering=0) as file:
             return file.read()
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -170,6 +171,6 @@ class LocalFolder:
 
     def open(self, name: str) -> Content:
         path = os.path.join(self._folder, name)
-        with translating_errors(path):
+        with translating_os_errors(path, PLAIN_FILES):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             return Content(os.fstat(fd).st_size, fd=fd, grows=True)

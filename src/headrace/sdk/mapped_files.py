@@ -11,8 +11,6 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 from headrace.base.cancel import Cancel
@@ -20,15 +18,13 @@ from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
     NodeUnavailableError,
-    NotADirectoryPathError,
-    PathNotFoundError,
     StaleIdError,
-    StoreError,
     UsageError,
     VersionChangedError,
 )
 from headrace.base.libc import address_of, c_library
 from headrace.base.model import FileId, Kind
+from headrace.base.os_errors import PLAIN_FILES, translating_os_errors
 from headrace.client.discovery import find_node
 from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient, connect
 from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
@@ -68,7 +64,7 @@ def open_model_folder(where: str, *, socket: str | None = None) -> tuple[ModelFo
     cache. Raise PathNotFoundError or NodeUnavailableError."""
     if where.startswith(URL):
         return _open_in_namespace(where, socket)
-    with translating_errors(where):
+    with translating_os_errors(where, PLAIN_FILES):
         mode = os.stat(where).st_mode
     if stat.S_ISDIR(mode):
         return LocalModelFolder(where), ""
@@ -117,12 +113,12 @@ class LocalModelFolder:
         return self._folder
 
     def names(self) -> list[str]:
-        with translating_errors(self._folder):
+        with translating_os_errors(self._folder, PLAIN_FILES):
             return sorted(entry.name for entry in os.scandir(self._folder) if entry.is_file())
 
     def read(self, name: str) -> bytes:
         path = os.path.join(self._folder, name)
-        with translating_errors(path), open(path, "rb") as file:
+        with translating_os_errors(path, PLAIN_FILES), open(path, "rb") as file:
             return file.read()
 
     def whole(self, name: str, cancel: Cancel) -> memoryview:
@@ -131,7 +127,7 @@ class LocalModelFolder:
             client = self._client_of(path)
             if client is None:
                 break
-            with translating_errors(path):
+            with translating_os_errors(path, PLAIN_FILES):
                 status = os.stat(path)
             if not _is_same_file(client, status):
                 break
@@ -140,7 +136,7 @@ class LocalModelFolder:
             except (StaleIdError, VersionChangedError):  # replaced: the name now means another file
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
-        with translating_errors(path):
+        with translating_os_errors(path, PLAIN_FILES):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return mapped(fd, os.fstat(fd).st_size)
@@ -245,18 +241,3 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     # interpreter's lock meanwhile
     c_library().madvise(address_of(view), size_bytes, mmap.MADV_WILLNEED)
     return view
-
-
-@contextmanager
-def translating_errors(path: str) -> Iterator[None]:
-    """Translate errors of the operating system to HeadraceError, with the path."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except FileNotFoundError as error:
-        raise PathNotFoundError(path, why=(error.strerror or str(error)).lower()) from None
-    except NotADirectoryError as error:
-        raise NotADirectoryPathError(path, why=(error.strerror or str(error)).lower()) from None
-    except OSError as error:
-        raise StoreError(path, why=(error.strerror or str(error)).lower()) from None
