@@ -23,7 +23,7 @@ def refused(call):
 """
 LIBRARY = """
 import ctypes, encodings.idna, hashlib, mmap, random, headrace
-import headrace.sdk.brokered_cache, headrace.vfs.brokered.broker_registry
+import headrace.sdk.brokered_bulk_read, headrace.vfs.brokered.broker_registry
 import headrace.vfs.remote.remote_registry, concurrent.futures.thread
 """
 """Of a program that reads by the library."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import NotAllowedError
 from headrace.base.tokens import Tokens
 from headrace.client.node_client import connect
@@ -20,7 +21,7 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _decode, _encode
-from headrace.sdk.mapped_files import LocalModelFolder
+from headrace.sdk.folder import LocalFolder
 from headrace.store.index import Index
 from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.vfs.remote.cluster_client import ClusterClient
@@ -168,9 +169,7 @@ def test_a_plain_file_with_our_attribute_leads_to_no_socket(tmp_path: Path) -> N
         listening.listen()
         listening.settimeout(0.2)
         os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(at))
-        files = LocalModelFolder(str(tmp_path))
-        assert files._client_of(str(file)) is None
-        files.close()
+        assert bytes(LocalFolder(str(tmp_path)).fetch(file.name, Cancel())) == b"weights"
         with pytest.raises(TimeoutError):
             heard.append(listening.accept()[0].recv(100))
     assert heard == []

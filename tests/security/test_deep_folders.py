@@ -20,7 +20,7 @@ from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.origin.local_write import make_directories
 from headrace.overlay.upper import Upper
 from headrace.s3.listing import ObjectListing
-from headrace.sdk.cache import Cache
+from headrace.sdk.cache import cache_over
 from headrace.sdk.folder import LocalFolder
 from headrace.vfs.client_registry import HOSTS, open_vfs
 from headrace.vfs.local_vfs import LocalVfs
@@ -77,7 +77,7 @@ def check_fsspec() -> None:
 
 def test_the_library(library: tuple[Host, LocalVfs], few_frames: None) -> None:
     host, paths = library
-    cache, there = Cache(paths), f"/deep{CHAIN}/f"
+    cache, there = cache_over(paths), f"/deep{CHAIN}/f"
     assert [f"{folder}/{name}" for folder, _, files in cache.walk("/deep") for name in files] == [there]
     assert list(cache.glob("/deep/**/f")) == [there]
     assert [row.key for row in ObjectListing(paths, b"/deep").page(b"", b"", b"", 10).rows] == [

@@ -24,7 +24,7 @@ from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import rename
 from headrace.overlay.upper import Upper
-from headrace.sdk.cache import Cache
+from headrace.sdk.cache import cache_over
 from headrace.vfs.client_registry import HOSTS, open_vfs
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.writeback.demotion import checksums_of, let_go
@@ -213,7 +213,7 @@ def test_what_is_persisted(paths: tuple[Host, LocalVfs], canary: Canary) -> None
         with here.create(b"/out/honest-%d" % number, replace=True) as stream:
             stream.write(MINE)
         with contextlib.suppress(HeadraceError):  # it is told of what changed while it was persisted
-            Cache(here).persist("/out")
+            cache_over(here).persist("/out")
         for path in origin.rglob("*"):
             if path.is_file() and not path.name.startswith("."):
                 with contextlib.suppress(FileNotFoundError):

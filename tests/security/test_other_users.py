@@ -109,7 +109,7 @@ with cache.open("/large") as stream:
     stream.seek(39 << 20)
     end = stream.read()
 found = {
-    "kind": type(cache).__name__,
+    "kind": type(cache._vfs).__name__,
     "names": sorted(one.path for one in cache.list("/")),
     "listed": len(list(cache.list("/d"))),
     "small": digest(cache.read("/small")),
@@ -136,7 +136,7 @@ found = {
     }
     large = (open_host.truth / "large").read_bytes()
     assert found == {
-        "kind": "BrokeredCache",
+        "kind": "BrokeredVfs",
         "names": ["/d", "/keep", "/large", "/small", "/w"],
         "listed": 40,
         "small": truth["small"],
@@ -159,20 +159,20 @@ def test_fsspec_loaders_and_models_go_on_working(open_host: Host) -> None:
 digest = lambda data: hashlib.sha256(data).hexdigest()
 system = fsspec.filesystem("headrace", socket=at)
 place = headrace.sdk.folder.open_folder("headrace:///d", socket=at)
-files, name = headrace.sdk.mapped_files.open_model_folder("headrace:///large", socket=at)
-mounted, other = headrace.sdk.mapped_files.open_model_folder(mount + "/large")
+files, name = headrace.sdk.folder.open_folder_or_file("headrace:///large", socket=at)
+mounted, other = headrace.sdk.folder.open_folder_or_file(mount + "/large")
 cancel = headrace.base.cancel.Cancel()
 found = {
     "cat": digest(system.cat("/small")),
     "find": len(system.find("/d")),
     "place": [digest(data) for data in place.read_many(["3", "5"])],
     "names": len(place.names()),
-    "whole": digest(files.whole(name, cancel)),
-    "mounted": digest(mounted.whole(other, cancel)),
+    "whole": digest(files.fetch(name, cancel)),
+    "mounted": digest(mounted.fetch(other, cancel)),
 }
 """,
         imports=LIBRARY
-        + "import fsspec, headrace.integrations.fsspec, headrace.sdk.mapped_files, headrace.sdk.folder; "
+        + "import fsspec, headrace.integrations.fsspec, headrace.sdk.folder; "
         + "import headrace.base.cancel",
         at=_socket(open_host),
         mount=str(open_host.mount),

@@ -25,7 +25,7 @@ NOTHING = f"{0:016x}"
 USER = f"{NODE_USER}:{NODE_USER}"
 READ = """
 cache = headrace.connect(socket=at)
-found = [type(cache).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
+found = [type(cache._vfs).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
 """
 
 
@@ -101,8 +101,8 @@ def test_mount_library_and_s3_give_the_bytes_of_the_origin(lowered: Host) -> Non
     lowered.assert_right()
     truth = [digest(lowered.truth / name) for name in ("small", "large")]
     for uid in (0, NOBODY):
-        assert as_user(uid, READ, imports=LIBRARY, at=said["socket"]) == ["BrokeredCache", *truth]
-    assert as_user(NODE_USER, READ, imports=LIBRARY, at=said["socket"]) == ["Cache", *truth]
+        assert as_user(uid, READ, imports=LIBRARY, at=said["socket"]) == ["BrokeredVfs", *truth]
+    assert as_user(NODE_USER, READ, imports=LIBRARY, at=said["socket"]) == ["LocalVfs", *truth]
     assert as_nobody("found = open(path, 'rb').read().hex()", path=str(lowered.mount / "d/file")) == (
         (lowered.truth / "d/file").read_bytes().hex()
     )

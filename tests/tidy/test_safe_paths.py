@@ -17,6 +17,8 @@ MODULES = (
     *(
         "vfs/vfs_reader.py",
         "vfs/local_vfs.py",
+        "vfs/staged_file.py",
+        "vfs/tree_changes.py",
         "overlay/merged_tree.py",
         "overlay/whiteouts.py",
         "overlay/lease_check.py",

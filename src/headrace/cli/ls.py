@@ -14,7 +14,7 @@ from headrace.cli.render import print_json, say
 
 if TYPE_CHECKING:
     from headrace.base.model import Entry
-    from headrace.client.node_client import NodeClient
+    from headrace.cli.request import PathClient
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def ls(
                 say(_line(row) if long else row["name"])
 
 
-def _walk(client: NodeClient, path: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
+def _walk(client: PathClient, path: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
     from headrace.base.model import Kind
 
     levels = [(path, b"", iter(client.list_path(path)))]

@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from headrace.base.cancel import Cancel
 from headrace.base.errors import EvictedError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
-from headrace.store.reader import CacheReader
 from headrace.wire.messages import Answer, FillRange, Message
 
 ATTEMPTS_MAX = 100
@@ -20,7 +20,19 @@ READERS_MIN = 4
 WHOLE_STEP_BYTES = 32 * BLOCK_SIZE_BYTES
 """After this many sequential bytes the node fetches the whole file (`whole_file_after_bytes`)."""
 
-Reopen = Callable[[FileId], CacheReader | None]
+
+class BlockReader(Protocol):
+    """Reads an open cache file, which may lack blocks: a `CacheReader`, or a descriptor that the node passed."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+    def present(self, start: int, end: int) -> bool: ...
+    def close(self) -> None: ...
+
+
+Reopen = Callable[[FileId], BlockReader | None]
 Ask = Callable[[Message, Cancel | None], Answer]
 
 
@@ -30,14 +42,14 @@ class OpenFile:
     returned stays open until the same thread waits again. A file larger than the cache uses many cache files in
     succession. Thread-safe but for `close`."""
 
-    def __init__(self, id: FileId, reader: CacheReader, ask: Ask, reopen: Reopen) -> None:
+    def __init__(self, id: FileId, reader: BlockReader, ask: Ask, reopen: Reopen) -> None:
         self.id = id
         self._readers = [reader]  # the newest first; replaced, never changed in place
         self._ask = ask
         self._reopen = reopen
         self._following = threading.Lock()
         self._lending = threading.Lock()
-        self._lent: dict[int, CacheReader] = {}  # thread → the reader it uses until it waits again
+        self._lent: dict[int, BlockReader] = {}  # thread → the reader it uses until it waits again
 
     @property
     def fd(self) -> int:
@@ -90,7 +102,7 @@ class OpenFile:
         for reader in self._readers:
             reader.close()
 
-    def _reader_with(self, start: int, end: int) -> CacheReader | None:
+    def _reader_with(self, start: int, end: int) -> BlockReader | None:
         for reader in self._readers:
             if reader.present(start, end):
                 return reader
@@ -105,7 +117,7 @@ class OpenFile:
                 if newest is not None:
                     self._take(newest)
 
-    def _take(self, newest: CacheReader) -> None:
+    def _take(self, newest: BlockReader) -> None:
         with self._lending:
             readers = [newest, *self._readers]
             lent = self._lent.values()

@@ -42,9 +42,9 @@ from headrace.integrations.fsspec_async import Coroutines
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join, split
 from headrace.vfs.client_registry import open_vfs
-from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.file_stat import is_directory, version_text
 from headrace.vfs.streams import ReadStream, WriteStream
-from headrace.vfs.vfs_reader import is_directory, version_text
+from headrace.vfs.vfs import Vfs
 
 THREADS = 32
 """Threads of one file system for calls on many files. They mostly wait for the node or the disk."""
@@ -87,20 +87,20 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._cache_folder, self._socket, self._nodes = cache, socket, nodes
         self.auto_mkdir = auto_mkdir
         self._patience_s = patience_s
-        self._connection: LocalVfs | None = None
+        self._connection: Vfs | None = None
         self._file_threads = _FileThreads()
 
     @property
-    def _vfs(self) -> LocalVfs:
+    def _vfs(self) -> Vfs:
         vfs = self._connection
-        if vfs is None or vfs.client.closed:
+        if vfs is None or vfs.closed:
             selection = {"cache": self._cache_folder, "socket": self._socket}
             vfs = self._connection = open_vfs(self._nodes, **selection, patience_s=self._patience_s)
         return vfs
 
     @property
     def fsid(self) -> str:
-        return f"headrace-{self._vfs.client.generation:x}"
+        return f"headrace-{self._vfs.generation:x}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:

@@ -3,7 +3,7 @@
     weights = load_model("/mnt/models/llama-70b")             # all tensors, by name
     for name, tensor in iter_model("/mnt/models/llama-70b", device="cuda:0"): ...     # as the files arrive
 
-The loader requests a few complete files at a time (sdk/mapped_files.py) and maps each of them. Tensors point into the
+The loader requests a few complete files at a time (sdk/folder.py) and maps each of them. Tensors point into the
 mapping: device "cpu" needs no copy, and all processes of a host share the memory. It needs torch and no other package.
 The format is https://github.com/huggingface/safetensors#format.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -30,7 +31,7 @@ from headrace.base.errors import CorruptCheckpointError, NotSupportedError, Path
 from headrace.checkpoint.export import TORCH_WORDS
 from headrace.checkpoint.manifest_check import DIMENSIONS_MAX, SIZE_BYTES_MAX
 from headrace.checkpoint.restore import matcher
-from headrace.sdk.mapped_files import ModelFolder, open_model_folder
+from headrace.sdk.folder import URL, Folder, open_folder_or_file
 
 FILES_AT_A_TIME = 4
 """Files requested in parallel: several owners of a cluster serve them, and the first files arrive early."""
@@ -101,13 +102,15 @@ def _by_file(
 
     in_order: receives the names of all files first, in the order of the model.
     """
-    files, file_name = open_model_folder(where, socket=socket)
+    if where.startswith(URL):
+        where = URL + unquote(where.removeprefix(URL))
+    files, file_name = open_folder_or_file(where, socket=socket)
     cancel, is_selected = Cancel(), matcher(only)
     pool = ThreadPoolExecutor(FILES_AT_A_TIME, thread_name_prefix="model")
     try:
         shards = _shards(files, file_name, is_selected)
         in_order.update((shard.file, {}) for shard in shards)
-        shards_by_future = {pool.submit(files.whole, shard.file, cancel): shard for shard in shards}
+        shards_by_future = {pool.submit(files.fetch, shard.file, cancel): shard for shard in shards}
         loaded_names: set[str] = set()
         for future in as_completed(shards_by_future):
             shard = shards_by_future.pop(future)
@@ -123,16 +126,15 @@ def _by_file(
     finally:
         cancel.set()
         pool.shutdown(cancel_futures=True)
-        files.close()
         cancel.close()
 
 
-def _shards(files: ModelFolder, file_name: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
+def _shards(files: Folder, file_name: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
     if file_name.endswith(INDEX):
         return _indexed(files, file_name, is_selected)
     if file_name:
         return [_Shard(file_name, None)]
-    names = files.names()
+    names = files.names(recursive=False)
     indexes = [name for name in names if name.endswith(INDEX)]
     if len(indexes) == 1:
         return _indexed(files, indexes[0], is_selected)
@@ -150,9 +152,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _indexed(files: ModelFolder, index: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
+def _indexed(files: Folder, index: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
     try:
-        weight_map = decode_json(files.read(index), _Index).weight_map
+        weight_map = decode_json(files.read_many([index])[0], _Index).weight_map
     except msgspec.MsgspecError as error:
         raise _corrupt(f"{files.name}/{index}", f"it is not a valid index: {error}") from None
     names: dict[str, set[str]] = {}

@@ -26,10 +26,9 @@ from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
 from headrace.rest.problems import RefusedError
-from headrace.sdk.cache import stat_of
+from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
-from headrace.vfs.vfs_reader import is_directory, version_text
 from headrace.wire.api import (
     BYTES,
     SUM_HEADER,

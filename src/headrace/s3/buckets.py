@@ -17,8 +17,8 @@ from headrace.s3.listing import ListedKey, ObjectListing, Page
 from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.objects import Objects
 from headrace.s3.routes import S3Call, check_key
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.vfs.vfs_reader import is_directory
 
 KEYS_MAX = 1000
 REGION = "us-east-1"

@@ -16,8 +16,8 @@ from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
 from headrace.s3.object_attributes import ObjectAttributes, attributes_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.vfs.vfs_reader import is_directory
 
 _NAME_BYTES_MAX = 255
 

@@ -47,9 +47,9 @@ from headrace.s3.object_attributes import (
 )
 from headrace.s3.object_metadata import MISSING, MetadataLookup, metadata_of, response_headers, with_copied
 from headrace.s3.routes import S3Call, check_key
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, WriteStream
-from headrace.vfs.vfs_reader import is_directory
 
 MTIME = "x-amz-meta-mtime"
 REFUSED = {

@@ -12,57 +12,29 @@ FileNotFoundError.
 from __future__ import annotations
 
 import builtins
-import fnmatch
+import contextlib
 import io
 import os
-import re
-import stat as modes
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Literal
-
-import msgspec
+from typing import IO, Any
 
 from headrace.base.errors import IsADirectoryPathError, UsageError
-from headrace.base.model import Entry, Kind
-from headrace.client.connection import Connection
 from headrace.client.node_client import PATIENCE_S
-from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
-from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, Wanted
-from headrace.sdk.mapped_files import mapped
+from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, ThreadedBulkReader, Wanted
+from headrace.sdk.glob import matching_paths
+from headrace.sdk.local_bulk_read import LocalBulkReader
+from headrace.sdk.mapped_files import map_whole
 from headrace.vfs.client_registry import open_vfs
+from headrace.vfs.file_stat import Stat, is_directory, stat_of
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, ReadStream, WriteStream
-from headrace.vfs.vfs_reader import is_directory, version_text
+from headrace.vfs.vfs import Vfs
 from headrace.wire.messages import JobStart, JobState
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-READ_MANY_THREADS = 32
+__all__ = ["Cache", "Stat", "cache_over", "connect"]
 PUT_STEP_BYTES = 4 << 20
-
-Kinds = Literal["file", "directory", "link", "other"]
-
-
-class Stat(msgspec.Struct, frozen=True):
-    """Describes a path. mtime_ns: 0 if the origin has no time. version: differs if the bytes differ; "" for anything
-    but a file."""
-
-    path: str
-    kind: Kinds
-    size_bytes: int
-    mtime_ns: int
-    version: str
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    @property
-    def is_directory(self) -> bool:
-        return self.kind == "directory"
 
 
 def connect(
@@ -78,30 +50,33 @@ def connect(
     nodes: REST APIs of nodes of other hosts, which are used instead (docs/sdk.md). patience_s: how long calls wait
     for a node that is restarting. Raise NodeUnavailableError, NotAllowedError, or UsageError when several nodes run.
     """
-    paths = open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s)
-    if isinstance(paths, LocalVfs):
-        return Cache(paths)
-    from headrace.vfs.brokered.brokered_vfs import (
-        BrokeredVfs,  # not needed if this user's node runs
-    )
+    return cache_over(open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s))
 
-    if isinstance(paths, BrokeredVfs):
-        from headrace.sdk.brokered_cache import BrokeredCache
 
-        return BrokeredCache(paths)
-    from headrace.sdk.asked_cache import AskedCache
+def cache_over(vfs: Vfs) -> Cache:
+    """Return a cache of a namespace, which stays open when the cache is closed."""
+    return Cache(vfs, _bulk_reader_of(vfs))
 
-    return AskedCache(paths)
+
+def _bulk_reader_of(vfs: Vfs) -> BulkReader:
+    if isinstance(vfs, LocalVfs):
+        return LocalBulkReader(vfs)
+    from headrace.vfs.brokered.brokered_vfs import BrokeredVfs  # not needed if this user's node runs
+
+    if isinstance(vfs, BrokeredVfs):
+        from headrace.sdk.brokered_bulk_read import BrokeredBulkReader
+
+        return BrokeredBulkReader(vfs)
+    return ThreadedBulkReader(vfs)
 
 
 class Cache:
     """Reads and writes the namespace; `connect` creates it. The connection and the descriptors belong to the process
     and last as long as it. Only what `open` returns needs to be closed."""
 
-    def __init__(self, paths: LocalVfs) -> None:
-        self._paths = paths
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
+    def __init__(self, vfs: Vfs, bulk_reader: BulkReader) -> None:
+        self._vfs = vfs
+        self._bulk_reader = bulk_reader
 
     def __enter__(self) -> Cache:
         return self
@@ -113,9 +88,7 @@ class Cache:
 
     def close(self) -> None:
         """End the threads of `read_many`. Files that were written remain, and the node persists them."""
-        if self._pool is not None and self._process == os.getpid():
-            self._pool.shutdown()
-        self._pool = None
+        self._bulk_reader.close()
 
     # ------------------------------------------------------------ reading
 
@@ -129,31 +102,27 @@ class Cache:
         raw_path = os.fsencode(path)
         file: ReadStream | WriteStream
         if mode == "rb":
-            file = self._paths.open(raw_path)
+            file = self._vfs.open(raw_path)
         elif mode in ("wb", "xb"):
-            file = self._paths.create(raw_path, replace=mode == "wb", parents=True)
+            file = self._vfs.create(raw_path, replace=mode == "wb", parents=True)
         elif mode == "ab":
-            file = self._paths.append(raw_path)
+            file = self._vfs.append(raw_path)
         else:
             raise UsageError(f"mode {mode!r}", why="the mode must be r, w, x or a, with b for bytes")
         return file
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Return bytes start to end; fewer if the file ends before."""
-        return self._paths.read(os.fsencode(path), start, end)
+        return self._vfs.read(os.fsencode(path), start, end)
 
     def content(self, path: str) -> Content:
         """Open a file for reads of ranges: `content.read(start, end)`. The caller closes it."""
-        return self._paths.content(os.fsencode(path))
+        return self._vfs.content(os.fsencode(path))
 
     def map(self, path: str) -> memoryview:
         """Return a whole file in memory, without a copy of cached bytes. Block until all bytes are on this host.
         Writing to it changes this process's memory only."""
-        content = self._paths.content(os.fsencode(path))
-        try:
-            return mapped(content.wait_whole(), content.size_bytes)
-        finally:
-            content.close()
+        return map_whole(lambda: self.content(path))
 
     def read_many(
         self,
@@ -167,30 +136,21 @@ class Cache:
 
         `wanted` may be endless: it is consumed a little ahead of the caller. on_error "return": a read that fails
         yields a ReadResult with its error, and the others continue."""
-        reads = BulkReader(self._paths, self._threads)
-        return reads.all(wanted, ordered=ordered, on_error=on_error)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._process != os.getpid():  # a child has no threads of its parent
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(READ_MANY_THREADS, thread_name_prefix="headrace")
-            self._process = os.getpid()
-        return self._pool
+        return self._bulk_reader.read(wanted, ordered=ordered, on_error=on_error)
 
     # ------------------------------------------------------------ stat and list
 
     def stat(self, path: str) -> Stat:
         """Return the stat of a path; a link is not followed. Raise PathNotFoundError."""
-        return stat_of(path, self._paths.get(os.fsencode(path), follow=False)[1])
+        return stat_of(path, self._vfs.get(os.fsencode(path), follow=False)[1])
 
     def exists(self, path: str) -> bool:
-        return self._paths.exists(os.fsencode(path))
+        return self._vfs.exists(os.fsencode(path))
 
     def list(self, path: str = "/") -> Iterator[Stat]:
         """Yield the entries of a directory in the order of their names. Raise NotADirectoryPathError."""
         directory = os.fsencode(path)
-        for name, stat in self._paths.children(directory):
+        for name, stat in self._vfs.children(directory):
             yield stat_of(os.fsdecode(join(directory, name)), stat)
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
@@ -207,43 +167,14 @@ class Cache:
     def glob(self, pattern: str) -> Iterator[str]:
         """Yield the paths that match a pattern: `*`, `?` and `[…]` within a name, `**` for any number of directories.
         Names that begin with a dot match too."""
-        pending = [("/", [word for word in pattern.split("/") if word])]
-        while pending:
-            path, words = pending.pop()
-            if words:
-                pending += reversed(self._next_matches(path, words))
-            else:
-                yield path
-
-    def _next_matches(
-        self, path: str, words: builtins.list[str]
-    ) -> builtins.list[tuple[str, builtins.list[str]]]:
-        """Return the paths that match the first word, each with its remaining words, in the order of names."""
-        word, rest = words[0], words[1:]
-        if not re.search(r"[*?[]", word):
-            child = f"{path.rstrip('/')}/{word}"
-            return [(child, rest)] if self.exists(child) else []
-        matches = [(path, rest or ["*"])] if word == "**" else []
-        if not self._is_directory(path):
-            return matches
-        is_match = re.compile(fnmatch.translate(word)).match
-        for entry in self.list(path):
-            if word == "**":
-                matches += [(entry.path, words)] if entry.is_directory else []
-            elif is_match(entry.name):
-                matches.append((entry.path, rest))
-        return matches
-
-    def _is_directory(self, path: str) -> bool:
-        stat = self._paths.find(os.fsencode(path))[1]
-        return stat is not None and is_directory(stat)
+        return matching_paths(self._vfs, pattern)
 
     # ------------------------------------------------------------ writing
 
     def put(self, path: str, data: bytes | bytearray | memoryview | IO[bytes]) -> None:
         """Write a whole file, from bytes or from an open file. It replaces an earlier one when it is complete. Create
         missing directories above it. Raise ReadOnlyError if the settings forbid writes."""
-        with self._paths.create(os.fsencode(path), replace=True, parents=True) as out:
+        with self._vfs.create(os.fsencode(path), replace=True, parents=True) as out:
             if isinstance(data, (bytes, bytearray, memoryview)):
                 out.write(data)
                 return
@@ -254,19 +185,19 @@ class Cache:
         """Delete a file or a link. recursive: also a directory with everything in it. Raise IsADirectoryPathError."""
         raw_path = os.fsencode(path)
         if recursive:
-            self._paths.remove_all(raw_path)
-        elif is_directory(self._paths.get(raw_path, follow=False)[1]):
+            self._vfs.remove_all(raw_path)
+        elif is_directory(self._vfs.get(raw_path, follow=False)[1]):
             raise IsADirectoryPathError(path, why="it is a directory", hint="remove it with recursive=True")
         else:
-            self._paths.remove(raw_path)
+            self._vfs.remove(raw_path)
 
     def make_directory(self, path: str) -> None:
         """Create a directory and those above it; existing ones are kept."""
-        self._paths.make_directories(os.fsencode(path))
+        self._vfs.make_directories(os.fsencode(path))
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically; an existing target file is replaced."""
-        self._paths.rename(os.fsencode(source), os.fsencode(target))
+        self._vfs.rename(os.fsencode(source), os.fsencode(target))
 
     # ------------------------------------------------------------ the cache
 
@@ -297,32 +228,17 @@ class Cache:
 
     def status(self) -> dict[str, object]:
         """Return what `headrace status --json` prints."""
-        return self._paths.client.status()
+        return self._vfs.status()
 
     def _run(
         self, kind: str, path: str, options: dict[str, str], on_progress: Callable[[JobState], None] | None
     ) -> JobState:
-        connection = Connection(self._paths.client.socket, role="sdk")
         last: JobState | None = None
-        try:
-            for state in connection.stream(JobStart(kind=kind, path=path, options=options)):
-                assert isinstance(state, JobState)
+        start = JobStart(kind=kind, path=path, options=options)
+        with contextlib.closing(self._vfs.run_job(start)) as states:
+            for state in states:
                 last = state
                 if on_progress is not None:
                     on_progress(state)
-        finally:
-            connection.close()
         assert last is not None
         return last
-
-
-def stat_of(path: str, stat: FileStat) -> Stat:
-    if isinstance(stat, Entry):
-        is_dir = stat.kind is Kind.DIRECTORY
-        version = stat.version
-        token = "" if is_dir else version_text(stat)
-        return Stat(path, "directory" if is_dir else "file", version.size_bytes, version.mtime_ns, token)
-    kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
-    kind = kinds.get(modes.S_IFMT(stat.st_mode), "other")
-    token = version_text(stat) if kind == "file" else ""
-    return Stat(path, kind, stat.st_size if kind != "directory" else 0, stat.st_mtime_ns, token)

@@ -1,23 +1,27 @@
-"""Open a directory of training data: in the namespace of this host's node (`headrace:///PATH`, which needs no mount),
-or any directory of this host's file systems, including mounts. Data sets (`integrations/torch_data.py`) read both in
-the same way.
+"""Open a directory of training data or of a model: in the namespace of a node (`headrace:///PATH`, which needs no
+mount), or any directory of this host's file systems, including mounts. Data sets (`integrations/torch_data.py`) and
+models (`integrations/safetensors.py`) read both in the same way.
 
-A `Folder` may be pickled, and used by a child after a fork. Thread-safe.
+A `Folder` may be pickled, and used by a child after a fork. Thread-safe. Its connections belong to the process, and
+stay open.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import NotADirectoryPathError, UsageError
+from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.os_errors import PLAIN_FILES, translating_os_errors
 from headrace.sdk.cache import Cache, connect
-from headrace.sdk.mapped_files import URL, mapped
+from headrace.sdk.mapped_files import map_whole, open_by_node, open_plain
 from headrace.vfs.streams import Content
 
+URL = "headrace://"
 THREADS = 16
 
 
@@ -28,8 +32,11 @@ class Folder(Protocol):
     def name(self) -> str:
         """Return the name that messages use for it."""
 
-    def names(self) -> list[str]:
-        """Return the names of all files in and below it, sorted. Raise PathNotFoundError or NotADirectoryPathError."""
+    def check(self) -> None:
+        """Raise PathNotFoundError or NotADirectoryPathError unless it is a directory."""
+
+    def names(self, *, recursive: bool = True) -> list[str]:
+        """Return the names of all files in it, sorted. recursive: and below it. Raise the errors of `check`."""
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         """Read files and return their bytes in the order of the names. Raise PathNotFoundError, OriginError and its
@@ -37,6 +44,10 @@ class Folder(Protocol):
 
     def map(self, name: str) -> memoryview:
         """Return a whole file; block until it is on this host. Writing to it changes this process's memory only."""
+
+    def fetch(self, name: str, cancel: Cancel) -> memoryview:
+        """Return a whole file as `map` does, after the node has fetched it as fast as it can. A file in a mount is not
+        read through the mount. Raise the errors of `map_whole`."""
 
     def open(self, name: str) -> Content:
         """Open a file for reads of ranges; only those are fetched. The caller closes it."""
@@ -53,21 +64,29 @@ def open_folder(where: str, *, cache: str | None = None, socket: str | None = No
     return NodeFolder("/" + path.strip("/"), cache=cache, socket=socket)
 
 
-def files_at(where: str, *, cache: str | None = None, socket: str | None = None) -> tuple[Folder, list[str]]:
-    """Open a directory as open_folder does; `where` may also be one file. Return the directory and the names of the
-    files."""
+def open_folder_or_file(
+    where: str, *, cache: str | None = None, socket: str | None = None
+) -> tuple[Folder, str]:
+    """Open a directory as open_folder does, with ""; or the directory above the file that `where` names, with the name
+    of the file. Raise PathNotFoundError."""
     folder = open_folder(where, cache=cache, socket=socket)
     try:
-        return folder, folder.names()
+        folder.check()
+        return folder, ""
     except NotADirectoryPathError:
-        parent, _, name = (
-            where.rpartition("/") if where.startswith(URL) else os.path.abspath(where).rpartition("/")
-        )
-        return open_folder(f"{parent}/", cache=cache, socket=socket), [name]
+        parent, _, name = (where if where.startswith(URL) else os.path.abspath(where)).rpartition("/")
+        return open_folder(f"{parent}/", cache=cache, socket=socket), name
+
+
+def files_at(where: str, *, cache: str | None = None, socket: str | None = None) -> tuple[Folder, list[str]]:
+    """Open a directory or a file as open_folder_or_file does. Return the names of the directory's files, or of the
+    file."""
+    folder, name = open_folder_or_file(where, cache=cache, socket=socket)
+    return folder, [name] if name else folder.names()
 
 
 class NodeFolder:
-    """Reads a directory of the namespace through this host's node."""
+    """Reads a directory of the namespace that `connect` opens with the same arguments."""
 
     def __init__(self, path: str, *, cache: str | None, socket: str | None) -> None:
         self._path = path
@@ -88,11 +107,16 @@ class NodeFolder:
             self._cache = connect(cache=cache, socket=socket)
         return self._cache
 
-    def names(self) -> list[str]:
+    def check(self) -> None:
+        next(self._connected.list(self._path), None)
+
+    def names(self, *, recursive: bool = True) -> list[str]:
         names = []
-        for folder, _, files in self._connected.walk(self._path):
+        for folder, folders, files in self._connected.walk(self._path):
             prefix = folder[len(self._path.rstrip("/")) :].strip("/")
             names += [f"{prefix}/{name}" if prefix else name for name in files]
+            if not recursive:
+                folders.clear()
         return sorted(names)
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
@@ -100,6 +124,9 @@ class NodeFolder:
 
     def map(self, name: str) -> memoryview:
         return self._connected.map(self._path_of(name))
+
+    def fetch(self, name: str, cancel: Cancel) -> memoryview:
+        return map_whole(lambda: self.open(name), cancel)
 
     def open(self, name: str) -> Content:
         return self._connected.content(self._path_of(name))
@@ -113,64 +140,52 @@ class LocalFolder:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_folder"])  # type: ignore[misc]
+        self._threads = ForkSafePool(THREADS, "headrace-folder")
 
     @property
     def name(self) -> str:
         return self._folder
 
-    def names(self) -> list[str]:
-        if not os.path.isdir(self._folder):
-            with translating_os_errors(self._folder, PLAIN_FILES):
-                os.stat(self._folder)
-            raise NotADirectoryPathError(self._folder, why="it is not a directory")
+    def check(self) -> None:
         with translating_os_errors(self._folder, PLAIN_FILES):
-            return sorted(self._names_below())
+            mode = os.stat(self._folder).st_mode
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryPathError(self._folder, why="it is not a directory")
 
-    def _names_below(self) -> Iterator[str]:
+    def names(self, *, recursive: bool = True) -> list[str]:
+        self.check()
+        with translating_os_errors(self._folder, PLAIN_FILES):
+            return sorted(self._names_below(recursive=recursive))
+
+    def _names_below(self, *, recursive: bool) -> Iterator[str]:
         pending = [(self._folder, "")]
         while pending:
             folder, prefix = pending.pop()
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.is_dir():
-                        pending.append((entry.path, f"{prefix}{entry.name}/"))
-                    else:
+                    if not entry.is_dir():
                         yield prefix + entry.name
+                    elif recursive:
+                        pending.append((entry.path, f"{prefix}{entry.name}/"))
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         if len(names) == 1:
             return [self._read(names[0])]
-        return list(self._threads().map(self._read, names))
+        return list(self._threads.executor().map(self._read, names))
 
     def _read(self, name: str) -> bytes:
-        path = os.path.join(self._folder, name)
+        path = self._path_of(name)
         with translating_os_errors(path, PLAIN_FILES), open(path, "rb", buffering=0) as file:
             return file.read()
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """Return the pool of this process; a child has no threads of its parent. There is no lock, which a fork could
-        leave locked: a second pool does no harm."""
-        pool = self._pool
-        if pool is None or pool[0] != os.getpid():
-            pool = self._pool = os.getpid(), ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-folder")
-        return pool[1]
-
     def map(self, name: str) -> memoryview:
-        content = self.open(name)
-        try:
-            return mapped(content.fd, content.size_bytes)
-        finally:
-            content.close()
+        return map_whole(lambda: self.open(name))
+
+    def fetch(self, name: str, cancel: Cancel) -> memoryview:
+        return map_whole(lambda: open_by_node(self._path_of(name), cancel), cancel)
 
     def open(self, name: str) -> Content:
-        path = os.path.join(self._folder, name)
-        with translating_os_errors(path, PLAIN_FILES):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return Content(os.fstat(fd).st_size, fd=fd, grows=True)
+        return open_plain(self._path_of(name))
+
+    def _path_of(self, name: str) -> str:
+        return os.path.join(self._folder, name)

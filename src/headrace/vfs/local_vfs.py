@@ -13,59 +13,47 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 import weakref
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Generator
 
-from headrace.base.beneath import NOREPLACE, SafePath
+from headrace.base.beneath import NOREPLACE
 from headrace.base.errors import (
     IsADirectoryPathError,
     NotADirectoryPathError,
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
-    StoreError,
 )
-from headrace.base.model import Kind
-from headrace.base.os_errors import read_only as _read_only
-from headrace.base.os_errors import translating_os_errors
-from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.base.os_errors import read_only, translating_os_errors
+from headrace.base.write_modes import WriteMode
+from headrace.client.connection import Connection
 from headrace.client.node_client import NodeClient
-from headrace.overlay.durable_writes import DurableWrites
-from headrace.overlay.lease_check import LeaseRequiredError
-from headrace.overlay.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
-from headrace.overlay.upper import Upper, join, split
+from headrace.overlay.merged_tree import FileStat, NeedsContentError, Owner
+from headrace.overlay.upper import join, split
+from headrace.vfs.file_stat import is_directory
+from headrace.vfs.staged_file import StagedFile
 from headrace.vfs.streams import WriteStream
-from headrace.vfs.vfs_reader import VfsReader, is_directory
+from headrace.vfs.tree_changes import COPIES_MAX, Result, TreeChanges
+from headrace.vfs.vfs_reader import VfsReader
+from headrace.wire.messages import JobStart, JobState
 
 TELL_S_MAX = 5.0
-COPIES_MAX = 10
-"""How often a change copies up a file that disappears again before it fails."""
-
-Result = TypeVar("Result")
 
 
 class LocalVfs(VfsReader):
     """Reads and changes the namespace of this host's node. client: owned by this object."""
 
     def __init__(self, client: NodeClient) -> None:
-        tree = MergedTree(
-            client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
-        )
-        super().__init__(client, tree)
-        self._unsettled: list[bytes] = []
-        self.durable = DurableWrites(os.fsencode(client.upper), lambda: client.local.durable_puts)
+        self._changes = TreeChanges(client)
+        super().__init__(client, self._changes.tree)
         self._umask = _umask()
-        alive = weakref.ref(self)
+        alive = weakref.ref(self._changes)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     def close(self) -> None:
         """Report the last changes and close the client. A node that does not answer in time finds the changes later,
         by itself."""
-        if self._pressure is not None:
-            self._pressure.close()
-        self.tree.upper.close()
+        self._changes.close()
         self.client.end_telling(TELL_S_MAX)
         self.client.close()
 
@@ -90,14 +78,12 @@ class LocalVfs(VfsReader):
         raises that error and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
         with translating_os_errors(path):
-            fd, temp_path = self._new_file()
+            file = StagedFile(self.tree.upper)
         return WriteStream(
-            fd,
+            file.fd,
             os.fsdecode(path),
-            finish=lambda fd: self._publish(
-                fd, temp_path, real_path, replace=replace, parents=parents, check=check
-            ),
-            abandon=lambda _: _unlink(temp_path),
+            finish=lambda _: self._publish(file, real_path, replace=replace, parents=parents, check=check),
+            abandon=lambda _: file.discard(),
             commits=commits,
             is_broken_off=is_broken_off,
         )
@@ -137,9 +123,9 @@ class LocalVfs(VfsReader):
         """Report to the node that a file was written in place; in mode `through` the origin has it on return. fd: the
         descriptor that was written, to make its bytes durable too; None: the caller syncs them if it needs to."""
         if fd is not None:
-            self._write_back(fd, path)
-        self._change(path, lambda: self._changed([path]), flush=fd is not None)
-        self._throttle()
+            self._changes.write_back(fd, path)
+        self._change(path, lambda: self._changes.note([path]), flush=fd is not None)
+        self._changes.throttle()
 
     def sync_names(self, path: bytes) -> None:
         """Make creations, renames and removals in a directory of the upper layer durable."""
@@ -160,15 +146,16 @@ class LocalVfs(VfsReader):
     def dress(self, path: bytes, work: Callable[[int], object]) -> None:
         """Change the attributes of an existing file, which is then uploaded again. work: called with a descriptor."""
         real_path, _ = self.get(path)
-        self._change(path, lambda: self._apply_to_fd(real_path, work))
 
-    def _apply_to_fd(self, path: bytes, work: Callable[[int], object]) -> None:
-        fd = self.tree.at_upper(path).open(os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            work(fd)
-        finally:
-            os.close(fd)
-        self._changed([path])
+        def change() -> None:
+            fd = self.tree.at_upper(real_path).open(os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                work(fd)
+            finally:
+                os.close(fd)
+            self._changes.note([real_path])
+
+        self._change(path, change)
 
     def touch(self, path: bytes) -> None:
         """Set the modification time of an existing file to now."""
@@ -182,7 +169,7 @@ class LocalVfs(VfsReader):
         def change() -> None:
             with self.tree.at_upper(real_path).pinned() as pin:
                 work(pin.proc_path)
-            self._changed([real_path])
+            self._changes.note([real_path])
 
         self._change(path, change)
 
@@ -205,22 +192,13 @@ class LocalVfs(VfsReader):
 
     def check_writable(self, path: bytes) -> None:
         """Raise ReadOnlyError if the settings forbid writes at a path."""
-        self._heed_modes()
+        self._refresh_modes()
         if self.tree.modes.of(path) is WriteMode.OFF:
-            raise _read_only(os.fsdecode(path))
-
-    def _new_file(self) -> tuple[int, SafePath | None]:
-        """Create a file without a name, of which nothing remains when this process dies. If the file system does not
-        support that, create a named one in `work`; the second value is its path."""
-        with contextlib.suppress(OSError):
-            return self.tree.upper.work.at(b"/").open(os.O_RDWR | os.O_TMPFILE), None
-        temp_path = self.tree.upper.new()
-        return temp_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL), temp_path
+            raise read_only(os.fsdecode(path))
 
     def _publish(
         self,
-        fd: int,
-        temp_path: SafePath | None,
+        file: StagedFile,
         path: bytes,
         *,
         replace: bool,
@@ -230,17 +208,15 @@ class LocalVfs(VfsReader):
         def put() -> None:
             if check is not None:
                 check(self.tree.seen(path))
-            self.tree.put_file(source, path, replace=replace)
+            self.tree.put_file(file.path(), path, replace=replace)
 
-        source = temp_path or self.tree.upper.new()
         try:
             with translating_os_errors(path):
-                if temp_path is None:
-                    source.name_open(fd)
-                self._write_back(fd, path)
+                file.path()
+            self._changes.write_back(file.fd, path)
             for attempt in range(COPIES_MAX):
                 if parents:
-                    self._make_directories(split(path)[0], flush=False)
+                    self.make_directories(split(path)[0], flush=False)
                 # refresh the index: a file that came to the origin meanwhile counts for `replace`
                 self.find(path)
                 try:
@@ -250,17 +226,14 @@ class LocalVfs(VfsReader):
                     if not parents or attempt + 1 == COPIES_MAX:
                         raise
         except BaseException:
-            _unlink(source)
+            file.discard()
             raise
-        self._throttle()
+        self._changes.throttle()
 
     # ------------------------------------------------------------ names
 
-    def make_directory(self, path: bytes) -> None:
-        """Create a directory. Raise PathExistsError, or PathNotFoundError for the directory above."""
-        self._make_directory(path, flush=True)
-
-    def _make_directory(self, path: bytes, *, flush: bool) -> None:
+    def make_directory(self, path: bytes, *, flush: bool = True) -> None:
+        """Create a directory as `Vfs` says. flush: make it durable."""
         real_path, stat = self.find(path)
         if stat is not None:
             raise PathExistsError(os.fsdecode(path), why="the path already exists")
@@ -268,15 +241,13 @@ class LocalVfs(VfsReader):
         self.get(split(real_path)[0])
         self._make_checked(real_path, flush=flush)
 
-    def _make_checked(self, path: bytes, *, flush: bool) -> None:
+    def _make_checked(self, path: bytes, *, flush: bool = True) -> None:
         owner, mode = Owner(os.geteuid(), os.getegid()), 0o777 & ~self._umask
         self._change(path, lambda: self.tree.make_directory(path, mode, owner), flush=flush)
 
-    def make_directories(self, path: bytes) -> None:
-        """Create a directory and those above it; existing ones are kept. Raise NotADirectoryPathError."""
-        self._make_directories(path, flush=True)
-
-    def _make_directories(self, path: bytes, *, flush: bool) -> None:
+    def make_directories(self, path: bytes, *, flush: bool = True) -> None:
+        """Create a directory and those above it as `Vfs` says. flush: make them durable. Raise
+        NotADirectoryPathError."""
         missing: list[bytes] = []
         real_path, stat = self.find(path)
         while stat is None and real_path != b"/":
@@ -284,42 +255,39 @@ class LocalVfs(VfsReader):
             real_path, stat = self.find(split(real_path)[0])
         if stat is not None and not is_directory(stat):
             raise PathExistsError(os.fsdecode(path), why="the path exists and is not a directory")
-        make_one = self._make_directory
+        make = self.make_directory
         while missing:
             directory = missing.pop()
             try:
-                make_one(directory, flush=flush and not missing)
-                make_one = self._make_checked  # a new directory is empty at the origin and here
+                make(directory, flush=flush and not missing)
+                make = self._make_checked  # a new directory is empty at the origin and here
             except PathExistsError:  # another writer created it first
                 if not is_directory(self.get(directory)[1]):
                     raise
 
-    def remove(self, path: bytes) -> None:
-        """Delete a file or a link. Raise IsADirectoryPathError."""
-        self._remove(path, wait=True)
+    def remove(self, path: bytes, *, wait: bool = True) -> None:
+        """Delete a file or a link. wait: as for TreeChanges.apply. Raise IsADirectoryPathError."""
+        real_path, _ = self.get(path, follow=False)
+        self._change(path, lambda: self.tree.remove(real_path), wait=wait)
 
-    def remove_directory(self, path: bytes) -> None:
-        """Delete an empty directory. Raise DirectoryNotEmptyError."""
-        self._remove_directory(path, wait=True)
+    def remove_directory(self, path: bytes, *, wait: bool = True) -> None:
+        """Delete an empty directory. wait: as for TreeChanges.apply. Raise DirectoryNotEmptyError."""
+        real_path, _ = self.get(path, follow=False)
+        _check_not_the_root(real_path)
+        self._lower.refresh_listing(self._lower_entry(real_path))
+        self._change(path, lambda: self.tree.remove_directory(real_path), wait=wait)
 
     def remove_all(self, path: bytes) -> None:
         """Delete a path with everything in it; in mode `through`, wait for the origin once."""
         real_path, stat = self.get(path, follow=False)
         self.check_writable(real_path)
-        self._check_not_the_root(real_path)
+        _check_not_the_root(real_path)
         self._remove_all(real_path, stat)
-        self._settle([real_path])
-
-    @staticmethod
-    def _check_not_the_root(path: bytes) -> None:
-        if path == b"/":
-            raise NotSupportedError(
-                "/", why="the root can't be removed or renamed", hint="name a path below it"
-            )
+        self._changes.settle([real_path])
 
     def _remove_all(self, path: bytes, stat: FileStat) -> None:
         if not is_directory(stat):
-            self._remove(path, wait=False)
+            self.remove(path, wait=False)
             return
         directories, pending = [], [path]
         while pending:
@@ -331,26 +299,11 @@ class LocalVfs(VfsReader):
                         pending.append(join(directory, name))
                     else:
                         with contextlib.suppress(PathNotFoundError):
-                            self._remove(join(directory, name), wait=False)
+                            self.remove(join(directory, name), wait=False)
         for directory in reversed(directories[1:]):
             with contextlib.suppress(PathNotFoundError):
-                self._remove_directory(directory, wait=False)
-        self._remove_directory(path, wait=False)
-
-    def _remove(self, path: bytes, *, wait: bool) -> None:
-        real_path, _ = self.get(path, follow=False)
-        self._change(path, lambda: self.tree.remove(real_path), wait=wait)
-
-    def _remove_directory(self, path: bytes, *, wait: bool) -> None:
-        real_path, _ = self.get(path, follow=False)
-        self._check_not_the_root(real_path)
-        self._refresh_listing(real_path)
-        self._change(path, lambda: self.tree.remove_directory(real_path), wait=wait)
-
-    def _refresh_listing(self, path: bytes) -> None:
-        entry = self._below(path)
-        if entry is not None and entry.kind is Kind.DIRECTORY and not self.client.listing_fresh(entry.id):
-            self.client.ensure_listed(entry.id)
+                self.remove_directory(directory, wait=False)
+        self.remove_directory(path, wait=False)
 
     def rename(self, source: bytes, target: bytes, *, replace: bool = True) -> None:
         """Rename a path and replace an existing file or empty directory; raise PathExistsError unless `replace`. Raise
@@ -360,13 +313,13 @@ class LocalVfs(VfsReader):
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
         for path in (old, new):
-            self._check_not_the_root(path)
+            _check_not_the_root(path)
         copied = False
 
         def copy(_: NeedsContentError) -> None:
             nonlocal copied
             self.tree.copy_up_all(old, None)
-            self._refresh_listing(new)
+            self._lower.refresh_listing(self._lower_entry(new))
             copied = True
 
         self._change(
@@ -384,71 +337,28 @@ class LocalVfs(VfsReader):
         wait: bool = True,
         flush: bool = True,
     ) -> Result:
-        """Run `work` under the layer's lock, after the files that it needs were copied up. On return the change is
-        durable on disk (`durable_puts`) if `flush`, and at the origin in mode `through`. Without `wait` neither
-        holds, and the caller calls `_settle`."""
-        self._heed_modes()
-        if not self.tree.modes.any:  # there is no upper layer, and so no lock
-            raise _read_only(os.fsdecode(path))
-        for _ in range(COPIES_MAX):
-            try:
-                with translating_os_errors(path):
-                    with self.tree.lock:
-                        self._unsettled = []
-                        result = work()
-                        paths, self._unsettled = self._unsettled, []
-                    break
-            except NeedsContentError as needs:
-                with translating_os_errors(path):
-                    if copy is not None:
-                        copy(needs)
-                    else:
-                        self.tree.copy_up(needs.path, None, content=needs.content)
-            except LeaseRequiredError as needs:
-                self.client.claim(needs.folder)
-        else:
-            raise StoreError(
-                os.fsdecode(path), why=f"it changed during each of {COPIES_MAX} attempts", hint="try again"
-            )
-        if wait:
-            self._settle(paths, flush=flush)
-        return result
+        """Run `work` as `TreeChanges.apply` does, by the write modes that hold now."""
+        self._refresh_modes()
+        return self._changes.apply(path, work, copy, wait=wait, flush=flush)
 
-    def _changed(self, paths: list[bytes]) -> None:
-        """Report changed paths to the node, and remember them for `_settle`. The lock is held."""
-        self.client.changed(paths)
-        self._unsettled += paths
+    # ------------------------------------------------------------ the cache
 
-    def _stays_here(self, path: bytes) -> bool:
-        """Return whether the write is acknowledged before an origin has it. In mode `through` the node has flushed
-        its disk before the origin has it."""
-        return self.tree.modes.of(path) is not WriteMode.THROUGH
+    def status(self) -> dict[str, object]:
+        return self.client.status()
 
-    def _write_back(self, fd: int, path: bytes) -> None:
-        """Start to write a file's bytes to disk before it gets its name, so that a power loss never leaves a part of
-        it."""
-        if self._stays_here(path):
-            with translating_os_errors(path):
-                self.durable.write_back(fd)
-
-    def _settle(self, paths: list[bytes], *, flush: bool = True) -> None:
-        if flush and any(map(self._stays_here, paths)):
-            with translating_os_errors(paths[0]):
-                self.durable.flush()
-        for path in paths:
-            if self.tree.modes.waits(path) or not self.tree.other_nodes.know(path):
-                self.client.secure(path)
-
-    def _throttle(self) -> None:
-        """Delay a writer for a moment while the node is behind with persisting."""
-        if self._pressure is not None and self._pressure.pause_s:
-            time.sleep(self._pressure.pause_s)
+    def run_job(self, start: JobStart) -> Generator[JobState, None, None]:
+        connection = Connection(self.client.socket, role="sdk")
+        try:
+            for state in connection.stream(start):
+                assert isinstance(state, JobState)
+                yield state
+        finally:
+            connection.close()
 
 
-def _unlink(path: SafePath | None) -> None:
-    if path is not None:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+def _check_not_the_root(path: bytes) -> None:
+    if path == b"/":
+        raise NotSupportedError("/", why="the root can't be removed or renamed", hint="name a path below it")
 
 
 def _umask() -> int:
@@ -461,7 +371,6 @@ def _umask() -> int:
     return 0o022
 
 
-def _reset_after_fork(vfs: LocalVfs | None) -> None:
-    if vfs is not None:
-        vfs.tree.lock.reset_after_fork()
-        vfs.durable.reset_after_fork()
+def _reset_after_fork(changes: TreeChanges | None) -> None:
+    if changes is not None:
+        changes.reset_after_fork()

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import NotSupportedError, OriginError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
@@ -79,9 +80,9 @@ class Content:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""
         return self.fd if self.file is None else self.file.wait(start, end)
 
-    def wait_whole(self) -> int:
-        """Return a descriptor that has all bytes."""
-        return self.fd if self.file is None else self.file.wait_whole(self.size_bytes)
+    def wait_whole(self, cancel: Cancel | None = None) -> int:
+        """Return a descriptor that has all bytes. Raise CancelledByUserError."""
+        return self.fd if self.file is None else self.file.wait_whole(self.size_bytes, cancel)
 
     def read(self, start: int, end: int) -> bytes:
         """Read bytes start..end, fewer where the file ends before. Blocks until the bytes are available."""

@@ -15,62 +15,63 @@ from headrace.base.errors import (
     NotADirectoryPathError,
     NotSupportedError,
     PathNotFoundError,
-    StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.model import Entry
 from headrace.base.os_errors import translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.client.local import LocalCache, WholeFile
-from headrace.client.node_client import CHANGED_ATTEMPTS, Miss, NodeClient
-from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.client.local import WholeFile
+from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import FileStat, MergedTree
 from headrace.overlay.upper import Hidden, join, split
+from headrace.vfs.file_stat import is_directory
+from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
 from headrace.vfs.streams import Content, ReadStream, read_range
 
 LINKS_MAX = 40
-FOLDER_KEPT_S = 1.0
-"""A folder's id is kept for this long, like a kernel keeps names of a mount. Paths are at most this old."""
-FOLDERS_MAX = 10_000
-
-_Folder = tuple[FileId, float, LocalCache]
-"""A folder of an origin: its id, its expiry (monotonic), and the cache whose index has it."""
 
 
 class VfsReader:
+    """Resolves paths and opens files. client, tree: of one node; they stay the caller's."""
+
     def __init__(self, client: NodeClient, tree: MergedTree) -> None:
         self.client = client
         self.tree = tree
-        self._heeded = client.local
-        """The cache whose modes of writing apply."""
+        self._modes_of = client.local
+        """The cache whose write modes the tree has."""
         self._may_write = tree.modes.any
-        self._pressure = DirtyThrottle(tree.upper.pressure_path) if tree.modes.any else None
-        self._folders: dict[bytes, _Folder] = {}
+        self._lower = LowerPaths(client)
+        self._directories = self._lower.directories
+
+    @property
+    def closed(self) -> bool:
+        return self.client.closed
+
+    @property
+    def generation(self) -> int:
+        return self.client.generation
 
     # ------------------------------------------------------------ looking
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """Resolve the links of a path, and return the path that it leads to and what is there; None: nothing. follow:
-        resolve a link that is the last name, too. NotADirectoryPathError, NotSupportedError for links out of the
+        """Resolve a path as `Vfs` does. Raise NotADirectoryPathError, or NotSupportedError for links out of the
         namespace."""
         names = [name for name in path.split(b"/") if name]
         resolved, links = b"/", 0
         status: os.stat_result | None = None
-        self._heed_modes()
+        self._refresh_modes()
         while names and self.tree.modes.any:
             if names[0] in (b".", b".."):
-                resolved = split(resolved)[0] if names.pop(0) == b".." else resolved
-                above = self.tree.look(resolved)
-                status = above if isinstance(above, os.stat_result) else None
+                resolved, status = _look_upwards(self.tree, resolved, names.pop(0))
                 continue
             child = join(resolved, names[0])
             upper_status = self.tree.look(child)
             if isinstance(upper_status, Hidden):
                 return _down(resolved, names), None
             if upper_status is None:
-                if self.tree.modes.of(child) is not WriteMode.OFF or not self.tree.modes.any_below(child):
-                    break  # the upper layer has nothing below it either
+                if _upper_ends_at(self.tree, child):
+                    break
             elif stat.S_ISLNK(upper_status.st_mode) and (follow or len(names) > 1):
                 links += 1
                 names = self._target(child, links) + names[1:]
@@ -82,7 +83,7 @@ class VfsReader:
         if not names and status is not None:
             return resolved, status
         full_path = _down(resolved, names)
-        return full_path, self._below(full_path)
+        return full_path, self._lower_entry(full_path)
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         """Resolve a path as `find` does. PathNotFoundError where nothing is there."""
@@ -94,8 +95,8 @@ class VfsReader:
     def find_cached(self, path: bytes) -> Entry | None:
         """Return what only the origin has at a path, by fresh listings; never waits. None: the listings don't
         suffice."""
-        self._heed_modes()
-        tree, client, local = self.tree, self.client, self._heeded
+        self._refresh_modes()
+        tree, local = self.tree, self._modes_of
         if tree.modes.of(path) is not WriteMode.OFF:
             prefix = b""
             for name in path.split(b"/")[1:]:
@@ -107,15 +108,7 @@ class VfsReader:
                     return None
             else:
                 return None
-        entry = client.entry(ROOT_ID)
-        for name in path.split(b"/")[1:]:
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            child = client.lookup_fast(entry.id, name)
-            entry = None if isinstance(child, Miss) else child
-        if entry is not None and path != b"/":
-            self._keep_folder(split(path)[0], (entry.parent, time.monotonic() + FOLDER_KEPT_S, local))
-        return entry
+        return self._lower.cached_entry(path, local)
 
     def exists(self, path: bytes) -> bool:
         """Return whether a path exists. This is never a guess: the error of a failed request is raised."""
@@ -130,9 +123,8 @@ class VfsReader:
         full_path, status = self.get(path)
         if not is_directory(status):
             raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
-        below = self._below(full_path)
-        if below is not None and not self.client.listing_fresh(below.id):
-            self.client.ensure_listed(below.id)
+        below = self._lower_entry(full_path)
+        self._lower.refresh_listing(below)
         names = self.tree.names(full_path) if self.tree.modes.any_below(full_path) else []
         above = [row for row in names if row[0] > after] if after else names
         lower = iter(()) if below is None else self.client.children(below.id, after=after)
@@ -145,47 +137,8 @@ class VfsReader:
         with translating_os_errors(path):
             return self.tree.upper.at(self.get(path, follow=False)[0]).readlink()
 
-    def _below(self, path: bytes) -> Entry | None:
-        """Return what the origins have at a path. The node answers where the index is too old."""
-        if path == b"/":
-            return self.client.entry(ROOT_ID)
-        local, until_s = self._heeded, time.monotonic() + FOLDER_KEPT_S  # taken before any lookup
-        folder, id, names = self._nearest_folder(path)
-        while True:
-            name = names.pop()
-            child = self.client.lookup_fast(id, name)
-            try:
-                entry = self.client.lookup(id, name) if isinstance(child, Miss) else child
-            except StaleIdError:
-                if self._folders.pop(folder, None) is None:
-                    raise
-                folder, id, names = self._nearest_folder(path)  # the name means another folder by now
-                continue
-            if not names:
-                return entry
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            folder, id = join(folder, name), entry.id
-            self._keep_folder(folder, (id, until_s, local))
-
-    def _nearest_folder(self, path: bytes) -> tuple[bytes, FileId, list[bytes]]:
-        """Return the nearest ancestor that was looked up recently, or the root; its id; and the names from there, the
-        last one first."""
-        now_s, local, names = time.monotonic(), self.client.local, []
-        while True:
-            path, name = split(path)
-            names.append(name)
-            folder = self._folders.get(path)
-            if folder is not None and now_s < folder[1] and folder[2] is local:
-                return path, folder[0], names
-            if path == b"/":
-                self._keep_folder(path, (ROOT_ID, now_s + FOLDER_KEPT_S, self._heeded))
-                return path, ROOT_ID, names
-
-    def _keep_folder(self, folder: bytes, cached: _Folder) -> None:
-        if len(self._folders) >= FOLDERS_MAX:
-            self._folders = {}
-        self._folders[folder] = cached
+    def _lower_entry(self, path: bytes) -> Entry | None:
+        return self._lower.entry(path, self._modes_of)
 
     def _target(self, link: bytes, links: int) -> list[bytes]:
         with translating_os_errors(link):
@@ -200,15 +153,13 @@ class VfsReader:
             )
         return [name for name in target.split(b"/") if name]
 
-    def _heed_modes(self) -> None:
+    def _refresh_modes(self) -> None:
         """Adopt the modes of writing of a node that restarted with other settings."""
         local = self.client.local
-        if local is not self._heeded:
+        if local is not self._modes_of:
             self.tree.modes = WriteModes.parse(local.write)
             self._may_write = self.tree.modes.any
-            self._heeded = local
-            if self._pressure is None and self.tree.modes.any:
-                self._pressure = DirtyThrottle(self.tree.upper.pressure_path)
+            self._modes_of = local
 
     # ------------------------------------------------------------ reading
 
@@ -216,22 +167,22 @@ class VfsReader:
         """Open a file that can be found and read without a request, by the shortest way. Return a descriptor of all
         bytes, which the caller closes, and the size. None: use `content`."""
         slash = path.rfind(b"/")
-        folder = self._cached_folder(path, slash)
-        return None if folder is None else folder[2].open_whole(folder[0], path[slash + 1 :])
+        directory = self._recent_directory(path, slash)
+        return None if directory is None else directory[2].open_whole(directory[0], path[slash + 1 :])
 
     def open_whole_entry(self, path: bytes) -> WholeFile | None:
         """Open a file as `open_whole` does, and return all that the index says of it."""
         slash = path.rfind(b"/")
-        folder = self._cached_folder(path, slash)
-        return None if folder is None else folder[2].open_whole_entry(folder[0], path[slash + 1 :])
+        directory = self._recent_directory(path, slash)
+        return None if directory is None else directory[2].open_whole_entry(directory[0], path[slash + 1 :])
 
-    def _cached_folder(self, path: bytes, slash: int) -> _Folder | None:
-        """Return the folder of a path that only its origin has, if it was looked up recently. slash: the index of the
-        slash before the last name."""
-        folder = self._folders.get(path[:slash] or b"/")
-        if folder is None or time.monotonic() >= folder[1] or folder[2] is not self.client.local:
+    def _recent_directory(self, path: bytes, slash: int) -> RecentDirectory | None:
+        """Return the directory of a path that only its origin has, if it was looked up recently. slash: the index of
+        the slash before the last name."""
+        directory = self._directories.get(path[:slash] or b"/")
+        if directory is None or time.monotonic() >= directory[1] or directory[2] is not self.client.local:
             return None
-        return None if self._may_write and not self._is_untouched(path) else folder
+        return None if self._may_write and not self._is_untouched(path) else directory
 
     def _is_untouched(self, path: bytes) -> bool:
         """Return whether the upper layer has nothing above and at a path: it lacks the first name that is writable."""
@@ -325,15 +276,16 @@ class VfsReader:
         return Content.of_upper(fd, path)
 
 
-def version_text(status: FileStat) -> str:
-    """Return a text that changes when the bytes of a file may have changed."""
-    if isinstance(status, Entry):
-        return status.version.text
-    return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
+def _look_upwards(tree: MergedTree, path: bytes, name: bytes) -> tuple[bytes, os.stat_result | None]:
+    """Return the path to which `.` or `..` leads, and what the upper layer has there."""
+    target = split(path)[0] if name == b".." else path
+    status = tree.look(target)
+    return target, status if isinstance(status, os.stat_result) else None
 
 
-def is_directory(status: FileStat) -> bool:
-    return status.kind is Kind.DIRECTORY if isinstance(status, Entry) else stat.S_ISDIR(status.st_mode)
+def _upper_ends_at(tree: MergedTree, path: bytes) -> bool:
+    """Return whether the upper layer, which lacks a path, has nothing below it either."""
+    return tree.modes.of(path) is not WriteMode.OFF or not tree.modes.any_below(path)
 
 
 def _down(path: bytes, names: list[bytes]) -> bytes:

@@ -5,22 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from headrace.vfs.vfs import Vfs
 
-class _Closed(Protocol):
-    @property
-    def closed(self) -> bool: ...
-
-
-class _Reached(Protocol):
-    @property
-    def client(self) -> _Closed: ...
-
-    def close(self) -> None: ...
-
-
-Reached = TypeVar("Reached", bound=_Reached)
+Reached = TypeVar("Reached", bound=Vfs)
 
 
 class VfsRegistry(Generic[Reached]):
@@ -35,7 +24,7 @@ class VfsRegistry(Generic[Reached]):
         """Return the namespace of the key. A closed one is replaced by a new one."""
         with self._lock:
             known = self.by_key.get(key)
-            if known is None or known.client.closed:
+            if known is None or known.closed:
                 known = self.by_key[key] = make()
             return known
 

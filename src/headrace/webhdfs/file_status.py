@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.base.model import Entry
 from headrace.overlay.merged_tree import FileStat
-from headrace.vfs.vfs_reader import is_directory
+from headrace.vfs.file_stat import is_directory
 
 BLOCK_BYTES = 128 << 20
 """HDFS's default block size, by which clients split files into tasks. The gateway stores nothing in such blocks."""

@@ -11,9 +11,9 @@ from headrace.base.model import Entry, Kind
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Response
 from headrace.overlay.merged_tree import FileStat
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
-from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import RemoteError

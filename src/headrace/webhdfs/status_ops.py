@@ -14,8 +14,8 @@ from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, illegal, not_found
 from headrace.webhdfs.file_status import file_status, is_link, link_status

@@ -22,8 +22,8 @@ from headrace.http.messages import Response
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join, split
+from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.vfs.vfs_reader import is_directory
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
 from headrace.webhdfs.routes import WebHdfsCall

@@ -27,6 +27,7 @@ from headrace.base.errors import (
 )
 from headrace.sdk.bulk_read import Wanted
 from headrace.sdk.cache import Cache
+from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
@@ -205,15 +206,20 @@ def test_beside_what_can_be_written_a_file_is_found_the_short_way(
             cache.put("/folder/out/small", b"written")
             assert cache.read("/folder/out/small") == b"written"
             assert cache.read("/folder/small") == (host.truth / "folder/small").read_bytes()
-            assert cache._paths.open_whole(b"/folder/out/small") is None
+            assert _local_vfs(cache).open_whole(b"/folder/out/small") is None
     finally:
         forget()
         host.close()
 
 
+def _local_vfs(cache: Cache) -> LocalVfs:
+    assert isinstance(cache._vfs, LocalVfs)
+    return cache._vfs
+
+
 def _read_the_short_way(cache: Cache, path: str) -> bytes:
     """Until it can: the short way is for a second after the long one."""
-    while (whole := cache._paths.open_whole(os.fsencode(path))) is None:
+    while (whole := _local_vfs(cache).open_whole(os.fsencode(path))) is None:
         cache.exists(path)
     with open(whole[0], "rb") as file:
         return file.read()

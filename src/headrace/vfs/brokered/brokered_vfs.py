@@ -24,10 +24,10 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
-from headrace.vfs.asked_paths import AskedPaths
 from headrace.vfs.brokered.broker_connection import BrokerConnection
 from headrace.vfs.brokered.content import content_of
 from headrace.vfs.brokered.mounts import mount_of
+from headrace.vfs.request_vfs import RequestVfs
 from headrace.vfs.streams import STEP_BYTES, Content
 from headrace.wire.broker_messages import (
     BrokerNames,
@@ -42,14 +42,14 @@ from headrace.wire.broker_messages import (
     UpperFile,
     error_of,
 )
-from headrace.wire.messages import JobStart, JobState
+from headrace.wire.messages import JobStart
 
 Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
 """The descriptor is -1 where the answer has none."""
 
 
-class BrokeredVfs(AskedPaths):
-    """Reads a namespace over a link, which it owns."""
+class BrokeredVfs(RequestVfs):
+    """Reads a namespace over a link, which it owns. Calls that change it raise NotAllowedError."""
 
     def __init__(self, link: BrokerConnection) -> None:
         self._link = link
@@ -174,10 +174,10 @@ class BrokeredVfs(AskedPaths):
 
     rename = copy
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> NoReturn:
         raise _by_its_user("status")
 
-    def run_job(self, start: JobStart) -> Iterator[JobState]:
+    def run_job(self, start: JobStart) -> NoReturn:
         raise _by_its_user(start.kind)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import cast
 
 from headrace.base.errors import VersionChangedError
 from headrace.base.model import FileId
 from headrace.client.file import OpenFile
-from headrace.store.reader import CacheReader
 from headrace.vfs.streams import Content
 from headrace.wire.broker_messages import OpenedFile
 from headrace.wire.messages import Done
@@ -55,7 +53,7 @@ class BrokeredFile(OpenFile):
         self._newest = BrokeredReader(fd, complete=opened.whole)
         super().__init__(
             FileId(opened.id),
-            cast(CacheReader, self._newest),
+            self._newest,
             ask=lambda *_: Done(),  # `_follow_replacement` sends the request, with its range
             reopen=lambda _: None,
         )
@@ -72,7 +70,7 @@ class BrokeredFile(OpenFile):
             if opened.whole or not self._newest.is_of(fd):
                 self._newest = BrokeredReader(fd, complete=opened.whole)
                 self._newest.add(start, end)
-                self._take(cast(CacheReader, self._newest))
+                self._take(self._newest)
             else:
                 os.close(fd)
                 self._newest.add(start, end)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from headrace.base.cancel import Cancel
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.streams import Content
 
@@ -116,8 +117,8 @@ class RemoteContent(Content):
     def wait(self, start: int, end: int) -> int:
         return self.wait_whole()
 
-    def wait_whole(self) -> int:
-        """Return a file in memory that has all bytes."""
+    def wait_whole(self, cancel: Cancel | None = None) -> int:
+        """Return a file in memory that has all bytes. A cancel has no effect."""
         if self.fd < 0:
             fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
             try:

@@ -38,14 +38,14 @@ class RemoteConnection:
     """Replaces a `Connection`, for the messages that have a meaning on another host. nodes: as the setting."""
 
     def __init__(self, nodes: str) -> None:
-        self._paths = REMOTES.get(nodes, 0.0)
-        self._nodes = self._paths.nodes
+        self._vfs = REMOTES.get(nodes, 0.0)
+        self._nodes = self._vfs.nodes
 
     def ask(self, request: Message, *, deadline: Deadline | None = None) -> Answer:
         """Send a message and return its answer. Errors as the node answers them; NotSupportedError."""
         match request:
             case StatusAsk():
-                return Report(self._paths.status())
+                return Report(self._vfs.status())
             case MountList():
                 rows = self._nodes.ask("listMounts", ApiMounts).mounts
                 return MountsAnswer(
@@ -56,7 +56,7 @@ class RemoteConnection:
             case MountRemove(path=path):
                 self._nodes.change("removeMount", {"path": path})
             case JobList(id=id):
-                jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._paths.jobs()
+                jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._vfs.jobs.all()
                 return JobRows([_row_of(job) for job in jobs])
             case JobCancel(id=id):
                 self._nodes.ask("cancelJob", ApiJob, id=id)
@@ -69,7 +69,7 @@ class RemoteConnection:
         return Done()
 
     def stream(self, request: JobStart) -> Iterator[JobState]:
-        return self._paths.run_job(request)
+        return self._vfs.run_job(request)
 
     def receive(self, *, deadline: Deadline | None = None) -> Answer:
         raise NotSupportedError("the next answer", why="the node is on another host")
@@ -82,12 +82,12 @@ class RemoteClient:
     """Provides the methods of a NodeClient that `ls`, `stat` and `cat` call."""
 
     def __init__(self, nodes: str) -> None:
-        self._paths: RemoteVfs = REMOTES.get(nodes, 0.0)
+        self._vfs: RemoteVfs = REMOTES.get(nodes, 0.0)
         self._last: dict[FileId, dict[str, str]] = {}
 
     def resolve(self, path: bytes) -> Entry:
         """Return the entry at a path. PathNotFoundError."""
-        row = self._paths.look(path, follow=True)
+        row = self._vfs.look(path, follow=True)
         entry = status_of(row)
         if not isinstance(entry, Entry):
             raise NotSupportedError(os.fsdecode(path), why="it is neither a file nor a directory")
@@ -100,7 +100,7 @@ class RemoteClient:
         if entry.kind is Kind.FILE:
             yield entry
             return
-        for _, child in self._paths.children(path):
+        for _, child in self._vfs.children(path):
             if isinstance(child, Entry):
                 yield child
 
@@ -109,7 +109,7 @@ class RemoteClient:
         return self._last[id]
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        content = self._paths.content(path)
+        content = self._vfs.content(path)
         stop = content.size_bytes if end is None else min(end, content.size_bytes)
         step = 16 << 20
         try:

@@ -5,13 +5,11 @@ Written bytes are gathered in a file of this host. The close uploads it as a who
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
-import msgspec
 import xxhash
 
 from headrace.base.errors import (
@@ -22,42 +20,37 @@ from headrace.base.errors import (
     PathExistsError,
     PathNotFoundError,
     StoreError,
-    UsageError,
-    error_classes,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import split
-from headrace.vfs.asked_paths import AskedPaths
-from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient, ClusterNode
+from headrace.vfs.file_stat import is_directory
+from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.remote.content import RemoteContent, fetch_into, filled
+from headrace.vfs.remote.jobs import RemoteJobs
+from headrace.vfs.request_vfs import RequestVfs
 from headrace.vfs.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
     SUM_HEADER,
     ApiEntries,
     ApiEntry,
-    ApiJob,
-    ApiJobs,
     ApiStatus,
-    NewJob,
     Rename,
     etag_of,
 )
 from headrace.wire.messages import JobStart, JobState
 
-JOB_LOOK_S = 1.0
-SHARED = ("load", "free", "pin", "unpin")
-"""Jobs of a cluster, which any node takes."""
 _SUM_STEP_BYTES = 4 << 20
 _NO_MOUNT = "a node must run on this host for that"
 
 
-class RemoteVfs(AskedPaths):
+class RemoteVfs(RequestVfs):
     """Reads and changes the namespace through nodes, which it owns."""
 
     def __init__(self, nodes: ClusterClient) -> None:
         self.nodes = nodes
+        self.jobs = RemoteJobs(nodes)
         self._closed = False
 
     @property
@@ -139,7 +132,7 @@ class RemoteVfs(AskedPaths):
         status = self.find(path)[1]
         if status is not None and not replace:
             raise PathExistsError(os.fsdecode(path), why="it exists already")
-        if status is not None and isinstance(status, Entry) and status.kind is Kind.DIRECTORY:
+        if status is not None and is_directory(status):
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         if not parents:
             self.get(split(path)[0])
@@ -166,7 +159,7 @@ class RemoteVfs(AskedPaths):
             headers={SUM_HEADER: digest.hexdigest()},
         )
 
-    def append(self, path: bytes, **_: object) -> WriteStream:
+    def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
         raise NotSupportedError(os.fsdecode(path), why="appending is done in place", hint=_NO_MOUNT)
 
     def touch(self, path: bytes) -> None:
@@ -216,68 +209,8 @@ class RemoteVfs(AskedPaths):
         """Return the status of the node that was named, if only one was, or of any node."""
         return self.nodes.ask("status", ApiStatus, on=self.nodes.only).status
 
-    def run_job(self, start: JobStart) -> Iterator[JobState]:
-        """Yield a job's states, the last with done=True. A job of one node is cancelled if the caller stops
-        iterating. Nodes persist what this process wrote to them. A drain runs on the node that was named."""
-        nodes = self._nodes_of(start.kind)
-        for number, node in enumerate(nodes):
-            for state in self._run_at(node, start):
-                last = number + 1 == len(nodes)
-                yield state if last else msgspec.structs.replace(state, done=False)
-
-    def _nodes_of(self, kind: str) -> list[ClusterNode]:
-        only = self.nodes.only
-        if kind == "drain" and only is None:
-            raise UsageError("node drain", why="several nodes are named", hint="name only the node to drain")
-        if kind in ("drain", "fsck") and only is not None:
-            return [only]
-        written = self.nodes.changed_at if kind.startswith("persist") else []
-        return written or [only or self.nodes.home]
-
-    def _run_at(self, node: ClusterNode, start: JobStart) -> Iterator[JobState]:
-        if start.kind == "watch":
-            job = self.nodes.ask("getJob", ApiJob, id=start.path)
-        else:
-            body = NewJob(start.kind, start.path, start.options)  # type: ignore[arg-type]  # the node checks it
-            job = self.nodes.ask("startJob", ApiJob, body=body, on=node if start.kind not in SHARED else None)
-        scope_node = node if job.scope == "node" else None
-        try:
-            while _runs(job):
-                yield state_of(job)
-                job = self.nodes.ask("getJob", ApiJob, id=job.id, wait_s=JOB_LOOK_S, on=scope_node)
-            yield state_of(job)
-        finally:
-            if _runs(job) and scope_node is not None:
-                with contextlib.suppress(HeadraceError):
-                    self.nodes.ask("cancelJob", ApiJob, id=job.id, on=scope_node)
-
-    def jobs(self) -> list[ApiJob]:
-        return self.nodes.ask("listJobs", ApiJobs).jobs
-
-
-def state_of(job: ApiJob) -> JobState:
-    """Return the state of a job. Raises the error that ended the job, unless files failed."""
-    if job.error is not None:
-        problem = job.error
-        raise error_classes().get(problem.code, HeadraceError)(
-            problem.what, why=problem.why, hint=problem.hint
-        )
-    return JobState(
-        done=job.state != "running",
-        files_done=job.files_done,
-        files_total=job.files_total,
-        bytes_done=job.bytes_done,
-        bytes_total=job.bytes_total,
-        failed_files=job.failed_files,
-        failed=[(failure.path, failure.reason) for failure in job.failed],
-        listing=job.listing,
-        id=job.id if job.scope == "cluster" else "",
-        state=job.state if job.scope == "cluster" else "",
-    )
-
-
-def _runs(job: ApiJob) -> bool:
-    return job.state == "running"
+    def run_job(self, start: JobStart) -> Generator[JobState, None, None]:
+        return self.jobs.run(start)
 
 
 def _is_gone(error: HeadraceError) -> bool:

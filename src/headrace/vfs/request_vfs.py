@@ -1,38 +1,22 @@
-"""Define a namespace whose reads are all requests to a node: another user's node on this host, or nodes of other
-hosts.
-"""
+"""Define what `RemoteVfs` and `BrokeredVfs` have in common: each of their reads is a request to a node."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.overlay.merged_tree import FileStat
 from headrace.vfs.streams import Content, ReadStream
-from headrace.wire.messages import JobStart, JobState
 
 
-class AskedPaths(ABC):
-    """Provides the calls of a `LocalVfs` that programs make, as far as all implementations share them."""
-
-    @property
-    def client(self) -> AskedPaths:
-        """Return what fsspec's file system uses as a client: it reads `closed` and `generation`."""
-        return self
-
-    @property
-    @abstractmethod
-    def closed(self) -> bool: ...
+class RequestVfs(ABC):
+    """Implements calls of `Vfs` by others that send requests."""
 
     @property
     def generation(self) -> int:
         return 0
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     @abstractmethod
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]: ...
@@ -66,9 +50,3 @@ class AskedPaths(ABC):
     @abstractmethod
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
         """Return bytes start to end. Raise VersionChangedError when the file is replaced meanwhile."""
-
-    @abstractmethod
-    def status(self) -> dict[str, object]: ...
-
-    @abstractmethod
-    def run_job(self, start: JobStart) -> Iterator[JobState]: ...

@@ -1,0 +1,55 @@
+"""Describe what a path is, from an entry of the index or from attributes of a file of the upper layer."""
+
+from __future__ import annotations
+
+import stat as modes
+from typing import Literal
+
+import msgspec
+
+from headrace.base.model import Entry, Kind
+from headrace.overlay.merged_tree import FileStat
+
+Kinds = Literal["file", "directory", "link", "other"]
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """Describes a path. mtime_ns: 0 if the origin has no time. version: differs if the bytes differ; "" for anything
+    but a file."""
+
+    path: str
+    kind: Kinds
+    size_bytes: int
+    mtime_ns: int
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_directory(self) -> bool:
+        return self.kind == "directory"
+
+
+def stat_of(path: str, stat: FileStat) -> Stat:
+    if isinstance(stat, Entry):
+        is_dir = stat.kind is Kind.DIRECTORY
+        version = stat.version
+        token = "" if is_dir else version_text(stat)
+        return Stat(path, "directory" if is_dir else "file", version.size_bytes, version.mtime_ns, token)
+    kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
+    kind = kinds.get(modes.S_IFMT(stat.st_mode), "other")
+    token = version_text(stat) if kind == "file" else ""
+    return Stat(path, kind, stat.st_size if kind != "directory" else 0, stat.st_mtime_ns, token)
+
+
+def is_directory(stat: FileStat) -> bool:
+    return stat.kind is Kind.DIRECTORY if isinstance(stat, Entry) else modes.S_ISDIR(stat.st_mode)
+
+
+def version_text(stat: FileStat) -> str:
+    """Return a text that changes when the bytes of a file may have changed."""
+    if isinstance(stat, Entry):
+        return stat.version.text
+    return f"{stat.st_ino}-{stat.st_size}-{stat.st_ctime_ns}"
