@@ -125,7 +125,7 @@ _WAIT_LINE = re.compile(r"\.(acquire|wait|join|result|get|recv|put|select|poll|c
 _WAITS = re.compile(
     r"(.*/)?((threading|queue|selectors|subprocess)\.py|(concurrent/futures|multiprocessing|asyncio)/.*)"
 )
-_OURS = re.compile(r"(.*/)?headrace/(sdk|integrations)/.*")
+_OURS = re.compile(r"(.*/)?headrace/(client|vfs|sdk|integrations)/.*")
 _POLLS = frozenset(("wait", "poll", "_poll", "select", "accept", "acquire"))
 _TORCH = re.compile(r"(.*/)?torch/(nn|optim|autograd|utils|_\w+|overrides|functional|cuda|amp)\b.*")
 
