@@ -17,7 +17,8 @@ from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
-    from headrace.cli.request import NodeConnection
+    from headrace.client.connection import Connection
+    from headrace.vfs.remote.node import RemoteConnection
     from headrace.wire.messages import JobStart, JobState
 
 FAILED_SHOWN_MAX = 20
@@ -116,7 +117,7 @@ def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
         say(f"job {state.id}")
 
 
-def _id_of(start: JobStart, connection: NodeConnection) -> str:
+def _id_of(start: JobStart, connection: Connection | RemoteConnection) -> str:
     """Return the id of a job before its first state arrived; "" if only this node runs it, or does not answer."""
     from headrace.base.deadline import Deadline
 

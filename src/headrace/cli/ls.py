@@ -14,7 +14,8 @@ from headrace.cli.render import print_json, say
 
 if TYPE_CHECKING:
     from headrace.base.model import Entry
-    from headrace.cli.request import PathClient
+    from headrace.client.path_reader import PathReader
+    from headrace.vfs.remote.node import RemoteClient
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +49,9 @@ def ls(
                 say(_line(row) if long else row["name"])
 
 
-def _walk(client: PathClient, path: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
+def _walk(
+    client: PathReader | RemoteClient, path: bytes, *, recursive: bool
+) -> Iterator[tuple[bytes, Entry]]:
     from headrace.base.model import Kind
 
     levels = [(path, b"", iter(client.list_path(path)))]

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from headrace.base.deadline import Deadline
-from headrace.base.model import Entry, FileId
 from headrace.cli.target import Target, find_target
 from headrace.client.connection import Connection
 from headrace.client.node_client import connect
-from headrace.wire.messages import Answer, JobStart, Message
+from headrace.client.path_reader import PathReader
+from headrace.wire.messages import Answer, Message
 
-
-class NodeConnection(Protocol):
-    """Sends requests to a node: a `Connection` on this host, a `RemoteConnection` to others."""
-
-    def ask(self, request: Message) -> Answer: ...
-    def receive(self, *, deadline: Deadline | None = None) -> Answer: ...
-    def stream(self, request: JobStart) -> Iterator[Answer]: ...
-    def close(self) -> None: ...
-
-
-class PathClient(Protocol):
-    """Looks up and reads paths: a `NodeClient` on this host, a `RemoteClient` for others."""
-
-    def resolve(self, path: bytes) -> Entry: ...
-    def list_path(self, path: bytes) -> Iterator[Entry]: ...
-    def file_state(self, id: FileId) -> dict[str, str]: ...
-    def read(self, path: bytes) -> Iterator[memoryview]: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from headrace.vfs.remote.node import RemoteClient, RemoteConnection
 
 
 def ask(request: Message, socket: str | None, cache: str | None) -> Answer:
@@ -42,7 +25,7 @@ def ask(request: Message, socket: str | None, cache: str | None) -> Answer:
         connection.close()
 
 
-def connection_to(where: str) -> NodeConnection:
+def connection_to(where: str) -> Connection | RemoteConnection:
     """Connect to the socket of a node, or to REST APIs of nodes on other hosts."""
     if "://" not in where and not where.startswith("unix:"):
         return Connection(where, role="cli")
@@ -51,17 +34,19 @@ def connection_to(where: str) -> NodeConnection:
     return RemoteConnection(where)
 
 
-def client_at(where: str) -> PathClient:
+def client_at(where: str) -> PathReader | RemoteClient:
     """Return a client of the node, as `connection_to` connects."""
     if "://" not in where and not where.startswith("unix:"):
-        return connect(where, role="cli")
+        return PathReader(connect(where, role="cli"))
     from headrace.vfs.remote.node import RemoteClient
 
     return RemoteClient(where)
 
 
 @contextmanager
-def client_of(socket: str | None, cache: str | None, path: str) -> Iterator[tuple[PathClient, Target]]:
+def client_of(
+    socket: str | None, cache: str | None, path: str
+) -> Iterator[tuple[PathReader | RemoteClient, Target]]:
     """Yield a client of the selected node, and PATH in its namespace. Closes the client at the end."""
     target = find_target(socket, cache, path)
     client = client_at(target.socket)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.base.boot_clock import now_ns
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by
 from headrace.store.index import Index
@@ -88,12 +88,15 @@ class LocalCache:
         return WholeFile(fd, entry, extras_by(extras))
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
-        """Open the cache file, complete or not; None if nothing trusted is cached. sums: the caller also needs its
-        checksums."""
+        """Open the cache file, complete or not; None if nothing trusted is cached, or it was just evicted. sums: the
+        caller also needs its checksums."""
         cached = self.index.cached(id)
         if cached is None or cached.unverified or cached.volume >= len(self.volumes):
             return None
-        return CacheReader.open(self.volumes[cached.volume], cached, sums=sums)
+        try:
+            return CacheReader.open(self.volumes[cached.volume], cached, sums=sums)
+        except PathNotFoundError:
+            return None
 
     def present_share(self, id: FileId) -> float:
         """Return the cached share of a file, 0 to 1. A file that was cached before a power loss and not verified

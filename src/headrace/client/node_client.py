@@ -17,23 +17,17 @@ from collections.abc import Callable, Iterator
 from headrace.base import boot_clock
 from headrace.base.cancel import Cancel
 from headrace.base.errors import (
-    CancelledByUserError,
     EvictedError,
     HeadraceError,
-    IsADirectoryPathError,
-    NodeUnavailableError,
-    PathNotFoundError,
-    StaleIdError,
-    VersionChangedError,
 )
 from headrace.base.key_length import key_room
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, ObjectMetadata, Version
 from headrace.client.access_reporter import AccessReporter
 from headrace.client.change_reporter import ChangeReporter
-from headrace.client.connection import RECONNECT_PAUSE_S, Connection, Connections
+from headrace.client.connection import Connection, Connections
+from headrace.client.event_stream import EventsLost, EventStream
 from headrace.client.file import OpenFile
 from headrace.client.local import LocalCache
-from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     AcquireLease,
     Answer,
@@ -51,7 +45,6 @@ from headrace.wire.messages import (
     Resolved,
     Secure,
     StatusAsk,
-    Subscribe,
     Welcome,
 )
 
@@ -60,9 +53,7 @@ log = logging.getLogger(__name__)
 OPEN_ATTEMPTS = 100
 OPEN_PAUSE_S_MAX = 0.05
 CHANGED_ATTEMPTS = 3
-TROUBLE_PAUSE_S = 1.0
 NAME_TTL_S_MAX = 3600.0
-READ_STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 PATIENCE_S = 60.0
 STATUS_MAX_AGE_S = 5.0
 
@@ -76,10 +67,6 @@ class Miss(enum.Enum):
 MISS = Miss.MISS
 
 
-class EventsLost:
-    """Says that events before it may be lost. The receiver has to look up what they would have reported."""
-
-
 def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> NodeClient:
     """Connect to the node at a socket. patience_s: how long calls wait while the node is down. NodeUnavailableError
     when it is down now."""
@@ -87,6 +74,8 @@ def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> 
 
 
 class NodeClient:
+    """Serves one process. The hit path is `local`; each other call is one request, or a report that is sent soon."""
+
     def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
         first = Connection(socket_path, role=role)
         self._renewing = threading.Lock()
@@ -121,7 +110,7 @@ class NodeClient:
         return self.local.index.lookup(parent, name)
 
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
-        self._ask(Lookup(parent=parent, name=name), cancel)
+        self.ask(Lookup(parent=parent, name=name), cancel)
         return self.local.index.lookup(parent, name)
 
     def entry(self, id: FileId) -> Entry | None:
@@ -152,7 +141,7 @@ class NodeClient:
     def describe(self, id: FileId) -> ObjectMetadata | None:
         """Return the metadata, headers and tags of an object, which the node requests from the origin. None: the
         object has another version by now."""
-        answer = self._ask(Describe(id=id))
+        answer = self.ask(Describe(id=id))
         assert isinstance(answer, Described)
         return ObjectMetadata(answer.metadata, answer.headers, answer.tags) if answer.known else None
 
@@ -166,26 +155,17 @@ class NodeClient:
         return self.local.fresh_for_s(directory) > 0
 
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
-        self._ask(List(directory=directory), cancel)
+        self.ask(List(directory=directory), cancel)
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
         return self.local.index.children(directory, after=after)
 
     def resolve(self, path: bytes) -> Entry:
         """Return the entry at a path. PathNotFoundError where there is none."""
-        answer = self._ask(Resolve(path=path))
+        answer = self.ask(Resolve(path=path))
         assert isinstance(answer, Resolved)
         version = Version(answer.size_bytes, answer.mtime_ns, answer.token)
         return Entry(FileId(answer.id), ROOT_ID, path.rsplit(b"/", 1)[-1], Kind(answer.kind), version)
-
-    def list_path(self, path: bytes) -> Iterator[Entry]:
-        """Yield the children of a directory, or the file itself."""
-        entry = self.resolve(path)
-        if entry.kind is Kind.FILE:
-            yield entry
-            return
-        self.ensure_listed(entry.id)
-        yield from self.children(entry.id)
 
     # ------------------------------------------------------------ contents
 
@@ -195,13 +175,10 @@ class NodeClient:
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """Open a cache file, which the caller closes. A small file is complete when this returns."""
         for attempt in range(OPEN_ATTEMPTS):
-            self._ask(Open(id=id), cancel)
-            try:
-                reader = self.local.reader(id)
-            except PathNotFoundError:
-                reader = None  # evicted between the node's answer and the open here: request it again
-            if reader is not None:
-                return OpenFile(id, reader, self._ask, self._reopen)
+            self.ask(Open(id=id), cancel)
+            reader = self.local.reader(id)
+            if reader is not None:  # else it was evicted after the node's answer: request it again
+                return OpenFile(id, reader, self.ask, lambda id: self.local.reader(id))
             time.sleep(min(OPEN_PAUSE_S_MAX, attempt / 1000))
         raise EvictedError(
             f"cache file of {id:x}",
@@ -212,10 +189,7 @@ class NodeClient:
     def checksums(self, id: FileId, blocks: range) -> list[int] | None:
         """Return the xxh3 of blocks in the cache, as they were when they were fetched. None where the blocks are not
         in the cache."""
-        try:
-            reader = self.local.reader(id, sums=True)
-        except PathNotFoundError:
-            return None  # evicted, or complete by now
+        reader = self.local.reader(id, sums=True)
         if reader is None:
             return None
         try:
@@ -239,41 +213,16 @@ class NodeClient:
             else:
                 connection.close()
 
-    def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        """Yield the pieces of a file in order."""
-        entry, file = self._open_path(path)
-        stop = entry.version.size_bytes if end is None else min(end, entry.version.size_bytes)
-        try:
-            while start < stop:
-                step = min(READ_STEP_BYTES, stop - start)
-                yield memoryview(file.pread(step, start))
-                start += step
-        finally:
-            file.close()
-
-    def _open_path(self, path: bytes) -> tuple[Entry, OpenFile]:
-        """Resolve a path and open its file. A file that changes between the two requests is resolved again."""
-        for attempt in range(CHANGED_ATTEMPTS):
-            entry = self.resolve(path)
-            if entry.kind is Kind.DIRECTORY:
-                raise IsADirectoryPathError(path.decode(errors="replace"), why="it is a directory")
-            try:
-                return entry, self.open(entry.id)
-            except (VersionChangedError, StaleIdError):
-                if attempt + 1 == CHANGED_ATTEMPTS:
-                    raise
-        raise AssertionError
-
     # ------------------------------------------------------------ writing
 
     @property
     def upper(self) -> str:
-        """Return the folder of the upper layer."""
+        """Return the directory of the upper layer."""
         return self.local.upper
 
     @property
     def write(self) -> str:
-        """Return the modes of writing, as base/write_modes.py parses them."""
+        """Return the write modes, as base/write_modes.py parses them."""
         return self.local.write
 
     @property
@@ -293,23 +242,23 @@ class NodeClient:
     def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
         """Wait until what is at the path has what its mode promises: the origin in mode through, copies on other
         nodes in mode back:2 and more. ConflictError, OriginError and its kinds."""
-        self._ask(Secure(path=path), cancel)
+        self.ask(Secure(path=path), cancel)
 
     def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
         """Acquire the right to make new names in a folder, exclusively in the cluster, for a moment at least.
         HeadraceError where it can't be acquired."""
-        self._ask(AcquireLease(path=folder), cancel)
+        self.ask(AcquireLease(path=folder), cancel)
 
     # ------------------------------------------------------------ events and state
 
     def forgot(self, receipt: int) -> None:
         """Acknowledge an event: what it requested, by its receipt, is done."""
-        self._ask(Forgot(receipt=receipt))
+        self.ask(Forgot(receipt=receipt))
 
     def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
         """Call on_event from a thread of its own, for ever. After the node was down, the thread first passes
         EventsLost, and then the events of the new node."""
-        threading.Thread(target=self._follow, args=(on_event,), daemon=True, name="events").start()
+        EventStream(self._connections, on_event, lambda: self.closed).start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
         """Return the `user.headrace.*` attributes of a file, by the last part of their names."""
@@ -324,12 +273,12 @@ class NodeClient:
             state["origin"] = _origin_of(path, self.local.index.mounts()) if path is not None else ""
         return state
 
-    def ask(self, request: Message) -> Answer:
-        """Send a request that has no method here, and return its answer."""
-        return self._ask(request)
+    def ask(self, request: Message, cancel: Cancel | None = None) -> Answer:
+        """Send a request, and return its answer as `Connections.ask` does."""
+        return self._connections.ask(request, cancel=cancel)
 
     def status(self) -> dict[str, object]:
-        answer = self._ask(StatusAsk())
+        answer = self.ask(StatusAsk())
         assert isinstance(answer, Report)
         return answer.status
 
@@ -356,34 +305,6 @@ class NodeClient:
         self._changes.close()
         self._connections.close()
         self.local.close()
-
-    def _ask(self, request: Message, cancel: Cancel | None = None) -> Answer:
-        return self._connections.ask(request, cancel=cancel)
-
-    def _reopen(self, id: FileId) -> CacheReader | None:
-        try:
-            return self.local.reader(id)
-        except PathNotFoundError:
-            return None
-
-    def _follow(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
-        first = True
-        while not self.closed:
-            try:
-                connection = self._connections.take()
-                connection.send(Subscribe())
-                if not first:
-                    on_event(EventsLost())
-                first = False
-                while True:
-                    on_event(connection.receive())
-            except (NodeUnavailableError, CancelledByUserError):
-                time.sleep(RECONNECT_PAUSE_S)
-            except (
-                HeadraceError
-            ) as error:  # any error: without events a session would serve stale names silently
-                log.warning("the event stream broke, subscribing again error=%s", error)
-                time.sleep(TROUBLE_PAUSE_S)
 
     def _renew(self, welcome: Welcome) -> None:
         """Follow a node that rebuilt or compacted its index, or has other settings. A rebuilt index has other ids.

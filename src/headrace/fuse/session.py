@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError
 from headrace.base.write_modes import WriteModes
-from headrace.client.node_client import EventsLost
+from headrace.client.event_stream import EventsLost
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.backings import Backings, OwnBackings

@@ -19,7 +19,8 @@ from headrace.base.errors import ReadOnlyError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry
 from headrace.client.access_reporter import AccessReporter
 from headrace.client.connection import Connection
-from headrace.client.node_client import MISS, EventsLost, NodeClient
+from headrace.client.event_stream import EventsLost
+from headrace.client.node_client import MISS, NodeClient
 from headrace.config.schema import CacheVolume
 from headrace.wire.messages import JobStart, JobState, Message, Touch
 

@@ -30,9 +30,10 @@ SIZES = [40 * MIB, 30 * MIB + 1, 24 * MIB, 24 * MIB - 1] * 2 + [3 * MIB + 7] * 2
 SDK_READER = """
 import hashlib, json, random, sys
 from headrace.client.node_client import NodeClient
+from headrace.client.path_reader import PathReader
 socket, source, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 names = json.load(open(source))
-client = NodeClient(socket, role="sdk", patience_s=10)
+client = PathReader(NodeClient(socket, role="sdk", patience_s=10))
 chance = random.Random(seed)
 order = sorted(names)
 chance.shuffle(order)

@@ -17,6 +17,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
 from headrace.client.connection import Connection
 from headrace.client.node_client import MISS, NodeClient
+from headrace.client.path_reader import PathReader
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.wire.messages import JobStart, JobState
 
@@ -89,7 +90,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def whole(client: NodeClient, path: bytes) -> bytes:
-    return b"".join(client.read(path))
+    return b"".join(PathReader(client).read(path))
 
 
 def test_every_file_reads_right_cold_and_warm(running: Running) -> None:
@@ -111,7 +112,7 @@ def test_ranges_in_random_order(running: Running) -> None:
     for _ in range(60):
         start = chance.randrange(len(expected))
         end = min(len(expected), start + chance.randrange(1, 3 * MIB))
-        assert b"".join(client.read(b"/large", start, end)) == expected[start:end]
+        assert b"".join(PathReader(client).read(b"/large", start, end)) == expected[start:end]
     client.close()
 
 
@@ -122,7 +123,7 @@ def test_names_hits_misses_and_absence(running: Running) -> None:
     assert client.lookup_fast(ROOT_ID, b"nothing") is None
     with pytest.raises(PathNotFoundError):
         client.resolve(b"/nothing")
-    assert {e.name.decode() for e in client.list_path(b"/")} == {*SIZES, "folder"}
+    assert {e.name.decode() for e in PathReader(client).list_path(b"/")} == {*SIZES, "folder"}
     client.close()
 
 
