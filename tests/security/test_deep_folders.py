@@ -22,7 +22,8 @@ from headrace.overlay.upper import Upper
 from headrace.s3.listing import ObjectListing
 from headrace.sdk.cache import cache_over
 from headrace.sdk.folder import LocalFolder
-from headrace.vfs.client_registry import HOSTS, open_vfs
+from headrace.sdk.namespace import open_local_vfs
+from headrace.vfs.client_registry import HOSTS
 from headrace.vfs.local_vfs import LocalVfs
 from tests.integration.cli.host import Host
 
@@ -58,8 +59,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[H
             monkeypatch.setenv(name, host.environment[name])
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
-        paths = open_vfs(None, cache=None, socket=None, patience_s=10)
-        assert isinstance(paths, LocalVfs)
+        paths = open_local_vfs(patience_s=10)
         yield host, paths
         HOSTS.close()
     finally:

@@ -25,7 +25,8 @@ from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import rename
 from headrace.overlay.upper import Upper
 from headrace.sdk.cache import cache_over
-from headrace.vfs.client_registry import HOSTS, open_vfs
+from headrace.sdk.namespace import open_local_vfs
+from headrace.vfs.client_registry import HOSTS
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.writeback.demotion import checksums_of, let_go
 from headrace.writeback.replication.replica_layer import ReplicaLayer
@@ -155,8 +156,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
             monkeypatch.setenv(name, host.environment[name])
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
-        found = open_vfs(None, cache=None, socket=None, patience_s=10)
-        assert isinstance(found, LocalVfs)
+        found = open_local_vfs(patience_s=10)
         yield host, found
         HOSTS.close()
     finally:

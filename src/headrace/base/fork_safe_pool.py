@@ -28,8 +28,8 @@ class ForkSafePool:
             pool = self._pool = os.getpid(), ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
         return pool[1]
 
-    def close(self) -> None:
-        """Wait for the running calls, and end the threads. A later call starts new ones."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the threads after the running calls; wait for those. A later call starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
-            pool[1].shutdown()
+            pool[1].shutdown(wait=wait)

@@ -25,6 +25,12 @@ ABANDONED_AFTER_S = 24 * 3600.0
 _NOTE_BYTES_MAX = 200
 
 
+def write_claim(fd: int, data: bytes) -> None:
+    """Lock a claim for this process, and write the boot of this host and `data`."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, boot_id().encode() + b"\n" + data)
+
+
 def is_owner_alive(storage: CheckpointStorage, name: str, fd: int, state: Callable[[], str]) -> bool:
     """Return whether the owner of the claim that is open as `fd` lives, as far as this host knows. state: as of
     `is_abandoned`; it is called for a claim of another boot."""

@@ -7,12 +7,10 @@ says. Files that were demoted are read through the cache.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 
-from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
@@ -24,14 +22,9 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.base.os_errors import translating_os_errors
-from headrace.checkpoint.claim_owner import is_owner_alive
-from headrace.checkpoint.storage import STORAGE_ERRORS, PosixClaim, PosixReader, PosixWriter
-from headrace.client.discovery import find_node
-from headrace.client.node_client import PATIENCE_S
-from headrace.overlay.upper import join, split
-from headrace.vfs.client_registry import HOSTS
-from headrace.vfs.local_vfs import LocalVfs
-from headrace.vfs.streams import Content
+from headrace.checkpoint.claim_owner import is_owner_alive, write_claim
+from headrace.checkpoint.storage import STORAGE_ERRORS, PosixReader, PosixWriter, SaveClaim
+from headrace.sdk.namespace import Content, join, open_local_vfs, split, stat_of
 
 SCHEME = "headrace://"
 _PASSED_ON = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)
@@ -46,7 +39,7 @@ class NodeStorage:
 
     def __init__(self, url: str, *, socket: str | None = None) -> None:
         self._folder = os.fsencode("/" + url.removeprefix(SCHEME).strip("/"))
-        self._vfs: LocalVfs = HOSTS.get(find_node(socket=socket), PATIENCE_S)
+        self._vfs = open_local_vfs(socket=socket)
 
     @property
     def name(self) -> str:
@@ -62,7 +55,7 @@ class NodeStorage:
             content = self._vfs.content(self._path(name))
         if content.file is not None:
             return _FillingReader(content, name, self)
-        return _NodeReader(content.fd, f"{self.name}/{name}")
+        return PosixReader(content.fd, f"{self.name}/{name}", direct=True)
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         with self._translating_errors(name):
@@ -110,19 +103,18 @@ class NodeStorage:
             except PathNotFoundError:
                 return []
 
-    def claim(self, name: str, data: bytes) -> PosixClaim:
+    def claim(self, name: str, data: bytes) -> SaveClaim:
         """Write and lock the claim under a temporary name, then rename it, as PosixStorage does."""
         with self._translating_errors(name):
             path = self._path(name)
             fd, _, _ = self._vfs.open_in_place(path + b"~", os.O_TRUNC)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, boot_id().encode() + b"\n" + data)
+                write_claim(fd, data)
                 self._vfs.rename(path + b"~", path)
             except BaseException:
                 os.close(fd)
                 raise
-        return PosixClaim(fd)
+        return SaveClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
         """Return whether the owner lives; a claim of another host arrives through the origin."""
@@ -138,8 +130,7 @@ class NodeStorage:
                 content.close()
 
     def _mtime_ns(self, name: str) -> int:
-        _, file_stat = self._vfs.get(self._path(name))
-        return file_stat.st_mtime_ns if isinstance(file_stat, os.stat_result) else file_stat.version.mtime_ns
+        return stat_of(name, self._vfs.get(self._path(name))[1]).mtime_ns
 
     def _path(self, name: str) -> bytes:
         return join(self._folder, os.fsencode(name)) if name else self._folder
@@ -171,11 +162,6 @@ class _NodeWriter(PosixWriter):
             super().close()
             with self._storage._translating_errors(self._name):
                 self._storage._vfs.tell(self._real_path)
-
-
-class _NodeReader(PosixReader):
-    def __init__(self, fd: int, name: str) -> None:
-        super().__init__(fd, name, direct=True)
 
 
 class _FillingReader:

@@ -16,16 +16,15 @@ import threading
 from typing import Protocol
 
 from headrace.base.beneath import Root, SafePath
-from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
     NotADirectoryPathError,
     PathNotFoundError,
 )
+from headrace.base.libc import address_of
 from headrace.base.os_errors import OsErrorRow, OsErrorTable, translating_os_errors
-from headrace.checkpoint.claim_owner import is_owner_alive
-from headrace.overlay.syscalls import sync_folder
+from headrace.checkpoint.claim_owner import is_owner_alive, write_claim
 
 ALIGN_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
@@ -77,10 +76,18 @@ class FileReader(Protocol):
     def close(self) -> None: ...
 
 
-class SaveClaim(Protocol):
-    """Show that its owner lives, until it is released or the owner ends in any way."""
+class SaveClaim:
+    """Show by the lock of its open file that its owner lives, until it is released or the owner ends in any way."""
 
-    def release(self) -> None: ...
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        """Unlock and close. The unlock also covers a forked child that has the descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
 
 
 class CheckpointStorage(Protocol):
@@ -206,7 +213,7 @@ class PosixStorage:
             for missing_path in _missing(self._folder):
                 with contextlib.suppress(FileExistsError):  # another rank was faster
                     os.mkdir(missing_path)
-                sync_folder(os.path.dirname(missing_path))
+                Root(os.fsencode(os.path.dirname(missing_path))).at(b"/").sync()
             names = folder.split("/") if folder else []
             for count in range(1, len(names) + 1):
                 safe_path = self._safe_path("/".join(names[:count]))
@@ -233,19 +240,18 @@ class PosixStorage:
             except FileNotFoundError:
                 return []
 
-    def claim(self, name: str, data: bytes) -> PosixClaim:
+    def claim(self, name: str, data: bytes) -> SaveClaim:
         """Write and lock the claim under another name, then rename it: others never see the name without its lock."""
         path = self.path(name)
         with translating_os_errors(path, STORAGE_ERRORS):
             fd = self._safe_path(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, boot_id().encode() + b"\n" + data)
+                write_claim(fd, data)
                 self._safe_path(f"{name}~").rename(self._safe_path(name))
             except BaseException:
                 os.close(fd)
                 raise
-        return PosixClaim(fd)
+        return SaveClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
         """Return whether the owner lives.
@@ -265,20 +271,6 @@ class PosixStorage:
                 stat = os.fstat(fd)
                 return is_owner_alive(self, name, fd, lambda: f"{stat.st_size}-{stat.st_mtime_ns}")
         finally:
-            os.close(fd)
-
-
-class PosixClaim:
-    """Hold a claim by the lock of its open file."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def release(self) -> None:
-        """Unlock and close. The unlock also covers a forked child that has the descriptor."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -398,10 +390,6 @@ def _is_cached(fd: int, offset: int, length: int) -> bool:
     if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(cache_stat), 0) != 0:
         return False
     return bool(cache_stat.cache * os.sysconf("SC_PAGE_SIZE") >= length)
-
-
-def address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _open_direct(fd: int) -> int:

@@ -1,8 +1,8 @@
 """Implement `headrace://` for fsspec, and so for pandas, pyarrow, dask and torch.distributed.checkpoint.
 
 The file system reaches this host's running node without a mount: it reads cached files from their cache files, and
-writes to the upper layer, as a mount does. This module only translates to fsspec's interface; `vfs/local_vfs.py`
-does the work. docs/fsspec.md is the guide.
+writes to the upper layer, as a mount does. This module only translates to fsspec's interface; a `Vfs` does the work.
+docs/fsspec.md is the guide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,15 +36,21 @@ from headrace.base.errors import (
     PathNotFoundError,
     UsageError,
 )
+from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.model import Entry
-from headrace.client.node_client import PATIENCE_S
 from headrace.integrations.fsspec_async import Coroutines
-from headrace.overlay.merged_tree import FileStat
-from headrace.overlay.upper import join, split
-from headrace.vfs.client_registry import open_vfs
-from headrace.vfs.file_stat import is_directory, version_text
-from headrace.vfs.streams import ReadStream, WriteStream
-from headrace.vfs.vfs import Vfs
+from headrace.sdk.namespace import (
+    PATIENCE_S,
+    FileStat,
+    ReadStream,
+    Vfs,
+    WriteStream,
+    is_directory,
+    join,
+    open_vfs,
+    split,
+    version_text,
+)
 
 THREADS = 32
 """Threads of one file system for calls on many files. They mostly wait for the node or the disk."""
@@ -493,18 +499,17 @@ class _FileThreads:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
+        self._pool = ForkSafePool(THREADS, "headrace-files")
 
     def submit(self, work: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
-        return self._executor().submit(work, *arguments)
+        return self._pool.executor().submit(work, *arguments)
 
     def do(self, work: Callable[[], None]) -> None:
         calls: list[Future[None]] | None = getattr(self._local, "calls", None)
         if calls is None:
             work()
         else:
-            calls.append(self._executor().submit(work))
+            calls.append(self._pool.executor().submit(work))
 
     @contextlib.contextmanager
     def batch(self, callback: Any) -> Iterator[None]:
@@ -524,12 +529,6 @@ class _FileThreads:
             errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:
             raise errors[0]
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._process != os.getpid():
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-files")
-            self._process = os.getpid()
-        return self._pool
 
 
 class _TextStream(io.TextIOWrapper):

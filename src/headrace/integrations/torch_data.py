@@ -39,7 +39,7 @@ with needs_extra(__name__):
 
 from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.sdk.folder import files_at, open_folder
-from headrace.vfs.streams import Content
+from headrace.sdk.namespace import Content
 
 STATE_FORMAT = 1
 SHUFFLE_BUFFER = 1000

@@ -32,6 +32,7 @@ from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.checksums import Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import attributes_of
+from headrace.vfs.streams import copy_range
 
 log = logging.getLogger(__name__)
 
@@ -226,13 +227,7 @@ def _idle_s(directory: bytes) -> float:
 def _copy_all(source: int, target: int, offset: int) -> None:
     remaining, done = os.fstat(source).st_size, 0
     while remaining > 0:
-        try:
-            copied = os.copy_file_range(source, target, min(remaining, COPY_STEP_BYTES), done, offset + done)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            os.lseek(target, offset + done, os.SEEK_SET)
-            copied = os.sendfile(target, source, done, remaining)
+        copied = copy_range(source, done, target, offset + done, min(remaining, COPY_STEP_BYTES))
         if copied == 0:
             raise StoreError("a part of an upload", why="its file was truncated")
         done, remaining = done + copied, remaining - copied

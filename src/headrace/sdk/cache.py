@@ -26,7 +26,7 @@ from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, ThreadedBulk
 from headrace.sdk.glob import matching_paths
 from headrace.sdk.local_bulk_read import LocalBulkReader
 from headrace.sdk.mapped_files import map_whole
-from headrace.vfs.client_registry import open_vfs
+from headrace.sdk.namespace import open_vfs
 from headrace.vfs.file_stat import Stat, is_directory, stat_of
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, ReadStream, WriteStream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat as modes
 from typing import Literal
 
@@ -30,6 +31,15 @@ class Stat(msgspec.Struct, frozen=True):
     @property
     def is_directory(self) -> bool:
         return self.kind == "directory"
+
+
+def attributes_of_row(
+    mode: int, id: int, size_bytes: int, mtime_ns: int, uid: int = 0, gid: int = 0
+) -> os.stat_result:
+    """Return the attributes of a path that another process described. Its three times are the same."""
+    seconds = mtime_ns // 1_000_000_000
+    values = (mode, id, 0, 1, uid, gid, size_bytes, seconds, seconds, seconds)
+    return os.stat_result(values, {"st_mtime_ns": mtime_ns, "st_ctime_ns": mtime_ns})
 
 
 def stat_of(path: str, stat: FileStat) -> Stat:

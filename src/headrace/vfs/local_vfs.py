@@ -2,10 +2,7 @@
 
 Reads go to cache files and to the upper layer directly, and wait for the node if bytes or names are missing. Writes
 go to the upper layer as those of a mount do (`overlay/merged_tree.py`), so that every mount of the host shows them and
-the node persists them. All calls block. They are thread-safe, and safe after a fork. They raise HeadraceError in
-place of the operating system's errors.
-
-Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
+the node persists them. Symbolic links are followed within the namespace.
 """
 
 from __future__ import annotations
@@ -69,13 +66,8 @@ class LocalVfs(VfsReader):
         is_broken_off: Callable[[], bool] = lambda: False,
         check: Callable[[FileStat | None], None] | None = None,
     ) -> WriteStream:
-        """Create a file that appears under its name, complete, when the stream is closed. Raise PathExistsError, at
-        once or at close, if it may not replace an existing path; ReadOnlyError, IsADirectoryPathError, or
-        PathNotFoundError for the directory.
-
-        parents: create missing directories above it. commits, is_broken_off: as for WriteStream. check: called with
-        the stat of the name just before the file gets it, while no process can change it. If it raises, `commit`
-        raises that error and nothing has changed."""
+        """Create a file as `Vfs` says. check: called with the stat of the name just before the file gets it, while no
+        process can change it. If it raises, `commit` raises that error and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
         with translating_os_errors(path):
             file = StagedFile(self.tree.upper)
@@ -89,8 +81,8 @@ class LocalVfs(VfsReader):
         )
 
     def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
-        """Append to a file in place, as a mount does: other readers see the bytes at once. If the stream is
-        abandoned, its bytes are cut off again, unless another writer appended after them."""
+        """Append as `Vfs` says. If the stream is abandoned, its bytes are cut off again, unless another writer
+        appended after them."""
         fd, real_path, is_new = self.open_in_place(path, 0)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
         size_before = os.lseek(fd, 0, os.SEEK_END)
@@ -135,7 +127,6 @@ class LocalVfs(VfsReader):
                 self.tree.upper.at(real_path).sync()
 
     def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
-        """Copy a file's bytes in the kernel; the target is replaced completely or not at all. parents: as in create."""
         content = self.content(source)
         try:
             with self.create(target, replace=True, parents=parents) as stream, translating_os_errors(target):
@@ -158,7 +149,6 @@ class LocalVfs(VfsReader):
         self._change(path, change)
 
     def touch(self, path: bytes) -> None:
-        """Set the modification time of an existing file to now."""
         self.alter(path, os.utime)
 
     def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
@@ -191,7 +181,6 @@ class LocalVfs(VfsReader):
         return real_path
 
     def check_writable(self, path: bytes) -> None:
-        """Raise ReadOnlyError if the settings forbid writes at a path."""
         self._refresh_modes()
         if self.tree.modes.of(path) is WriteMode.OFF:
             raise read_only(os.fsdecode(path))

@@ -38,7 +38,6 @@ class RequestVfs(ABC):
         return ReadStream(self.content(path), os.fsdecode(path))
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """Return bytes start to end of one version, even when the file is replaced meanwhile."""
         for attempt in range(CHANGED_ATTEMPTS):
             try:
                 return self._read(path, start, end)
@@ -47,6 +46,10 @@ class RequestVfs(ABC):
                     raise
         raise AssertionError
 
-    @abstractmethod
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
         """Return bytes start to end. Raise VersionChangedError when the file is replaced meanwhile."""
+        content = self.content(path)
+        try:
+            return content.read(start, content.size_bytes if end is None else end)
+        finally:
+            content.close()

@@ -124,7 +124,7 @@ class Content:
             end = min(self.size_bytes, offset + COPY_STEP_BYTES)
             source = self.wait(offset, end)
             while offset < end:
-                copied = _copy(source, target, end - offset, offset)
+                copied = copy_range(source, offset, target, offset, end - offset)
                 if copied == 0:
                     if self._grows:
                         return
@@ -140,14 +140,16 @@ class Content:
         self.fd = -1
 
 
-def _copy(source: int, target: int, count: int, offset: int) -> int:
+def copy_range(source: int, source_offset: int, target: int, target_offset: int, count: int) -> int:
+    """Copy bytes between two files in the kernel, by reflink where the file system can. Return how many: at most
+    `count`, 0 at the end of the source."""
     try:
-        return os.copy_file_range(source, target, count, offset, offset)
+        return os.copy_file_range(source, target, count, source_offset, target_offset)
     except OSError as error:
         if error.errno not in _NO_COPY:
             raise
-    os.lseek(target, offset, os.SEEK_SET)
-    return os.sendfile(target, source, offset, count)
+    os.lseek(target, target_offset, os.SEEK_SET)
+    return os.sendfile(target, source, source_offset, count)
 
 
 class _Filling(io.RawIOBase):

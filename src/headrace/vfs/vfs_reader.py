@@ -86,7 +86,6 @@ class VfsReader:
         return full_path, self._lower_entry(full_path)
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
-        """Resolve a path as `find` does. PathNotFoundError where nothing is there."""
         full_path, status = self.find(path, follow=follow)
         if status is None:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
@@ -111,15 +110,12 @@ class VfsReader:
         return self._lower.cached_entry(path, local)
 
     def exists(self, path: bytes) -> bool:
-        """Return whether a path exists. This is never a guess: the error of a failed request is raised."""
         try:
             return self.find(path)[1] is not None
         except NotADirectoryPathError:
             return False
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
-        """Yield the names of a directory and what they are, in byte order, starting after a name.
-        NotADirectoryPathError."""
         full_path, status = self.get(path)
         if not is_directory(status):
             raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
@@ -192,7 +188,6 @@ class VfsReader:
         return top is None or self.tree.upper.tree.seen(top) is None
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """Read bytes start..end of a file as `content` gives them, fewer where the file ends before."""
         whole = self.open_whole(path)
         if whole is None:
             content = self.content(path)
@@ -207,7 +202,6 @@ class VfsReader:
             os.close(fd)
 
     def content(self, path: bytes) -> Content:
-        """Open the file as it is now. PathNotFoundError, IsADirectoryPathError, OriginError and its kinds."""
         opened = self.open_whole(path)
         if opened is not None:
             return Content(opened[1], fd=opened[0])
@@ -245,7 +239,6 @@ class VfsReader:
         return (None if cached is None else self._cached_content(status, cached)) or status
 
     def open(self, path: bytes) -> ReadStream:
-        """Open a file as `content` does, as a stream."""
         return ReadStream(self.content(path), os.fsdecode(path))
 
     def _below_content(self, entry: Entry) -> Content:

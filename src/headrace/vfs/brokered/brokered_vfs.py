@@ -27,6 +27,7 @@ from headrace.overlay.upper import join
 from headrace.vfs.brokered.broker_connection import BrokerConnection
 from headrace.vfs.brokered.content import content_of
 from headrace.vfs.brokered.mounts import mount_of
+from headrace.vfs.file_stat import attributes_of_row
 from headrace.vfs.request_vfs import RequestVfs
 from headrace.vfs.streams import STEP_BYTES, Content
 from headrace.wire.broker_messages import (
@@ -140,13 +141,6 @@ class BrokeredVfs(RequestVfs):
         descriptors = iter(fds)
         return [(file, next(descriptors) if isinstance(file, OpenedFile) else -1) for file in answer.files]
 
-    def _read(self, path: bytes, start: int, end: int | None) -> bytes:
-        content = self.content(path)
-        try:
-            return content.read(start, content.size_bytes if end is None else end)
-        finally:
-            content.close()
-
     def _written(self, path: bytes) -> Content:
         fd = os.open(self._mounted(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         return Content.of_upper(fd, path)
@@ -188,9 +182,7 @@ def status_of(row: BrokerRow) -> FileStat:
         return Entry(
             FileId(row.id), ROOT_ID, row.name, Kind.FILE if kind == stat.S_IFREG else Kind.DIRECTORY, version
         )
-    seconds = row.mtime_ns // 1_000_000_000
-    values = (row.mode, row.id, 0, 1, row.uid, row.gid, row.size_bytes, seconds, seconds, seconds)
-    return os.stat_result(values, {"st_mtime_ns": row.mtime_ns, "st_ctime_ns": row.mtime_ns})
+    return attributes_of_row(row.mode, row.id, row.size_bytes, row.mtime_ns, row.uid, row.gid)
 
 
 def plain(path: bytes) -> bytes:

@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, TypeVar
 from urllib.parse import quote, urlencode
@@ -31,6 +30,7 @@ from headrace.base.errors import (
     ProtocolError,
     error_classes,
 )
+from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tokens import Tokens
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
@@ -101,32 +101,23 @@ class ClusterClient:
         self._replicas = 1
         self._viewed_s = float("-inf")
         self._changed_s = float("-inf")
+        self.threads = ForkSafePool(THREADS, "headrace-remote")
+        """Fetch parts of a file. None of them waits for another."""
         self._start()
         self._look()
 
     def _start(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         for node in self._known.values():
             node.idle = []
 
-    def pool(self) -> ThreadPoolExecutor:
-        """Return the pool of threads that fetch parts of a file. None of them waits for another."""
-        self._heed_fork()
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-remote")
-            return self._pool
-
     def close(self) -> None:
         with self._lock:
-            pool, self._pool = self._pool, None
             links = [link for node in self._known.values() for link in node.idle]
             for node in self._known.values():
                 node.idle = []
-        if pool is not None:
-            pool.shutdown(wait=False)
+        self.threads.close(wait=False)
         for link in links:
             link.close()
 

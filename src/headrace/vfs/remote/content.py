@@ -46,7 +46,7 @@ def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview,
     if len(parts) == 1:
         fetch(parts[0])
         return
-    under_way = [nodes.pool().submit(fetch, part) for part in parts]
+    under_way = [nodes.threads.executor().submit(fetch, part) for part in parts]
     try:
         for future in under_way:
             future.result()
@@ -108,7 +108,10 @@ class RemoteContent(Content):
         if goes_on and following < self.size_bytes:
             self._window_bytes = min(STEP_BYTES, self._window_bytes * 2)
             count = self._window_bytes
-            self._next = following, self._nodes.pool().submit(lambda: self._fetch(following, count))
+            self._next = (
+                following,
+                self._nodes.threads.executor().submit(lambda: self._fetch(following, count)),
+            )
 
     def _fetch(self, start: int, count: int) -> memoryview:
         end = min(start + count, self.size_bytes, (start // STEP_BYTES + 1) * STEP_BYTES)

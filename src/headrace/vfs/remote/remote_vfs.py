@@ -24,7 +24,7 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import split
-from headrace.vfs.file_stat import is_directory
+from headrace.vfs.file_stat import attributes_of_row, is_directory
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.remote.content import RemoteContent, fetch_into, filled
 from headrace.vfs.remote.jobs import RemoteJobs
@@ -223,9 +223,7 @@ def status_of(row: ApiEntry) -> FileStat:
         name = os.fsencode(row.path.rpartition("/")[2])
         return Entry(FileId(row.id), ROOT_ID, name, kind, Version(row.size_bytes, row.mtime_ns, row.version))
     mode = stat.S_IFLNK | 0o777 if row.kind == "link" else stat.S_IFIFO
-    seconds = row.mtime_ns // 1_000_000_000
-    values = (mode, row.id, 0, 1, 0, 0, row.size_bytes, seconds, seconds, seconds)
-    return os.stat_result(values, {"st_mtime_ns": row.mtime_ns})
+    return attributes_of_row(mode, row.id, row.size_bytes, row.mtime_ns)
 
 
 def _scratch() -> int:
