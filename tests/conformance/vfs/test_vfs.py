@@ -212,6 +212,15 @@ class TestChanging:
         assert writable.read(top + b"/f", 0, None) == b"kept"
         assert not writable.exists(b"/data/new")
 
+    def test_the_later_of_two_new_files_is_refused_at_its_close(self, writable: Vfs, top: bytes) -> None:
+        first, second = (writable.create(top + b"/f", replace=False) for _ in range(2))
+        first.write(b"first")
+        second.write(b"second")
+        first.close()
+        with pytest.raises(PathExistsError):
+            second.close()
+        assert writable.read(top + b"/f", 0, None) == b"first"
+
     def test_parents_are_created(self, writable: Vfs, top: bytes) -> None:
         put(writable, top + b"/a/b/f", b"deep", parents=True)
         assert [name for name, _ in writable.children(top + b"/a")] == [b"b"]
