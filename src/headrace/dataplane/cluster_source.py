@@ -187,13 +187,7 @@ class PeerThenOrigin:
             return error
 
     async def _ask(self, hop: Hop, start: int, end: int) -> Arrived | HeadraceError:
-        """Return the bytes, or why the peer did not send them."""
-        version = self.version
-        wanted = FileRange(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
-        try:
-            return await self.sources.reader.fetch(hop, wanted)
-        except HeadraceError as error:
-            return error
+        return await self.sources.reader.fetch(hop, _range_of(self.path, self.version, start, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +218,14 @@ class PendingFileSource:
 
     async def _fetch(self, start: int, end: int) -> Arrived | None:
         sources, version = self.sources, self.entry.version
-        pending = PendingVersion.parse(version.token)
-        wanted = FileRange(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
+        pending, wanted = PendingVersion.parse(version.token), _range_of(self.path, version, start, end)
         for node in [] if pending is None else sources.pending.writers(pending.writer):
             try:
                 return await sources.reader.fetch_pending(node, wanted)
             except HeadraceError as error:
                 log.info("what was written there did not come node=%s error=%s", node.id, error)
         return await sources.pending.own_copy(wanted)
+
+
+def _range_of(path: bytes, version: Version, start: int, end: int) -> FileRange:
+    return FileRange(path, version.size_bytes, version.mtime_ns, version.token, start, end)

@@ -67,7 +67,7 @@ class _OriginDigests:
     """Counts the digests of one origin, of objects put in parts or of the others. part_bytes: the size of the parts of
     the last object whose digest matched."""
 
-    whole: _Count = field(default_factory=_Count)
+    total: _Count = field(default_factory=_Count)
     directories: OrderedDict[str, _Count] = field(default_factory=OrderedDict)
     part_bytes: int = 0
     warned_s: float = float("-inf")
@@ -95,7 +95,7 @@ class Digests:
         if digest is None:
             return None
         counts = self._counts(url, digest)
-        if counts.whole.is_useless(ORIGIN_OTHERS_MAX) or counts.directory(key).is_useless(OTHERS_MAX):
+        if counts.total.is_useless(ORIGIN_OTHERS_MAX) or counts.directory(key).is_useless(OTHERS_MAX):
             return None
         return digest
 
@@ -109,7 +109,7 @@ class Digests:
         """Record that the bytes match. was_wrong: they did not at first. That is logged once a minute, as a bad link
         corrupts many files."""
         counts = self._counts(url, digest)
-        counts.whole.right += 1
+        counts.total.right += 1
         counts.directory(key).right += 1
         counts.part_bytes = part_bytes
         self.files_compared += 1
@@ -128,7 +128,7 @@ class Digests:
     def record_other(self, url: str, key: str, digest: Digest) -> None:
         """Record that two reads agreed, and that the digest is of something else."""
         counts = self._counts(url, digest)
-        counts.whole.other += 1
+        counts.total.other += 1
         counts.directory(key).other += 1
         self.files_other += 1
         log.info("checksum is none of the bytes, which came twice alike url=%s key=%s", url, ascii(key))

@@ -71,7 +71,7 @@ class Fill:
         # the kernel writes one range of a file at a time, and other threads would only spin
         self._write_lock = asyncio.Lock()
         self._in_flight: dict[int, asyncio.Task[None]] = {}
-        self._whole: asyncio.Task[None] | None = None
+        self._whole_task: asyncio.Task[None] | None = None
         self._comparison: asyncio.Task[None] | None = None
         self._load_count = 0
         self._has_eager_reader = False
@@ -90,7 +90,7 @@ class Fill:
 
     @property
     def is_idle(self) -> bool:
-        return not self._in_flight and self._whole is None and self._comparison is None
+        return not self._in_flight and self._whole_task is None and self._comparison is None
 
     # ------------------------------------------------------------ reading
 
@@ -149,13 +149,13 @@ class Fill:
         self._load_count += 1
         try:
             self._start_whole(0)
-            if self._whole is not None:
-                await asyncio.shield(self._whole)
+            if self._whole_task is not None:
+                await asyncio.shield(self._whole_task)
         finally:
             self._load_count -= 1
-            if self._whole is not None and not self._load_count and not self._has_eager_reader:
-                self._whole.cancel()
-                self._whole = None  # the next caller starts again
+            if self._whole_task is not None and not self._load_count and not self._has_eager_reader:
+                self._whole_task.cancel()
+                self._whole_task = None  # the next caller starts again
         if not self.writer.complete:
             await self.ensure(0, self._size_bytes)
 
@@ -197,7 +197,7 @@ class Fill:
 
     async def stop(self) -> None:
         """Cancel everything in flight and close the cache file."""
-        tasks = [*self._in_flight.values(), *(task for task in (self._whole, self._comparison) if task)]
+        tasks = [*self._in_flight.values(), *(task for task in (self._whole_task, self._comparison) if task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,8 +239,8 @@ class Fill:
                 )
 
     def _start_whole(self, from_block: int) -> None:
-        if self._whole is None and not self.writer.complete:
-            self._whole = asyncio.ensure_future(self._fill_whole(from_block))
+        if self._whole_task is None and not self.writer.complete:
+            self._whole_task = asyncio.ensure_future(self._fill_whole(from_block))
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keep as many ranges in flight as are useful, and two more that follow them at once."""
@@ -263,5 +263,5 @@ class Fill:
         except HeadraceError as error:
             log.info("whole-file fill stopped id=%x error=%s", self.entry.id, error)
         finally:
-            if self._whole is asyncio.current_task():
-                self._whole = None
+            if self._whole_task is asyncio.current_task():
+                self._whole_task = None

@@ -119,8 +119,8 @@ class PeerReader:
         async with self._gate.enter(size_bytes, background=intent.background):
             yield
 
-    async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived:
-        """Fetch a range. Raise HeadraceError when the peer does not send it."""
+    async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived | HeadraceError:
+        """Return the bytes of a range, or why the peer did not send them."""
         deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
         size_bytes = wanted.end - wanted.start
         try:
@@ -137,7 +137,7 @@ class PeerReader:
                 log.log(level, "peer did not give what it owns node=%s error=%s", hop.node.id, error)
             else:
                 self._misses[hop.node.id] = self._misses.get(hop.node.id, 0) + 1
-            raise
+            return error
         if hop.cached_only:
             self._misses[hop.node.id] = 0
         self._count(size_bytes)

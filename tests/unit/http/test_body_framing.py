@@ -43,7 +43,9 @@ def test_who_waits_for_a_continue_is_not_waited_for() -> None:
     assert not expecting.is_plain
 
 
-@pytest.mark.parametrize("header", ["Content-Length: 1234567890123456789", "Transfer-Encoding: gzip, chunked"])
+@pytest.mark.parametrize(
+    "header", ["Content-Length: 1234567890123456789", "Transfer-Encoding: gzip, chunked"]
+)
 def test_a_body_without_a_known_end_is_never_skipped(header: str) -> None:
     """The request before it had none: what it left behind says nothing of this one."""
     ours, theirs = socket.socketpair()
