@@ -1,4 +1,4 @@
-"""What a path of the upper layer needs, so that its origin has the same."""
+"""Read files of the upper layer for write-back, and order directories by depth."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
 from headrace.overlay.upper import base_version, is_removed, is_whiteout
-from headrace.writeback.sync_journal import JournalRecord
-
-
-class SyncAction(IntEnum):
-    """What is to be done for a path, in this order."""
-
-    CLEAR = 1  # a file at the origin, in whose place there is a directory now
-    MAKE = 2
-    PUT = 3
-    REMOVE = 4
-    REMOVE_DIRECTORY = 5
+from headrace.writeback.reconcile import UpperEntry, UpperKind
 
 
 @dataclass(slots=True)
@@ -34,28 +23,21 @@ class WriteBackCounts:
     failures: int = 0
 
 
-def action_for(
-    path: bytes, at: SafePath, found: os.stat_result, row: JournalRecord | None, *, is_top: bool
-) -> SyncAction | None:
-    """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
-    if is_whiteout(found):
-        return SyncAction.REMOVE
-    if stat.S_ISDIR(found.st_mode):
-        if replaces_file(path, at, row):
-            return SyncAction.CLEAR
-        if is_removed(at):
-            return SyncAction.REMOVE_DIRECTORY
-        made = row is not None and row.inode == found.st_ino and not row.begun
-        return None if made or is_top else SyncAction.MAKE
-    if not stat.S_ISREG(found.st_mode):
-        was_there = replaces_file(path, at, row) or (row is not None and row.is_directory)
-        return SyncAction.CLEAR if was_there else None
-    return None if row is not None and row.describes(found) else SyncAction.PUT
-
-
-def replaces_file(path: bytes, at: SafePath, row: JournalRecord | None) -> bool:
-    """Whether the origin has a file, or may have one, where something that is no file is now."""
-    return (row is not None and row.is_file) or base_version(at, path) is not None
+def upper_entry(
+    path: bytes, safe_path: SafePath, status: os.stat_result, *, is_mode_root: bool
+) -> UpperEntry:
+    """Read what a step depends on of the entry at a path, which looks like `status`. Of a file that is only `status`: a
+    scan reads no attribute of a million files."""
+    if stat.S_ISREG(status.st_mode):
+        return UpperEntry(UpperKind.FILE, status)
+    if is_whiteout(status):
+        return UpperEntry(UpperKind.WHITEOUT, status)
+    base = base_version(safe_path, path)
+    if not stat.S_ISDIR(status.st_mode):
+        return UpperEntry(UpperKind.OTHER, status, base)
+    if is_removed(safe_path):
+        return UpperEntry(UpperKind.REMOVED_DIRECTORY, status, base)
+    return UpperEntry(UpperKind.MODE_ROOT if is_mode_root else UpperKind.DIRECTORY, status, base)
 
 
 def size_of(at: SafePath) -> int:

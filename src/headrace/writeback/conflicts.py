@@ -12,8 +12,8 @@ from collections.abc import Callable
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import HIDDEN
-from headrace.overlay.upper import Upper, join, split
-from headrace.writeback.action import replaces_file
+from headrace.overlay.upper import Upper, base_version, join, split
+from headrace.writeback.reconcile import replaces_file
 from headrace.writeback.sync_journal import Conflict, SyncJournal
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ConflictCopies:
         ways = []
         while (path := split(path)[0]) != b"/":
             at = self._upper.at(path)
-            if at.is_folder() and replaces_file(path, at, self._known.get(path)):
+            if at.is_folder() and replaces_file(self._known.get(path), base_version(at, path)):
                 ways.append(path)
         return ways
 

@@ -18,9 +18,10 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.namespace.tree import Namespace
 from headrace.overlay.upper import split
-from headrace.writeback.action import SyncAction, WriteBackCounts, by_depth
+from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.reconcile import SyncStep
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.upload import Uploader
 from headrace.writeback.writable_layer import WritableLayer
@@ -77,21 +78,21 @@ class SyncExecutor:
                 folders.add(folder)
         return folders
 
-    async def run(self, actions: dict[bytes, SyncAction]) -> list[HeadraceError]:
+    async def run(self, actions: dict[bytes, SyncStep]) -> list[HeadraceError]:
         """Do all that can be done; what failed stays dirty. Removals wait until nothing else fails."""
         errors = await self._clear_gone()
-        errors += await self._each([p for p, do in actions.items() if do is SyncAction.CLEAR], self._clear)
-        for level in by_depth(path for path, do in actions.items() if do is SyncAction.MAKE):
+        errors += await self._each([p for p, do in actions.items() if do is SyncStep.CLEAR], self._clear)
+        for level in by_depth(path for path, do in actions.items() if do is SyncStep.MAKE):
             errors += await self._each(level, self._make_directory)
-        errors += await self._each([p for p, do in actions.items() if do is SyncAction.PUT], self._put)
-        removed = [path for path, do in actions.items() if do is SyncAction.REMOVE]
+        errors += await self._each([p for p, do in actions.items() if do is SyncStep.PUT], self._put)
+        removed = [path for path, do in actions.items() if do is SyncStep.REMOVE]
         if errors:
             self._postpone(removed)
             return errors
         gone: list[bytes] = []
         errors += await self._each(removed, lambda path: self._remove(path, gone))
         errors += await self._unhide(gone)
-        folders = by_depth(path for path, do in actions.items() if do is SyncAction.REMOVE_DIRECTORY)
+        folders = by_depth(path for path, do in actions.items() if do is SyncStep.REMOVE_DIRECTORY)
         for level in reversed(folders):
             errors += await self._each(level, self._remove_directory)
         return errors

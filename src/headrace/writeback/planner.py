@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterable
 
 from headrace.base.keyed_lock import KeyedLock
-from headrace.writeback.action import SyncAction, action_for
+from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.reconcile import SyncStep, step_of
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
-MOVES_CHILDREN = (SyncAction.CLEAR, SyncAction.MAKE, SyncAction.REMOVE_DIRECTORY)
+MOVES_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Actions on a directory that bring all that is in it."""
 
 
@@ -27,13 +28,14 @@ class ActionPlanner:
         self._journal = layer.journal
         self._tops = {b"/", *layer.modes.tops()}
 
-    def action(self, path: bytes, status: os.stat_result) -> SyncAction | None:
+    def action(self, path: bytes, status: os.stat_result) -> SyncStep | None:
         """Return what a path needs, which looks like that; None: nothing."""
         return self.action_by(path, status, self._journal.get(path))
 
-    def action_by(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncAction | None:
+    def action_by(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncStep | None:
         """Return the same, where the row of the journal is at hand."""
-        return action_for(path, self._upper.at(path), status, row, is_top=path in self._tops)
+        entry = upper_entry(path, self._upper.at(path), status, is_mode_root=path in self._tops)
+        return step_of(entry, row)
 
     def needs_work(self, path: bytes) -> bool:
         """Return whether a path needs something now; also where nothing is left."""
@@ -118,10 +120,10 @@ class LayerScan:
         """Hide the names of puts whose answer was lost and of which nothing is left here."""
         self._changes.hide(self._removals.unheard())
 
-    def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncAction]:
+    def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
         """Return what each path needs now; those that need nothing are clean. A directory that came from elsewhere
         brings all that is in it."""
-        actions: dict[bytes, SyncAction] = {}
+        actions: dict[bytes, SyncStep] = {}
         for path in paths:
             entry = self._dirty.get(path)
             if entry is None or path in actions:  # of a directory that came before
@@ -136,7 +138,7 @@ class LayerScan:
                 self._dirty.drop(path)
             else:
                 actions[path] = action
-                self._dirty.resize(entry, status.st_size if action is SyncAction.PUT else 0)
+                self._dirty.resize(entry, status.st_size if action is SyncStep.PUT else 0)
             if action in MOVES_CHILDREN:
                 self._add_children(path, actions)
         return actions
@@ -146,7 +148,7 @@ class LayerScan:
         self._dirty.drop(path)
         self._changes.hide(self._removals.went(path))
 
-    def _add_children(self, top: bytes, actions: dict[bytes, SyncAction]) -> None:
+    def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
         now_s, rows = time.monotonic(), self._journal.below(top)
         for path, status in self._upper.walk(top):
             if path == top or path in actions:
@@ -154,5 +156,5 @@ class LayerScan:
             action = self._planner.action_by(path, status, rows.get(path))
             if action is not None:
                 entry = self._dirty.add(path, now_s)
-                self._dirty.resize(entry, status.st_size if action is SyncAction.PUT else 0)
+                self._dirty.resize(entry, status.st_size if action is SyncStep.PUT else 0)
                 actions[path] = action

@@ -12,12 +12,13 @@ from dataclasses import replace
 from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
-from headrace.base.model import Entry, Kind, Version
+from headrace.base.model import Kind, Version
 from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
-from headrace.origin.origin import Absent, Condition, Origin
+from headrace.origin.origin import Absent, Origin
 from headrace.overlay.pending_version import is_pending
 from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
+from headrace.writeback.reconcile import WriterAnswer, PathState, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 
@@ -68,13 +69,12 @@ class Preconditions:
                 drop_base(at, path)
             return version is not None
 
-    async def resolved(
-        self, row: JournalRecord | None, origin: Origin, key: str, deadline: Deadline
-    ) -> JournalRecord | None:
-        """What became of a put, or a removal, that had begun when its node died, or its answer was lost: the row as if
-        it had been noted, when the origin has the object, or has it no more; the file may be another one by now."""
-        if row is None or not row.begun or row.is_directory:
-            return row
+    async def ask_origin(
+        self, row: JournalRecord, origin: Origin, key: str, deadline: Deadline
+    ) -> JournalRecord:
+        """Learn what became of an upload, or a removal, whose answer was lost. Return the row as if the answer had been
+        noted, where the origin has the object, or has it no more; else the same row. The file may be another one by
+        now."""
         try:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
@@ -98,31 +98,37 @@ class Preconditions:
             self._known.note(row)
         return row
 
-    def condition(self, path: bytes, row: JournalRecord | None, base: Version | None) -> Condition:
-        """Of a put. base: what the file says that it replaces."""
-        if row is None:
-            return base or Absent()
-        if row.is_there and not row.is_directory:
-            return row.version
-        return base if base is not None and self._is_newer(base, row) else Absent()
+    def state(
+        self,
+        path: bytes,
+        row: JournalRecord | None,
+        base: Version | None,
+        *,
+        writer: WriterAnswer | None = None,
+        origin_asked: bool = False,
+    ) -> PathState:
+        """Return the state of a path as the index and the layer have it now."""
+        return PathState(
+            *(row, base, self._namespace.entry_at(path), self._namespace.is_pending(path)),
+            *(self._upper.at(path).seen(), writer, origin_asked),
+        )
+
+    def condition(self, path: bytes, base: Version | None) -> Version | Absent:
+        """Return the condition of an upload whose questions were answered. base: what the file says that it
+        replaces."""
+        row = self._known.get(path)
+        needs_index = row is not None and base is not None
+        return upload_condition(self.state(path, row, base) if needs_index else PathState(row, base))
 
     def replaces(self, path: bytes, at: SafePath, found: os.stat_result) -> Version | None:
-        """The origin's version that what is at a path stands for, or hides; None: there is none."""
-        row = self._known.get(path)
+        """Return the origin's version that the entry at a path stands for, or hides; None if there is none."""
+        base = base_version(at, path)
         if stat.S_ISREG(found.st_mode):
-            condition = self.condition(path, row, base_version(at, path))
+            condition = self.condition(path, base)
             return condition if isinstance(condition, Version) else None
-        if is_whiteout(found):
-            return self.version_to_remove(path, at, row, self._namespace.entry_at(path))
-        return base_version(at, path)
-
-    def _is_newer(self, base: Version, row: JournalRecord) -> bool:
-        """Whether somebody put that there after this node removed what the row is of: then the index has it, unless
-        what another node wrote there is shown over it."""
-        if row.was_removed(base):
-            return False
-        entry = self._namespace.entry_at(row.path)
-        return (entry is not None and entry.version == base) or self._namespace.is_pending(row.path)
+        return (
+            version_to_remove(self.state(path, self._known.get(path), base)) if is_whiteout(found) else base
+        )
 
     async def others_put(self, path: bytes) -> bool:
         """Whether what the origin has is an earlier state of what is here, which another node put in this one's
@@ -131,17 +137,3 @@ class Preconditions:
         if self._ask_others is not None:
             await self._ask_others()
         return self._known.get(path) != before
-
-    def version_to_remove(
-        self, path: bytes, at: SafePath, row: JournalRecord | None, entry: Entry | None
-    ) -> Version | None:
-        if row is not None and row.is_there and not row.is_directory:
-            return row.version
-        base = base_version(at, path)
-        if base is not None and (row is None or self._is_newer(base, row)):
-            return base
-        if row is not None and row.is_absent:
-            return None  # it was removed; what the name means since then is somebody else's
-        if entry is None or entry.kind is not Kind.FILE or is_pending(entry.version):
-            return None
-        return entry.version

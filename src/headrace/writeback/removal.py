@@ -26,7 +26,7 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.keyed_lock import KeyedLock
-from headrace.base.model import Kind
+from headrace.base.model import Kind, Version
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.upper import (
@@ -38,6 +38,19 @@ from headrace.overlay.upper import (
 )
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.reconcile import (
+    WriterAnswer,
+    AskFirst,
+    GiveWay,
+    MakeDirectory,
+    PathState,
+    RecordRemoval,
+    RemoveDirectory,
+    RemoveFile,
+    SyncStep,
+    must_hide,
+    reconcile,
+)
 from headrace.writeback.sync_journal import ABSENT, Conflict, JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
@@ -71,32 +84,58 @@ class RemovalPropagator:
 
     # ------------------------------------------------------------ removals
 
-    async def remove(self, path: bytes, at: SafePath, *, asked: bool = False) -> bool:
-        """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
-        the listing that knew it should be taken again before the whiteout goes."""
+    async def remove(self, path: bytes, marker: SafePath, *, asked: bool = False) -> bool:
+        """Remove at the origin what the entry at `marker` hides: a whiteout, a directory in a file's place, or a file
+        that was put aside. Return whether the listing that had the name must be taken again, after which the whiteout
+        can go. asked: other nodes were asked what they persisted."""
         mount, key = self._believed.place(path)
-        if not await self._believed.settle_base(path, at):
-            entry = self._namespace.entry_at(path)
-            if entry is not None and entry.kind is Kind.FILE:
-                self._known.add_conflict(Conflict(path, b"", "another node wrote it again", time.time()))
-            self._give_way(path, at)
-            return False
+        writer, state = None, self._state(path, marker, self._known.get(path))
+        if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
+            is_persisted = await self._believed.settle_base(path, marker)
+            writer = WriterAnswer.PERSISTED if is_persisted else WriterAnswer.REPLACED
+            state = self._state(path, marker, self._known.get(path), writer=writer)
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
-        entry = self._namespace.entry_at(path)
-        row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
-        if row is not None and row.begun and not row.is_there and base_version(at, path) is None:
-            # our put has not happened: what is there, if anything, is somebody else's
-            self._give_way(path, at)
-            return False
-        if self._is_back(path, row):
-            return False
-        version = self._believed.version_to_remove(path, at, row, entry)
-        if version is None:
-            if row is None or not row.is_absent:
-                self._known.note(JournalRecord.removed(path))
-            elif entry is not None and entry.kind is Kind.FILE and row.was_removed(entry.version):
-                self._namespace.record_removal(path)  # by a node that died before it could say so
-            return True
+        if state.row is not None and reconcile(SyncStep.REMOVE, state) is AskFirst.ORIGIN:
+            row = await self._believed.ask_origin(state.row, mount.origin, key, deadline)
+            state = self._state(path, marker, row, writer=writer, origin_asked=True)
+        match reconcile(SyncStep.REMOVE, state):
+            case RemoveFile(version):
+                return await self._remove_file(path, marker, state, version, deadline, asked=asked)
+            case RecordRemoval(in_journal, in_index):
+                if in_journal:
+                    self._known.note(JournalRecord.removed(path))
+                if in_index:
+                    self._namespace.record_removal(path)
+                return True
+            case GiveWay(conflict):
+                if conflict:
+                    self._known.add_conflict(Conflict(path, b"", conflict, time.time()))
+                self._give_way(path, marker)
+        return False
+
+    def _state(
+        self,
+        path: bytes,
+        marker: SafePath,
+        row: JournalRecord | None,
+        *,
+        writer: WriterAnswer | None = None,
+        origin_asked: bool = False,
+    ) -> PathState:
+        base = base_version(marker, path)
+        return self._believed.state(path, row, base, writer=writer, origin_asked=origin_asked)
+
+    async def _remove_file(
+        self,
+        path: bytes,
+        marker: SafePath,
+        state: PathState,
+        version: Version,
+        deadline: Deadline,
+        *,
+        asked: bool,
+    ) -> bool:
+        mount, key = self._believed.place(path)
         self._known.note(JournalRecord.removal(path, version))
         await self._write_ahead.flush()
         failpoint.hit("persist.removing")
@@ -106,13 +145,13 @@ class RemovalPropagator:
             pass
         except ConflictError as error:
             if not asked and await self._believed.others_put(path):
-                return await self.remove(path, at, asked=True)
+                return await self.remove(path, marker, asked=True)
             self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
-            self._give_way(path, at)
+            self._give_way(path, marker)
             return False
         failpoint.hit("persist.removed")
-        if entry is not None and entry.kind is Kind.FILE:
+        if state.listed_file is not None:
             self._namespace.record_removal(path)
         self._known.note(JournalRecord.removed(path, version))
         return True
@@ -123,12 +162,6 @@ class RemovalPropagator:
         self._known.drop(path)
         self._namespace.invalidate_parent(path)
         self._on_written([path])
-
-    def _is_back(self, path: bytes, row: JournalRecord | None) -> bool:
-        """Whether the file that was at a path is there again, and the origin has it: with a folder that was moved away
-        and back, which the file itself shows nothing of."""
-        found = self._upper.at(path).seen()
-        return row is not None and found is not None and row.describes(found)
 
     async def remove_gone(self, aside: list[tuple[SafePath, bytes]]) -> None:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
@@ -175,13 +208,9 @@ class RemovalPropagator:
         """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
         its work. False: it has the one that was removed."""
         with self._upper.lock:
-            entry, at = self._namespace.entry_at(path), self._upper.at(path)
-            if entry is not None and entry.kind is Kind.FILE:
-                row = self._known.get(path)
-                if row is None or not row.is_absent or row.was_removed(entry.version):
-                    return False
-                if base_version(at, path) == entry.version:
-                    return False
+            at = self._upper.at(path)
+            if must_hide(self._state(path, at, self._known.get(path))):
+                return False
             self.drop_marker(path, at)
             return True
 
@@ -227,7 +256,7 @@ class RemovalPropagator:
     async def clear(self, path: bytes) -> None:
         """What the origin has at a path in whose place something else is now goes."""
         row, at = self._known.get(path), self._upper.at(path)
-        if row is not None and row.is_directory and base_version(at, path) is None:
+        if reconcile(SyncStep.CLEAR, self._state(path, at, row)) == RemoveDirectory():
             await self.unmake(path)
         else:
             await self.remove(path, at)
@@ -236,9 +265,8 @@ class RemovalPropagator:
     async def make_directory(self, path: bytes) -> list[bytes]:
         """What must be looked at again."""
         mount, key = self._believed.place(path)
-        row = self._known.get(path)
-        if row is not None and row.is_file:
-            await self.clear(path)  # it came there while this one waited for its turn
+        if reconcile(SyncStep.MAKE, PathState(self._known.get(path))) != MakeDirectory():
+            await self.clear(path)  # a file came there while this one waited for its turn
         found = self._upper.look(path)
         if isinstance(found, Hidden):
             return [path]

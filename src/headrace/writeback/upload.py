@@ -35,12 +35,12 @@ from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
 from headrace.overlay.object_metadata import extras_of
-from headrace.overlay.pending_version import is_pending
 from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.overlay.upper import Upper, base_version
 from headrace.writeback.action import attributes_of, size_of
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.reconcile import AskFirst, PathState, SyncStep, reconcile
 from headrace.writeback.sync_journal import ABSENT, JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
@@ -145,7 +145,7 @@ class Uploader:
         at = self._upper.at(path)
         while True:
             opened = await self._open(path, at)
-            if opened is None or opened.base is None or not is_pending(opened.base):
+            if opened is None or not _asks_writer(opened):
                 return opened
             opened.close()
             await self._believed.settle_base(path, at)
@@ -164,7 +164,9 @@ class Uploader:
     ) -> _Landed | None:
         path, source, found = opened.path, opened.source, opened.found
         deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
-        before = await self._believed.resolved(self._known.get(path), origin, key, deadline)
+        before = self._known.get(path)
+        if before is not None and reconcile(SyncStep.PUT, PathState(before)) is AskFirst.ORIGIN:
+            before = await self._believed.ask_origin(before, origin, key, deadline)
         begun = await self._beginning.submit(opened, soon=True)
         failpoint.hit("persist.begun")
         attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
@@ -203,7 +205,7 @@ class Uploader:
         begun: list[_Begun | Exception] = []
         rows = []
         for one in files:
-            condition = self._believed.condition(one.path, self._known.get(one.path), one.base)
+            condition = self._believed.condition(one.path, one.base)
             failpoint.hit("persist.chosen")
             row = self._known.get(one.path)
             last = ABSENT if row is None else row.last_removed
@@ -252,6 +254,10 @@ class Uploader:
         except PathNotFoundError:
             return None
         return version
+
+
+def _asks_writer(opened: _Opened) -> bool:
+    return reconcile(SyncStep.PUT, PathState(None, opened.base)) is AskFirst.WRITER
 
 
 def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
