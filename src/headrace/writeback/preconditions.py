@@ -18,7 +18,7 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Origin
 from headrace.overlay.pending_version import is_pending
 from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
-from headrace.writeback.reconcile import WriterAnswer, PathState, upload_condition, version_to_remove
+from headrace.writeback.reconcile import PathState, WriterAnswer, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 

@@ -39,7 +39,6 @@ from headrace.overlay.upper import (
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.reconcile import (
-    WriterAnswer,
     AskFirst,
     GiveWay,
     MakeDirectory,
@@ -48,6 +47,7 @@ from headrace.writeback.reconcile import (
     RemoveDirectory,
     RemoveFile,
     SyncStep,
+    WriterAnswer,
     must_hide,
     reconcile,
 )

@@ -17,7 +17,6 @@ from headrace.origin.origin import Absent
 from headrace.overlay.pending_version import PendingVersion
 from headrace.writeback.reconcile import (
     Action,
-    WriterAnswer,
     AskFirst,
     GiveWay,
     KeepFile,
@@ -30,6 +29,7 @@ from headrace.writeback.reconcile import (
     SyncStep,
     UpperEntry,
     UpperKind,
+    WriterAnswer,
     must_hide,
     reconcile,
     step_of,
