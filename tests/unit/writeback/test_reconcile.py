@@ -89,7 +89,7 @@ ACTIONS: dict[str, Action] = {
 
 def status_of(mode: int) -> os.stat_result:
     values = (mode | 0o644, INODE, 1, 1, 0, 0, SIZE, 0, 0, 0)
-    return os.stat_result(values, {"st_ctime_ns": CTIME_NS})
+    return os.stat_result(values, {"st_ctime_ns": CTIME_NS, "st_rdev": 0})
 
 
 FILE_STATUS = status_of(stat.S_IFREG)
