@@ -175,7 +175,7 @@ def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precio
             files = DirtyFiles(
                 "me",
                 threads,
-                at=Root(b"/").at,
+                locate=Root(b"/").at,
                 folder_of=lambda writer: str(tmp_path / "copies" / writer),
             )
             assert files.mirrored("evil", b"/way") == []

@@ -221,7 +221,7 @@ class Scrub:
 
     async def _check_row(self, written: WrittenFilesOfScrub, row: JournalRecord) -> None:
         sums = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._read_written, written.at(row.path), row
+            self._thread, self._read_written, written.locate(row.path), row
         )
         self._progress.files += sums is not None
         self._progress.size_bytes += 0 if sums is None else row.size_bytes

@@ -109,7 +109,7 @@ class ClusterLink:
         self.files = DirtyFiles(
             self.info.id,
             self.threads,
-            at=Upper(config.upper_folder).at,
+            locate=Upper(config.upper_folder).at,
             folder_of=self.keeper.folder_of,
         )
         self.elsewhere = DirtyNamesSubscriber(

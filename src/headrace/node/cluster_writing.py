@@ -112,7 +112,7 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
         view=link.view,
         records=ReplicaSetRecords(link.records),
         count=modes.copies_max,
-        at=state.layer.upper.at,
+        locate=state.layer.upper.at,
         take=snapshots.of,
         names=snapshots.names,
     )

@@ -40,15 +40,15 @@ def upper_entry(
     return UpperEntry(UpperKind.MODE_ROOT if is_mode_root else UpperKind.DIRECTORY, status, base)
 
 
-def size_of(at: SafePath) -> int:
+def size_of(safe_path: SafePath) -> int:
     """Of a file; else 0."""
-    found = at.seen()
-    return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
+    status = safe_path.seen()
+    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
 
 
-def attributes_of(found: os.stat_result) -> Attributes:
+def attributes_of(status: os.stat_result) -> Attributes:
     """As they are put with a file."""
-    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+    return Attributes(status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
 def by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:

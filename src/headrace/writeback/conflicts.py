@@ -49,8 +49,8 @@ class ConflictCopies:
         """Folders above a path in whose place the origin has a file still."""
         ways = []
         while (path := split(path)[0]) != b"/":
-            at = self._upper.at(path)
-            if at.is_folder() and replaces_file(self._known.get(path), base_version(at, path)):
+            safe_path = self._upper.at(path)
+            if safe_path.is_folder() and replaces_file(self._known.get(path), base_version(safe_path, path)):
                 ways.append(path)
         return ways
 
@@ -73,11 +73,11 @@ class ConflictCopies:
             start, end = end + 1, (path + b"/").find(b"/", end + 1)
             name = path[start:end]
             if plain_name(name) != name:
-                seen = self._upper.at(path[:end]).seen()
+                status = self._upper.at(path[:end]).seen()
                 kept = (
                     None
-                    if seen is None
-                    else self._rename(path[:end], seen, plain_name(name), b"", str(error))
+                    if status is None
+                    else self._rename(path[:end], status, plain_name(name), b"", str(error))
                 )
                 if kept is not None:
                     log.warning(
@@ -92,8 +92,8 @@ class ConflictCopies:
     ) -> bytes | None:
         """The new path; None: something else is at the path by now."""
         with self._upper.lock:
-            found = self._upper.look(path)
-            if not isinstance(found, os.stat_result) or found.st_ino != before.st_ino:
+            status = self._upper.look(path)
+            if not isinstance(status, os.stat_result) or status.st_ino != before.st_ino:
                 self._known.drop(path)
                 return None
             kept = self._free_name(split(path)[0], name, tail)
@@ -121,8 +121,8 @@ def plain_name(name: bytes) -> bytes:
         name = b"%2E" + name[1:]
     text = name.decode(errors="surrogateescape")
     return b"".join(
-        b"%%%02X" % (ord(one) & 0xFF)
-        if one < " " or one == "\x7f" or "\udc80" <= one <= "\udcff"
-        else one.encode()
-        for one in text
+        b"%%%02X" % (ord(character) & 0xFF)
+        if character < " " or character == "\x7f" or "\udc80" <= character <= "\udcff"
+        else character.encode()
+        for character in text
     )

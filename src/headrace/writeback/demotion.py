@@ -139,8 +139,8 @@ class Demoter:
             return 0
         borrowed = not self._owns(row.path)
 
-        def adopt(at: SafePath) -> bool:
-            return store.adopt(entry, at, sums, borrowed=borrowed)
+        def adopt(safe_path: SafePath) -> bool:
+            return store.adopt(entry, safe_path, sums, borrowed=borrowed)
 
         def leave(take: Take | None) -> int:
             return store.reserve.spend(
@@ -170,10 +170,10 @@ def _is_cached(store: Store, entry: Entry) -> bool:
     return cached is not None and cached.trusted and store.holds(cached)
 
 
-def checksums_of(at: SafePath, row: JournalRecord) -> list[int] | None:
+def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
     """Return the checksums of the blocks of a clean file; None if it is not clean any more. A later change shows in its
     ctime. Reads all of it."""
-    fd = row.open(at)
+    fd = row.open(safe_path)
     if fd is None:
         return None
     try:
@@ -190,13 +190,13 @@ def checksums_of(at: SafePath, row: JournalRecord) -> list[int] | None:
 
 def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> list[bytes]:
     """Paths of clean files, those first that were written longest ago, until so many bytes are together."""
-    found: list[bytes] = []
-    for row, seen in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
+    paths: list[bytes] = []
+    for row, status in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
         if bytes_wanted <= 0:
             break
-        found.append(row.path)
-        bytes_wanted -= seen.st_blocks * 512
-    return found
+        paths.append(row.path)
+        bytes_wanted -= status.st_blocks * 512
+    return paths
 
 
 def let_go(
@@ -211,15 +211,15 @@ def let_go(
     """The bytes that the layer takes less; 0 when the file is in use, was written, or has other names. is_shown:
     whether the index has the version of the row at the path, so that the name goes on being there. take: None drops
     the file. empty_too: a file of no bytes counts as 1. keep_users: one with a user's extended attributes stays."""
-    at = upper.at(row.path)
+    safe_path = upper.at(row.path)
     with upper.lock:
         try:
-            fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+            fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return 0
         try:
-            seen = os.fstat(fd)
-            if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1 or not row.describes(seen):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not row.describes(status):
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
@@ -227,12 +227,12 @@ def let_go(
                 return 0
             upper.mark_demoted(split(row.path)[0])
             if take is None:
-                at.unlink()
-            elif take(at):
+                safe_path.unlink()
+            elif take(safe_path):
                 _undress(fd)
             else:
                 return 0
-            return max(seen.st_blocks * 512, int(empty_too))
+            return max(status.st_blocks * 512, int(empty_too))
         finally:
             os.close(fd)
 

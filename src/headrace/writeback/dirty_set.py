@@ -49,28 +49,28 @@ class DirtySet:
 
     def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> DirtyPath:
         """One that is known stays as it is, but for `noted`."""
-        one = self._all.get(path)
-        if one is None:
-            one = self._all[path] = DirtyPath(now_s, now_s + delay_s, size_bytes)
+        entry = self._all.get(path)
+        if entry is None:
+            entry = self._all[path] = DirtyPath(now_s, now_s + delay_s, size_bytes)
             self._size_bytes += size_bytes
-        one.noted += 1
-        return one
+        entry.noted += 1
+        return entry
 
-    def resize(self, one: DirtyPath, size_bytes: int) -> None:
-        self._size_bytes += size_bytes - one.size_bytes
-        one.size_bytes = size_bytes
+    def resize(self, entry: DirtyPath, size_bytes: int) -> None:
+        self._size_bytes += size_bytes - entry.size_bytes
+        entry.size_bytes = size_bytes
 
     def drop(self, path: bytes, only: DirtyPath | None = None) -> None:
         """only: not if it was made dirty anew since that one."""
-        one = self._all.get(path)
-        if one is not None and only in (None, one):
-            self._size_bytes -= one.size_bytes
+        entry = self._all.get(path)
+        if entry is not None and only in (None, entry):
+            self._size_bytes -= entry.size_bytes
             del self._all[path]
 
     def hasten(self, path: bytes) -> None:
         """All at and below it are due."""
-        for one in self.below(path):
-            self._all[one].due_s = 0.0
+        for dirty_path in self.below(path):
+            self._all[dirty_path].due_s = 0.0
 
     def postpone(self, paths: Iterable[bytes], delay_s: float) -> None:
         for path in paths:
@@ -78,18 +78,18 @@ class DirtySet:
                 self._all[path].due_s = time.monotonic() + delay_s
 
     def due(self, now_s: float, most: int) -> list[bytes]:
-        return [path for path, one in self._all.items() if one.due_s <= now_s][:most]
+        return [path for path, entry in self._all.items() if entry.due_s <= now_s][:most]
 
     def next_due_s(self) -> float | None:
-        return min((one.due_s for one in self._all.values()), default=None)
+        return min((entry.due_s for entry in self._all.values()), default=None)
 
     def below(self, path: bytes, since_s: float | None = None) -> list[bytes]:
         """At and below it. since_s: those that are so old at least."""
         prefix = path.rstrip(b"/") + b"/"
         return [
             name
-            for name, one in self._all.items()
-            if (name.startswith(prefix) or name == path) and (since_s is None or one.since_s <= since_s)
+            for name, entry in self._all.items()
+            if (name.startswith(prefix) or name == path) and (since_s is None or entry.since_s <= since_s)
         ]
 
     def waiting(self, path: bytes) -> tuple[int, int]:
@@ -97,18 +97,18 @@ class DirtySet:
         if path == b"/":
             return len(self._all), self._size_bytes
         mine = self.below(path)
-        return len(mine), sum(self._all[one].size_bytes for one in mine)
+        return len(mine), sum(self._all[dirty_path].size_bytes for dirty_path in mine)
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
         """Those of them that failed: (path, reason)."""
-        found = [(os.fsdecode(one), self._all[one].error) for one in self.below(path)]
-        return [(one, error) for one, error in found if error]
+        errors = [(os.fsdecode(dirty_path), self._all[dirty_path].error) for dirty_path in self.below(path)]
+        return [(name, error) for name, error in errors if error]
 
     def status(self) -> dict[str, object]:
         now_s = time.monotonic()
         return {
             "dirty": len(self._all),
             "dirty_bytes": self._size_bytes,
-            "oldest_s": round(max((now_s - one.since_s for one in self._all.values()), default=0.0), 1),
-            "errors": [list(one) for one in self.failing(b"/")[:ERRORS_SHOWN_MAX]],
+            "oldest_s": round(max((now_s - entry.since_s for entry in self._all.values()), default=0.0), 1),
+            "errors": [list(failure) for failure in self.failing(b"/")[:ERRORS_SHOWN_MAX]],
         }

@@ -62,10 +62,10 @@ class OriginChangeReconciler:
         where somebody else changed that."""
         for start in range(0, len(clean), EXPECTED_TOGETHER):
             with self._namespace.batch():
-                for row, seen in clean[start : start + EXPECTED_TOGETHER]:
+                for row, status in clean[start : start + EXPECTED_TOGETHER]:
                     entry = self._namespace.entry_at(row.path)
                     if entry is None or entry.version != row.version:
-                        self._namespace.record_put(row.path, row.version, attributes_of(seen))
+                        self._namespace.record_put(row.path, row.version, attributes_of(status))
             await asyncio.sleep(0)
 
     @property
@@ -76,7 +76,7 @@ class OriginChangeReconciler:
         """At all that wait. What can't be told now waits on; so does what is dirty here, and was written by another
         node, too."""
         paths, self._waiting = sorted(self._waiting), set()
-        self._emptied.update(one for path in paths for one in self._left_below(path))
+        self._emptied.update(directory for path in paths for directory in self._left_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
         clean = {row.path for row in rows}
         self._waiting |= {
@@ -84,31 +84,31 @@ class OriginChangeReconciler:
         }
         gate = asyncio.Semaphore(ASKED_TOGETHER)
 
-        async def one(row: JournalRecord) -> None:
+        async def look_at(row: JournalRecord) -> None:
             async with gate:
                 await self._look_at(row)
 
-        await asyncio.gather(*(one(row) for row in rows))
+        await asyncio.gather(*(look_at(row) for row in rows))
         gone = [
-            one
+            removed
             for directory in sorted(self._emptied, key=len, reverse=True)
-            for one in self._drop_empty(directory)
+            for removed in self._drop_empty(directory)
         ]
         if gone:
             self._on_written(gone)
 
     def _left_below(self, path: bytes) -> list[bytes]:
         """Folders of which files are in the cache, and not here."""
-        below = [one for one, seen in self._upper.walk(path) if stat.S_ISDIR(seen.st_mode)]
-        return [one for one in below if self._upper.has_demoted_files(one)]
+        below = [directory for directory, status in self._upper.walk(path) if stat.S_ISDIR(status.st_mode)]
+        return [directory for directory in below if self._upper.has_demoted_files(directory)]
 
     def _clean_below(self, path: bytes) -> list[JournalRecord]:
-        found = []
-        for one, seen in self._upper.walk(path):
-            row = self._known.get(one) if stat.S_ISREG(seen.st_mode) else None
-            if row is not None and row.describes(seen):
-                found.append(row)
-        return found
+        rows = []
+        for clean_path, status in self._upper.walk(path):
+            row = self._known.get(clean_path) if stat.S_ISREG(status.st_mode) else None
+            if row is not None and row.describes(status):
+                rows.append(row)
+        return rows
 
     async def _look_at(self, row: JournalRecord) -> None:
         if self._namespace.is_pending(row.path):  # by another node, later than what the origin has

@@ -44,29 +44,29 @@ class Preconditions:
 
     def place(self, path: bytes) -> tuple[Mount, str]:
         """The mount, and the key below its origin."""
-        found = self._namespace.find_mount(path)
-        if found is None:
+        mount_and_key = self._namespace.find_mount(path)
+        if mount_and_key is None:
             raise NotSupportedError(
                 os.fsdecode(path), why="no origin is attached there", hint="--write local"
             )
-        return found
+        return mount_and_key
 
-    async def settle_base(self, path: bytes, at: SafePath) -> bool:
+    async def settle_base(self, path: bytes, safe_path: SafePath) -> bool:
         """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
         version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
         asked now."""
-        base = base_version(at, path)
+        base = base_version(safe_path, path)
         if base is None or not is_pending(base):
             return True
         version = None if self._settle is None else await self._settle(path, base)
         with self._upper.lock:
-            if base_version(at, path) != base:
+            if base_version(safe_path, path) != base:
                 return True
             if version is not None:
-                set_base(at, BaseVersion(path, version))
+                set_base(safe_path, BaseVersion(path, version))
                 self._namespace.record_put(path, version)
-            elif not is_whiteout(at.lstat()):  # a whiteout without a base would stand for whatever is there
-                drop_base(at, path)
+            elif not is_whiteout(safe_path.lstat()):  # a whiteout without a base would stand for whatever is there
+                drop_base(safe_path, path)
             return version is not None
 
     async def ask_origin(
@@ -79,10 +79,10 @@ class Preconditions:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
             return self._note(JournalRecord.removed(row.path, row.version)) if row.is_removal else row
-        told = info.attributes
-        if told is None or info.version.size_bytes != row.size_bytes:
+        attributes = info.attributes
+        if attributes is None or info.version.size_bytes != row.size_bytes:
             return row
-        if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
+        if attributes.put_id != row.put_id if attributes.put_id else attributes.mtime_ns != row.mtime_ns:
             return row
         return self._note(replace(row, version=info.version, begun=False))
 
@@ -120,14 +120,14 @@ class Preconditions:
         needs_index = row is not None and base is not None
         return upload_condition(self.state(path, row, base) if needs_index else PathState(row, base))
 
-    def replaces(self, path: bytes, at: SafePath, found: os.stat_result) -> Version | None:
+    def replaces(self, path: bytes, safe_path: SafePath, status: os.stat_result) -> Version | None:
         """Return the origin's version that the entry at a path stands for, or hides; None if there is none."""
-        base = base_version(at, path)
-        if stat.S_ISREG(found.st_mode):
+        base = base_version(safe_path, path)
+        if stat.S_ISREG(status.st_mode):
             condition = self.condition(path, base)
             return condition if isinstance(condition, Version) else None
         return (
-            version_to_remove(self.state(path, self._known.get(path), base)) if is_whiteout(found) else base
+            version_to_remove(self.state(path, self._known.get(path), base)) if is_whiteout(status) else base
         )
 
     async def others_put(self, path: bytes) -> bool:

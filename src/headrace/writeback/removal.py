@@ -156,9 +156,9 @@ class RemovalPropagator:
         self._known.note(JournalRecord.removed(path, version))
         return True
 
-    def _give_way(self, path: bytes, at: SafePath) -> None:
+    def _give_way(self, path: bytes, safe_path: SafePath) -> None:
         """The name means what the origin, or another node, has there."""
-        self.drop_marker(path, at)
+        self.drop_marker(path, safe_path)
         self._known.drop(path)
         self._namespace.invalidate_parent(path)
         self._on_written([path])
@@ -167,13 +167,13 @@ class RemovalPropagator:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
         again by now. aside: of `Upper.put_aside`."""
         for top, prefix in aside:
-            for at, seen in reversed(list(top.walk())):
-                path = prefix + at.path[len(top.path) :]
+            for safe_path, status in reversed(list(top.walk())):
+                path = prefix + safe_path.path[len(top.path) :]
                 async with self._turns.at(path):
-                    if stat.S_ISDIR(seen.st_mode):
+                    if stat.S_ISDIR(status.st_mode):
                         await self._remove_gone_folder(path)
                     else:
-                        await self.remove(path, at)
+                        await self.remove(path, safe_path)
                     self._look_at_what_came(path)
             top.throw_away()
 
@@ -183,8 +183,8 @@ class RemovalPropagator:
             self._on_written([path])
 
     async def _remove_gone_folder(self, path: bytes) -> None:
-        found = self._upper.look(path)
-        if isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode):
+        status = self._upper.look(path)
+        if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
             return  # there is one again
         went = await self._remove_gone_directory(path)
         row, entry = self._known.get(path), self._namespace.entry_at(path)
@@ -208,10 +208,10 @@ class RemovalPropagator:
         """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
         its work. False: it has the one that was removed."""
         with self._upper.lock:
-            at = self._upper.at(path)
-            if must_hide(self._state(path, at, self._known.get(path))):
+            safe_path = self._upper.at(path)
+            if must_hide(self._state(path, safe_path, self._known.get(path))):
                 return False
-            self.drop_marker(path, at)
+            self.drop_marker(path, safe_path)
             return True
 
     def went(self, path: bytes) -> list[JournalRecord]:
@@ -230,7 +230,7 @@ class RemovalPropagator:
                     self._known.drop(path)
             return []
         below = self._known.below(path).values() if row.is_directory else ()
-        return [row, *(one for one in below if not one.is_absent)]
+        return [row, *(below_row for below_row in below if not below_row.is_absent)]
 
     def unheard(self) -> list[JournalRecord]:
         """Rows of puts that had begun when their node died, or when their answer was lost, and of which nothing is
@@ -241,38 +241,38 @@ class RemovalPropagator:
         gone = [path for path in waiting if not upper.at(path).exists() and not upper.is_going(path)]
         return [row for path in gone if (row := self._known.get(path)) is not None]
 
-    def drop_marker(self, path: bytes, at: SafePath) -> None:
+    def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
         with self._upper.lock:
-            found = at.seen()
-            if found is None:
+            status = safe_path.seen()
+            if status is None:
                 return
-            if is_whiteout(found):
-                at.unlink()
-            elif not stat.S_ISREG(found.st_mode) and base_version(at, path) is not None:
-                at.removexattr(BASE)
+            if is_whiteout(status):
+                safe_path.unlink()
+            elif not stat.S_ISREG(status.st_mode) and base_version(safe_path, path) is not None:
+                safe_path.removexattr(BASE)
 
     # ------------------------------------------------------------ directories
 
     async def clear(self, path: bytes) -> None:
         """What the origin has at a path in whose place something else is now goes."""
-        row, at = self._known.get(path), self._upper.at(path)
-        if reconcile(SyncStep.CLEAR, self._state(path, at, row)) == RemoveDirectory():
+        row, safe_path = self._known.get(path), self._upper.at(path)
+        if reconcile(SyncStep.CLEAR, self._state(path, safe_path, row)) == RemoveDirectory():
             await self.unmake(path)
         else:
-            await self.remove(path, at)
-        self.drop_marker(path, at)
+            await self.remove(path, safe_path)
+        self.drop_marker(path, safe_path)
 
     async def make_directory(self, path: bytes) -> list[bytes]:
         """What must be looked at again."""
         mount, key = self._believed.place(path)
         if reconcile(SyncStep.MAKE, PathState(self._known.get(path))) != MakeDirectory():
             await self.clear(path)  # a file came there while this one waited for its turn
-        found = self._upper.look(path)
-        if isinstance(found, Hidden):
+        status = self._upper.look(path)
+        if isinstance(status, Hidden):
             return [path]
-        if found is None or not stat.S_ISDIR(found.st_mode):
+        if status is None or not stat.S_ISDIR(status.st_mode):
             return []
-        row = JournalRecord.made(path, found.st_ino, self._known.get(path), begun=True)
+        row = JournalRecord.made(path, status.st_ino, self._known.get(path), begun=True)
         self._known.note(row)
         await self._write_ahead.flush()
         try:
@@ -281,7 +281,7 @@ class RemovalPropagator:
                     key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S)
                 )
         except PathExistsError as error:
-            self._aside.keep(path, found, str(error))
+            self._aside.keep(path, status, str(error))
             return []
         except NotSupportedError as error:
             if not self._aside.keep_by_plain_name(path, error):
@@ -311,10 +311,10 @@ class RemovalPropagator:
 
     async def remove_directory(self, path: bytes) -> bool:
         """A directory marked as removed, when nothing is left in it. False: something is, or another one by now."""
-        at = self._upper.at(path)
-        if not is_removed(at):
+        safe_path = self._upper.at(path)
+        if not is_removed(safe_path):
             return True
-        if at.names():
+        if safe_path.names():
             return False
         try:
             await self._ask_to_remove(path)
@@ -324,12 +324,12 @@ class RemovalPropagator:
         with self._upper.lock:
             row = self._known.get(path)
             removed = JournalRecord.removed(path, ABSENT if row is None else row.last_removed)
-            if not is_removed(at):  # one came there meanwhile, perhaps the one that was there before
+            if not is_removed(safe_path):  # one came there meanwhile, perhaps the one that was there before
                 if row is not None and row.is_directory:
                     self._known.note(removed)
                 return False
             self._namespace.record_removal(path, folder=True)
-            at.rmdir()
+            safe_path.rmdir()
             self._known.note(removed)
         self._namespace.invalidate_parent(path)
         self._on_written([path])

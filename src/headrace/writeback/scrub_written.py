@@ -26,12 +26,12 @@ class WrittenFilesOfScrub:
     def __init__(
         self,
         known: SyncJournal,
-        at: Callable[[bytes], SafePath],
+        locate: Callable[[bytes], SafePath],
         *,
         drop: Callable[[JournalRecord], Awaitable[bool]],
     ) -> None:
         self._known = known
-        self.at = at
+        self.locate = locate
         self.drop = drop
 
     def rows(self) -> Iterator[JournalRecord]:
@@ -58,11 +58,11 @@ class WrittenFilesOfScrub:
         self._known.forget_old_sums()
 
 
-def read_sums(at: SafePath, row: JournalRecord, before_read: Callable[[int], None]) -> list[int] | None:
+def read_sums(safe_path: SafePath, row: JournalRecord, before_read: Callable[[int], None]) -> list[int] | None:
     """Return the checksums of the blocks as the disk has them; UNREADABLE for a block that can't be read; None: the
     file is not the one that the row describes. Call it in a thread. before_read: called with the number of bytes; an
     exception that it raises ends the reading. OSError."""
-    fd = row.open(at)
+    fd = row.open(safe_path)
     if fd is None:
         return None
     try:

@@ -139,11 +139,11 @@ class JournalRecord:
             status.st_size,
         )
 
-    def open(self, at: SafePath) -> int | None:
+    def open(self, safe_path: SafePath) -> int | None:
         """Open the file that the row describes, to read it; None if the path has another file now, or none. The caller
         closes the descriptor."""
         try:
-            fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+            fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return None
         if self.describes(os.fstat(fd)):

@@ -74,7 +74,7 @@ class _Opened:
 
     path: bytes
     source: FilePutSource
-    found: os.stat_result
+    status: os.stat_result
     base: Version | None
     extras: ObjectMetadata | None
 
@@ -94,7 +94,7 @@ class _Begun:
 @dataclass(frozen=True, slots=True)
 class _Landed:
     path: bytes
-    found: os.stat_result
+    status: os.stat_result
     version: Version
 
 
@@ -142,17 +142,17 @@ class Uploader:
 
     async def _opened(self, path: bytes) -> _Opened | None:
         """Not before what it replaces is something that the origin has."""
-        at = self._upper.at(path)
+        safe_path = self._upper.at(path)
         while True:
-            opened = await self._open(path, at)
+            opened = await self._open(path, safe_path)
             if opened is None or not _asks_writer(opened):
                 return opened
             opened.close()
-            await self._believed.settle_base(path, at)
+            await self._believed.settle_base(path, safe_path)
 
-    async def _open(self, path: bytes, at: SafePath) -> _Opened | None:
+    async def _open(self, path: bytes, safe_path: SafePath) -> _Opened | None:
         """A large one has a thread for itself: it may have to wait for the disk."""
-        return await self._opening.submit(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
+        return await self._opening.submit(path, soon=True, alone=size_of(safe_path) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
@@ -162,14 +162,14 @@ class Uploader:
     async def _put_opened(
         self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
     ) -> _Landed | None:
-        path, source, found = opened.path, opened.source, opened.found
-        deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
+        path, source, status = opened.path, opened.source, opened.status
+        deadline = Deadline.after(self._limit_s(status.st_size), patience_s=PATIENCE_S)
         before = self._known.get(path)
         if before is not None and reconcile(SyncStep.PUT, PathState(before)) is AskFirst.ORIGIN:
             before = await self._believed.ask_origin(before, origin, key, deadline)
         begun = await self._beginning.submit(opened, soon=True)
         failpoint.hit("persist.begun")
-        attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
+        attributes = structs.replace(attributes_of(status), put_id=begun.put_id, extras=opened.extras)
         try:
             info = await origin.put(
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline
@@ -187,11 +187,11 @@ class Uploader:
                 return await self._put_opened(opened, origin, key, asked=True)
             if same is None:
                 self._aside.check_way(path, error)
-                self._aside.keep(path, found, str(error))
+                self._aside.keep(path, status, str(error))
                 return None
             version = same
         failpoint.hit("persist.put")
-        return _Landed(path, found, version)
+        return _Landed(path, status, version)
 
     def _nothing_begun(self, path: bytes, before: JournalRecord | None) -> None:
         """The origin takes no such object, so none need be asked for."""
@@ -204,14 +204,14 @@ class Uploader:
         """Before any of them is put, the table says so of all, durably."""
         begun: list[_Begun | Exception] = []
         rows = []
-        for one in files:
-            condition = self._believed.condition(one.path, one.base)
+        for opened in files:
+            condition = self._believed.condition(opened.path, opened.base)
             failpoint.hit("persist.chosen")
-            row = self._known.get(one.path)
+            row = self._known.get(opened.path)
             last = ABSENT if row is None else row.last_removed
             before = condition if isinstance(condition, Version) else last
-            rows.append(_row_of(one.path, one.found, before, begun=True))
-            begun.append(_Begun(one, condition, rows[-1].put_id))
+            rows.append(_row_of(opened.path, opened.status, before, begun=True))
+            begun.append(_Begun(opened, condition, rows[-1].put_id))
         self._known.note_all(rows)
         await self._write_ahead.flush()
         return begun
@@ -220,18 +220,18 @@ class Uploader:
         """The origin has them: names and table say so, in one step for everybody who changes names."""
         with self._upper.lock:
             # those that were removed meanwhile must not come back
-            hidden = [self._upper.hide_missing(one.path, one.version) for one in landed]
+            hidden = [self._upper.hide_missing(file.path, file.version) for file in landed]
             with self._namespace.batch():
-                for one in landed:
-                    self._namespace.record_put(one.path, one.version, attributes_of(one.found))
+                for file in landed:
+                    self._namespace.record_put(file.path, file.version, attributes_of(file.status))
             failpoint.hit("persist.shown")
-            rows = [_row_of(one.path, one.found, one.version) for one in landed]
+            rows = [_row_of(file.path, file.status, file.version) for file in landed]
             self._known.note_all(rows)
-            now = [self._upper.at(one.path).seen() for one in landed]
+            now = [self._upper.at(file.path).seen() for file in landed]
         failpoint.hit("persist.noted")
         puts: list[UploadResult | Exception] = []
-        for row, hides, seen in zip(rows, hidden, now, strict=True):
-            changed = [] if seen is not None and row.describes(seen) else [row.path]
+        for row, hides, status in zip(rows, hidden, now, strict=True):
+            changed = [] if status is not None and row.describes(status) else [row.path]
             puts.append(UploadResult(row.size_bytes, changed if hides is None else [*changed, hides]))
         return puts
 
@@ -287,12 +287,12 @@ def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
     try:
         if not later:
             write_back(fd)
-        found = _at_rest(fd)
-        content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
-        if content is not None and len(content) != found.st_size:
+        status = _at_rest(fd)
+        content = os.pread(fd, status.st_size, 0) if status.st_size <= CONTENT_BYTES_MAX else None
+        if content is not None and len(content) != status.st_size:
             content = None
-        source = FilePutSource(fd, found.st_size, name=name, content=content, sync=later)
-        return _Opened(path, source, found, base_version(fd, path), extras_of(fd, found))
+        source = FilePutSource(fd, status.st_size, name=name, content=content, sync=later)
+        return _Opened(path, source, status, base_version(fd, path), extras_of(fd, status))
     except OSError as error:
         os.close(fd)
         return StoreError(name, why=os.strerror(error.errno or 0))
@@ -300,17 +300,17 @@ def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
 
 def _at_rest(fd: int) -> os.stat_result:
     """As `seen_at_rest`, and a change from here on shows in the ctime."""
-    found = seen_at_rest(fd)
-    left_s = tick_left_s(found)
+    status = seen_at_rest(fd)
+    left_s = tick_left_s(status)
     if left_s:  # it was written since all of the round were opened
         time.sleep(left_s)
-        found = seen_at_rest(fd)
-    return found
+        status = seen_at_rest(fd)
+    return status
 
 
-def _open_file(at: SafePath) -> int | None:
+def _open_file(safe_path: SafePath) -> int | None:
     try:
-        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+        fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -324,7 +324,7 @@ def _close(opened: _Opened | None) -> None:
         opened.close()
 
 
-def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> JournalRecord:
+def _row_of(path: bytes, status: os.stat_result, version: Version, *, begun: bool = False) -> JournalRecord:
     return JournalRecord(
-        *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
+        *(path, status.st_ino, status.st_ctime_ns, status.st_size), version, begun, mtime_ns=status.st_mtime_ns
     )

@@ -129,7 +129,7 @@ class DirtyNamesPublisher:
             folder.changed_s, folder.unmarked = now_s, False
             folders.add(directory)
         self._stir(folders)
-        new = {one for one in directories if one not in self._below and not self.is_recorded_below(one)}
+        new = {path for path in directories if path not in self._below and not self.is_recorded_below(path)}
         self._below |= new
         if self._tasks and (new or not all(map(self.is_recorded, folders))):
             self._write()
@@ -215,12 +215,12 @@ class DirtyNamesPublisher:
                     self._unmark(path)
                     folder.unmarked = True
         if gone:
-            self._below = {one for one in self._below if self._is_needed(one)}
+            self._below = {top for top in self._below if self._is_needed(top)}
         return gone
 
     def _is_needed(self, top: bytes) -> bool:
         prefix = top + b"/"
-        return any(one == top or one.startswith(prefix) for one in self._folders)
+        return any(folder == top or folder.startswith(prefix) for folder in self._folders)
 
     # ------------------------------------------------------------ asking and telling
 
@@ -266,9 +266,9 @@ class DirtyNamesPublisher:
             await self._wake.wait()
             self._wake.clear()
             stirred, self._stirred = self._stirred, {}
-            told = [(node, stirred[node.id]) for node in self._others() if node.id in stirred]
-            done = await asyncio.gather(*(self._tell_one(node, folders) for node, folders in told))
-            for (node, folders), heard in zip(told, done, strict=True):
+            notices = [(node, stirred[node.id]) for node in self._others() if node.id in stirred]
+            done = await asyncio.gather(*(self._tell_one(node, folders) for node, folders in notices))
+            for (node, folders), heard in zip(notices, done, strict=True):
                 if not heard:
                     self._stirred.setdefault(node.id, set()).update(folders)
             await asyncio.sleep(TELL_S if all(done) else AGAIN_S)

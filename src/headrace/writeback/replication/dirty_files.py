@@ -54,8 +54,8 @@ class OwnDirtyFileReader(DirtyFileReader):
         self._state = state
 
     def ready(self, start: int, end: int) -> bool:
-        found = os.fstat(self._fd)
-        return (found.st_ctime_ns, found.st_size) == self._state
+        status = os.fstat(self._fd)
+        return (status.st_ctime_ns, status.st_size) == self._state
 
     async def wait(self, start: int, end: int) -> None:
         raise VersionChangedError(self._name, why="it was written again")
@@ -69,12 +69,12 @@ class DirtyFiles:
         me: str,
         threads: Executor,
         *,
-        at: Callable[[bytes], SafePath],
+        locate: Callable[[bytes], SafePath],
         folder_of: Callable[[str], str],
     ) -> None:
         self._me = me
         self._threads = threads
-        self._at = at
+        self._locate = locate
         self._folder_of = folder_of
 
     async def open(self, wanted: FileRange) -> OwnDirtyFileReader:
@@ -86,16 +86,16 @@ class DirtyFiles:
         own = written.writer == self._me
         loop = asyncio.get_running_loop()
         try:
-            at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
-            file, found = await loop.run_in_executor(self._threads, _open_at_rest, at)
+            safe_path = self._locate(wanted.path) if own else self._copy_at(written.writer, wanted.path)
+            file, status = await loop.run_in_executor(self._threads, _open_at_rest, safe_path)
         except OSError as error:
             raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
         with file:
-            state = (found.st_ino, found.st_ctime_ns) if own else copy_of(file.fileno())[:2]
-            if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
+            state = (status.st_ino, status.st_ctime_ns) if own else copy_of(file.fileno())[:2]
+            if state != (written.inode, written.ctime_ns) or status.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
-            await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
-            return OwnDirtyFileReader(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
+            await asyncio.sleep(tick_left_s(status))  # what is written within the tick would not show
+            return OwnDirtyFileReader(os.dup(file.fileno()), (status.st_ctime_ns, status.st_size), name)
 
     async def read(self, wanted: FileRange) -> Arrived | None:
         """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
@@ -115,9 +115,9 @@ class DirtyFiles:
     def mirrored(self, writer: str, folder: bytes) -> list[PendingEntry]:
         """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
         here."""
-        at = self._copy_at(writer, folder)
+        safe_path = self._copy_at(writer, folder)
         try:
-            return [copy_name(at / name, name) for name in at.names()]
+            return [copy_name(safe_path / name, name) for name in safe_path.names()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -125,35 +125,35 @@ class DirtyFiles:
         return Root(os.fsencode(self._folder_of(writer)) + b"/tree").at(path)
 
 
-def _open_at_rest(at: SafePath) -> tuple[io.FileIO, os.stat_result]:
+def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
     """A file that nobody waits for any more is closed by itself."""
-    file = io.FileIO(at.open(os.O_RDONLY | os.O_NONBLOCK))
+    file = io.FileIO(safe_path.open(os.O_RDONLY | os.O_NONBLOCK))
     return file, seen_at_rest(file.fileno())
 
 
-def own_name(at: SafePath, name: bytes) -> PendingEntry:
+def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:
     """What a name of a layer means, of which the origin has something else, or nothing."""
     try:
-        found = at.lstat()
+        status = safe_path.lstat()
     except OSError:
         return PendingEntry(name, EntryState.ORIGIN)
-    if is_whiteout(found):
+    if is_whiteout(status):
         return PendingEntry(name, EntryState.HIDDEN)
-    if stat.S_ISDIR(found.st_mode):
-        return PendingEntry(name, EntryState.HIDDEN if is_removed(at) else EntryState.DIRECTORY)
+    if stat.S_ISDIR(status.st_mode):
+        return PendingEntry(name, EntryState.HIDDEN if is_removed(safe_path) else EntryState.DIRECTORY)
     return (
-        PendingEntry.of_file(name, found)
-        if stat.S_ISREG(found.st_mode)
+        PendingEntry.of_file(name, status)
+        if stat.S_ISREG(status.st_mode)
         else PendingEntry(name, EntryState.ORIGIN)
     )
 
 
-def copy_name(at: SafePath, name: bytes) -> PendingEntry:
+def copy_name(safe_path: SafePath, name: bytes) -> PendingEntry:
     """The same of a copy: files have the state that they have where they were written."""
-    one = own_name(at, name)
-    if one.means != EntryState.FILE:
-        return one
-    state = copy_of(at)
+    own = own_name(safe_path, name)
+    if own.means != EntryState.FILE:
+        return own
+    state = copy_of(safe_path)
     if len(state) != 3:
         return PendingEntry(name, EntryState.ORIGIN)
-    return PendingEntry(name, EntryState.FILE, one.size_bytes, one.mtime_ns, state[0], state[1])
+    return PendingEntry(name, EntryState.FILE, own.size_bytes, own.mtime_ns, state[0], state[1])

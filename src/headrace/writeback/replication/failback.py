@@ -49,8 +49,8 @@ class Failback:
             )
             if not files:
                 return
-            for one in files:
-                self._note(JournalRecord(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version))
+            for file in files:
+                self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
             await asyncio.to_thread(self._known.sync)  # the other node forgets them
             log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
             await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))

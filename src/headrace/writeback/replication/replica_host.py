@@ -120,12 +120,12 @@ class ReplicaHost:
                 await self._in_thread(forget_persisted, self.folder_of(request.writer))
                 mirror.begin()
             small: list[Snapshot] = []
-            for one in request.snapshots:
-                if one.is_large:
-                    await self._fetch(node, mirror, one)
-                    await self._in_thread(_place, mirror, [one])
+            for snapshot in request.snapshots:
+                if snapshot.is_large:
+                    await self._fetch(node, mirror, snapshot)
+                    await self._in_thread(_place, mirror, [snapshot])
                 else:
-                    small.append(one)
+                    small.append(snapshot)
             failpoint.hit("keep.fetched")
             await self._in_thread(_place, mirror, small)
             if request.end:
@@ -139,14 +139,14 @@ class ReplicaHost:
             mirror = await self._mirror(request.writer)
         await self._fetch_range(node, mirror, request.inode, (request.start, request.end))
 
-    async def _fetch(self, node: NodeInfo, mirror: ReplicaLayer, one: Snapshot) -> None:
+    async def _fetch(self, node: NodeInfo, mirror: ReplicaLayer, snapshot: Snapshot) -> None:
         gate = asyncio.Semaphore(FETCHES)
 
         async def some(range_: Range) -> None:
             async with gate:
-                await self._fetch_range(node, mirror, one.inode, range_)
+                await self._fetch_range(node, mirror, snapshot.inode, range_)
 
-        await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, one))
+        await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, snapshot))
 
     async def _fetch_range(self, node: NodeInfo, mirror: ReplicaLayer, inode: int, range_: Range) -> None:
         start, end = range_
@@ -159,19 +159,19 @@ class ReplicaHost:
     def _node(self, writer: str) -> NodeInfo:
         if writer == self._me:
             raise PeerError(f"node {writer}", why="a node keeps no copies of its own files")
-        found = self._view().nodes.get(writer)
-        if found is None:
+        node = self._view().nodes.get(writer)
+        if node is None:
             raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")
-        return found
+        return node
 
     async def _mirror(self, writer: str) -> ReplicaLayer:
         """The lock is held."""
-        found = self._mirrors.get(writer)
-        if found is None:
-            found = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
-            await self._in_thread(found.make)
-            self._mirrors[writer] = found
-        return found
+        mirror = self._mirrors.get(writer)
+        if mirror is None:
+            mirror = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
+            await self._in_thread(mirror.make)
+            self._mirrors[writer] = mirror
+        return mirror
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         try:
@@ -196,5 +196,5 @@ def _bytes_below(folder: str) -> int:
 
 
 def _place(mirror: ReplicaLayer, snapshots: list[Snapshot]) -> None:
-    for one in snapshots:
-        mirror.place(one)
+    for snapshot in snapshots:
+        mirror.place(snapshot)

@@ -74,15 +74,15 @@ class ReplicaOffers:
         self._open: dict[int, tuple[int, int]] = {}
 
     @contextmanager
-    def offer(self, at: SafePath) -> Iterator[os.stat_result]:
+    def offer(self, safe_path: SafePath) -> Iterator[os.stat_result]:
         """OSError, also of what is no file."""
-        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
-        found = os.fstat(fd)
-        inode = found.st_ino
+        fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
+        status = os.fstat(fd)
+        inode = status.st_ino
         known, users = self._open.get(inode, (fd, 0))
         self._open[inode] = known, users + 1
         try:
-            yield found
+            yield status
         finally:
             if known != fd:
                 os.close(fd)
@@ -95,10 +95,10 @@ class ReplicaOffers:
     def open(self, wanted: FileRange) -> OfferedFile:
         """PathNotFoundError when it is not offered."""
         inode = int(wanted.token.removeprefix(TOKEN), 16)
-        found = self._open.get(inode)
-        if found is None:
+        offered = self._open.get(inode)
+        if offered is None:
             raise PathNotFoundError(f"written file {inode:x}", why="it is not offered any more")
-        return OfferedFile(found[0], os.fsdecode(wanted.path))
+        return OfferedFile(offered[0], os.fsdecode(wanted.path))
 
 
 class ReplicaStream:
@@ -149,26 +149,26 @@ class ReplicaStream:
     async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
         """Of a large file, what is beyond that which was sent before. last: its checksums are wanted next, and found
         out meanwhile."""
-        with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.at(path)) as found:
-            if found.st_size <= SMALL_BYTES_MAX:
+        with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.locate(path)) as status:
+            if status.st_size <= SMALL_BYTES_MAX:
                 return
-            async with self._sending.setdefault(found.st_ino, asyncio.Lock()):
-                await all_of([self._send_ahead(found), *([self._copies.take(path)] if last else [])])
+            async with self._sending.setdefault(status.st_ino, asyncio.Lock()):
+                await all_of([self._send_ahead(status), *([self._copies.take(path)] if last else [])])
 
-    async def _send_ahead(self, found: os.stat_result) -> None:
+    async def _send_ahead(self, status: os.stat_result) -> None:
         """Of an offered file."""
-        inode = found.st_ino
+        inode = status.st_ino
         sent = self._sent_ahead.get(inode, 0)
-        sent = 0 if sent > found.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
-        end = found.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        sent = 0 if sent > status.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        end = status.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
         gate = asyncio.Semaphore(AHEAD_AT_ONCE)
 
-        async def one(start: int) -> None:
+        async def send_range(start: int) -> None:
             async with gate:
                 request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
                 await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
 
-        await all_of(one(start) for start in range(sent, end, RANGE_BYTES))
+        await all_of(send_range(start) for start in range(sent, end, RANGE_BYTES))
         self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
@@ -212,7 +212,7 @@ class ReplicaStream:
         first, last = begin, False
         while not last:
             paths = list(self._pending)[:BATCH_NAMES]
-            waiting = [one for path in paths for one in self._pending.pop(path)]
+            waiting = [done for path in paths for done in self._pending.pop(path)]
             last = not begin or not self._pending
             try:
                 await self._tell_of(paths, begin=first, end=begin and last)
@@ -221,9 +221,9 @@ class ReplicaStream:
                 _fail(waiting, error if known else PeerError(f"node {self.node.id}", why="broken off"))  # type: ignore[arg-type]
                 self.note(paths)
                 raise
-            for one in waiting:
-                if not one.done():
-                    one.set_result(None)
+            for done in waiting:
+                if not done.done():
+                    done.set_result(None)
             first = False
         self.begun.set()
 
@@ -232,11 +232,11 @@ class ReplicaStream:
             snapshots: list[Snapshot] = []
             size_bytes = 0
             for path in paths:
-                one = await self._offered(path, offered)
-                if self._has.get(path, NOTHING) == one.state:
+                snapshot = await self._offered(path, offered)
+                if self._has.get(path, NOTHING) == snapshot.state:
                     continue
-                snapshots += [one, *self._gone_below(one)]
-                size_bytes += len(one.content)
+                snapshots += [snapshot, *self._gone_below(snapshot)]
+                size_bytes += len(snapshot.content)
                 if size_bytes > BATCH_BYTES:
                     await self._send(snapshots, begin=begin, end=False)
                     begin, snapshots, size_bytes = False, [], 0
@@ -245,43 +245,43 @@ class ReplicaStream:
 
     async def _offered(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
         """A snapshot; the file of a large one can be fetched from here, whatever becomes of its name."""
-        one = await self._copies.take(path)
+        snapshot = await self._copies.take(path)
         for _ in range(LOOKS_MAX):
-            if not one.is_large:
+            if not snapshot.is_large:
                 break
             with contextlib.suppress(OSError):
                 if (
-                    offered.enter_context(self._copies.offers.offer(self._copies.at(path))).st_ino
-                    == one.inode
+                    offered.enter_context(self._copies.offers.offer(self._copies.locate(path))).st_ino
+                    == snapshot.inode
                 ):
                     break
-            one = await self._copies.take(path)  # another file has the name by now
-        return one
+            snapshot = await self._copies.take(path)  # another file has the name by now
+        return snapshot
 
-    def _gone_below(self, one: Snapshot) -> list[Snapshot]:
+    def _gone_below(self, snapshot: Snapshot) -> list[Snapshot]:
         """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
         nobody tells of each."""
-        if one.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or one.path not in self._has:
+        if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._has:
             return []
-        prefix = one.path.rstrip(b"/") + b"/"
+        prefix = snapshot.path.rstrip(b"/") + b"/"
         below = [path for path in self._has if path.startswith(prefix)]
-        return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.at(path).exists()]
+        return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.locate(path).exists()]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # names that are there before those that are gone: what was renamed is found under its old one
-        snapshots = sorted(snapshots, key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
+        snapshots = sorted(snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT))
         request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
-        limit_s = _limit_s(sum(one.size_bytes for one in snapshots))
+        limit_s = _limit_s(sum(snapshot.size_bytes for snapshot in snapshots))
         await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
-        for one in snapshots:
-            if one.shape == EntryType.GONE:
-                self._has.pop(one.path, None)
+        for snapshot in snapshots:
+            if snapshot.shape == EntryType.GONE:
+                self._has.pop(snapshot.path, None)
                 continue
-            self._has[one.path] = one.state
-            if one.is_large:
-                self._sent_ahead[one.inode] = one.size_bytes
-                self._sending.pop(one.inode, None)
-        self._copies.told += len(snapshots)
+            self._has[snapshot.path] = snapshot.state
+            if snapshot.is_large:
+                self._sent_ahead[snapshot.inode] = snapshot.size_bytes
+                self._sending.pop(snapshot.inode, None)
+        self._copies.snapshots_sent += len(snapshots)
 
 
 class Replicator:
@@ -296,17 +296,17 @@ class Replicator:
         view: Callable[[], ClusterView],
         records: ReplicaSetRecords,
         count: int,
-        at: Callable[[bytes], SafePath],
+        locate: Callable[[bytes], SafePath],
         take: Callable[[bytes], Awaitable[Snapshot]],
         names: Callable[[], Awaitable[list[bytes]]],
     ) -> None:
         self.me = me
         self.peers = peers
-        self.at = at
+        self.locate = locate
         self.names = names
         self.take = take
         self.offers = ReplicaOffers()
-        self.told = 0
+        self.snapshots_sent = 0
         self._view = view
         self._count = count
         self._records = records
@@ -317,16 +317,16 @@ class Replicator:
 
     def is_large(self, path: bytes) -> bool:
         try:
-            found = self.at(path).lstat()
+            status = self.locate(path).lstat()
         except OSError:
             return False
-        return stat.S_ISREG(found.st_mode) and found.st_size > SMALL_BYTES_MAX
+        return stat.S_ISREG(status.st_mode) and status.st_size > SMALL_BYTES_MAX
 
     def note(self, paths: Iterable[bytes]) -> None:
         """These changed, or were persisted."""
-        told = list(paths)
+        noted = list(paths)
         for lane in self._current(self._count):
-            lane.note(told)
+            lane.note(noted)
 
     async def secure(self, path: bytes, copies: int) -> None:
         """So many nodes have what is at the path on return, this one included. PeerError when there are not so many
@@ -345,11 +345,11 @@ class Replicator:
         while quiet_s < FOLLOW_S:
             await asyncio.sleep(FOLLOW_LOOK_S)
             try:
-                found = self.at(path).lstat()
+                status = self.locate(path).lstat()
             except OSError:
                 return
-            quiet_s = quiet_s + FOLLOW_LOOK_S if found.st_size == size else 0.0
-            grown, size = found.st_size - max(size, 0) > 0, found.st_size
+            quiet_s = quiet_s + FOLLOW_LOOK_S if status.st_size == size else 0.0
+            grown, size = status.st_size - max(size, 0) > 0, status.st_size
             if grown:
                 try:
                     await asyncio.gather(*(lane.send_ahead(path) for lane in self._current(copies)))
@@ -371,7 +371,7 @@ class Replicator:
         return {
             "copies": self._count,
             "copies_on": [node for node, _ in self._lanes],
-            "copies_sent": self.told,
+            "copies_sent": self.snapshots_sent,
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:
@@ -424,6 +424,6 @@ def _limit_s(size_bytes: int) -> float:
 
 
 def _fail(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
-    for one in waiting:
-        if not one.done():
-            one.set_exception(error.copied())
+    for done in waiting:
+        if not done.done():
+            done.set_exception(error.copied())

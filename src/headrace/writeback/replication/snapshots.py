@@ -35,25 +35,25 @@ class Snapshots:
     async def names(self) -> list[bytes]:
         """All that are to have copies."""
 
-        def found() -> list[bytes]:
+        def walk() -> list[bytes]:
             return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, found)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, walk)
 
     async def of(self, path: bytes) -> Snapshot:
-        at = self._upper.at(path)
+        safe_path = self._upper.at(path)
         try:
-            found = at.lstat()
-            if self._modes.copies(path) < 2 or self._planner.is_persisted(path, found):
+            status = safe_path.lstat()
+            if self._modes.copies(path) < 2 or self._planner.is_persisted(path, status):
                 return Snapshot(path, EntryType.GONE)
-            replaces = self._believed.replaces(path, at, found)
-            known = self._summed.get(found.st_ino)
+            replaces = self._believed.replaces(path, safe_path, status)
+            known = self._summed.get(status.st_ino)
             if known is not None and (known.path, *known.state[1:5]) == (
-                *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
+                *(path, status.st_ino, status.st_ctime_ns, status.st_size, replaces),
             ):
                 return known
             loop = asyncio.get_running_loop()
-            taken = await loop.run_in_executor(self._threads, take, path, at, replaces)
+            taken = await loop.run_in_executor(self._threads, take, path, safe_path, replaces)
             self._keep_summed(taken)
             return taken
         except OSError:
