@@ -52,7 +52,6 @@ FRAGMENTS = {
 }
 PENDING = {
     "bench",
-    "writeback",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))

@@ -15,7 +15,7 @@ from headrace.writeback.reconcile import UpperEntry, UpperKind
 
 @dataclass(slots=True)
 class WriteBackCounts:
-    """Of what was done since the start."""
+    """Count what write-back did since the start."""
 
     files_persisted: int = 0
     bytes_persisted: int = 0
@@ -41,18 +41,19 @@ def upper_entry(
 
 
 def size_of(safe_path: SafePath) -> int:
-    """Of a file; else 0."""
+    """Return the size of a file; 0 for anything else."""
     status = safe_path.seen()
     return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
 
 
 def attributes_of(status: os.stat_result) -> Attributes:
-    """As they are put with a file."""
+    """Return the attributes that are uploaded with a file."""
     return Attributes(status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
 def by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
-    """Those above others first. Of one depth none is in another one's way, and all share a flush of the disk."""
+    """Group directories by depth, upper ones first. Those of one depth do not depend on each other, and share one flush
+    of the disk."""
     levels: dict[int, list[bytes]] = {}
     for path in folders:
         levels.setdefault(path.count(b"/"), []).append(path)

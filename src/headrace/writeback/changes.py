@@ -1,4 +1,4 @@
-"""Notes of what changed in the upper layer: a path becomes dirty, and all observers learn of it by one call."""
+"""Note what changed in the upper layer: a path becomes dirty, and all observers learn of it by one call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What was written here where the origin has something of somebody else's, or under a name that no origin takes: it is
-kept under another name, and reported. On the node's loop."""
+"""Keep our version under another name where the origin has somebody else's, or where no origin takes the name. Users
+see each in the list of conflicts. On the node's loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ConflictCopies:
-    """on_written: told paths of which the node itself changed what they mean."""
+    """Rename our versions. on_written: called with paths whose meaning the node itself changed."""
 
     def __init__(
         self,
@@ -32,31 +32,33 @@ class ConflictCopies:
     ) -> None:
         self._namespace = namespace
         self._upper = upper
-        self._known = known
+        self._journal = known
         self._on_written = on_written
         self.count = 0
         """Of what got another name."""
 
     def check_way(self, path: bytes, error: HeadraceError) -> None:
-        """What is in the way of a put may be of this node's own making: a file, in whose place a folder above it is by
-        now, or a folder that is not removed yet. OriginUnavailableError: the put waits for that."""
+        """Find out whether an upload is blocked by this node's own earlier work: a file whose place a directory above
+        it has now, or a directory that is not removed yet. OriginUnavailableError: the upload waits for that."""
         if self.in_the_way(path) or any(prefix == path for _, prefix in self._upper.put_aside()):
             raise OriginUnavailableError(
                 os.fsdecode(path), why="what was there is not removed yet"
             ) from error
 
     def in_the_way(self, path: bytes) -> list[bytes]:
-        """Folders above a path in whose place the origin has a file still."""
+        """Return the directories above a path in whose place the origin still has a file."""
         ways = []
         while (path := split(path)[0]) != b"/":
             safe_path = self._upper.at(path)
-            if safe_path.is_folder() and replaces_file(self._known.get(path), base_version(safe_path, path)):
+            if safe_path.is_folder() and replaces_file(
+                self._journal.get(path), base_version(safe_path, path)
+            ):
                 ways.append(path)
         return ways
 
     def keep(self, path: bytes, before: os.stat_result, why: str) -> None:
-        """What the origin has is what the name means from now on; ours, a file or a folder with all that is in it, gets
-        another name, and is persisted under that."""
+        """Give our version another name: a file, or a directory with everything in it. The old name then means what the
+        origin has, and ours is persisted under the new name."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
         kept = self._rename(path, before, split(path)[1], b".conflict-" + stamp, why)
         if kept is not None:
@@ -66,8 +68,8 @@ class ConflictCopies:
             )
 
     def keep_by_plain_name(self, path: bytes, error: NotSupportedError) -> bool:
-        """What has a name that no origin takes, the path itself or a folder above it, gets one that all do. Else nobody
-        could persist all, as one user's name would always fail. False: the names are not the reason."""
+        """Rename the path, or a directory above it, if no origin takes its name. Otherwise nobody could persist
+        everything, as one user's name would always fail. Return False if the names are not the reason."""
         end = 0
         while end < len(path):
             start, end = end + 1, (path + b"/").find(b"/", end + 1)
@@ -90,17 +92,17 @@ class ConflictCopies:
     def _rename(
         self, path: bytes, before: os.stat_result, name: bytes, tail: bytes, why: str
     ) -> bytes | None:
-        """The new path; None: something else is at the path by now."""
+        """Return the new path; None if something else is at the path by now."""
         with self._upper.lock:
             status = self._upper.look(path)
             if not isinstance(status, os.stat_result) or status.st_ino != before.st_ino:
-                self._known.drop(path)
+                self._journal.drop(path)
                 return None
             kept = self._free_name(split(path)[0], name, tail)
             self._upper.at(path).rename(self._upper.at(kept))
-            self._known.drop(path)
+            self._journal.drop(path)
         self.count += 1
-        self._known.add_conflict(Conflict(path, kept, why, time.time()))
+        self._journal.add_conflict(Conflict(path, kept, why, time.time()))
         self._namespace.invalidate_parent(path)
         self._on_written([path, kept])
         return kept
@@ -115,8 +117,8 @@ class ConflictCopies:
 
 
 def plain_name(name: bytes) -> bytes:
-    """The same where origins take it, as far as its characters and its beginning go: bytes that are no UTF-8, and
-    control characters, are told by their number."""
+    """Return a name that origins take: bytes that are no UTF-8, and control characters, are replaced by their number. A
+    name that origins take stays the same."""
     if name.startswith(HIDDEN.encode()):
         name = b"%2E" + name[1:]
     text = name.decode(errors="surrogateescape")

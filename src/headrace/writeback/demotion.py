@@ -1,10 +1,10 @@
-"""Clean files leave the upper layer when it takes too much of the disk, or when the cache is asked for them (a load,
-another node). The file itself becomes the cache's copy of what was persisted, by a rename, so that nobody fetches it
-from the origin; then it may be evicted like any other.
+"""Move clean files out of the upper layer, when it takes too much of the disk, or when the cache needs them for a load
+or another node. A rename makes the file itself the cache's copy, so nobody fetches it from the origin. It can then be
+evicted like any other.
 
-A file goes only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE), and who
-opens a name of the layer holds its lock, as this does. What the origin can't hold of it is lost then, as
-docs/semantics.md says; a file with extended attributes of a user's stays.
+A file is moved only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE).
+Opening a name of the layer needs the layer's lock, which this code holds, too. What the origin can't hold of the file
+is lost then, as docs/semantics.md says. A file with a user's extended attributes stays.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Demoter:
         on_left: Callable[[list[bytes]], None],
     ) -> None:
         self._upper = layer.upper
-        self._known = layer.journal
+        self._journal = layer.journal
         self._threads = layer.threads
         self._namespace = namespace
         self.quota = quota
@@ -86,14 +86,14 @@ class Demoter:
             log.exception("clean files could not leave the layer")  # at the next look again
 
     async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
-        """So many bytes of clean files, those that were written longest ago."""
+        """Move that many bytes of clean files out of the layer, beginning with those that were written longest ago."""
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
             self._gone(path, await self._leave_one(rows[path]))
 
     async def bring(self, path: bytes, entry: Entry) -> bool:
-        """Whether the cache has that version of the file on return, since it was moved there."""
-        row, store = self._known.get(path), self._store
+        """Move a clean file into the cache. Return whether the cache has that version of it now."""
+        row, store = self._journal.get(path), self._store
         if store is None or row is None or row.begun or row.version != entry.version:
             return False
         if row.size_bytes > BRING_BYTES_MAX:
@@ -102,8 +102,8 @@ class Demoter:
         return _is_cached(store, entry)
 
     async def drop_damaged(self, row: JournalRecord) -> bool:
-        """A clean file whose bytes are wrong leaves the layer, and is not taken into the cache, if the origin has that
-        version still. HeadraceError where it can't be asked."""
+        """Drop a clean file whose bytes are wrong, without moving it into the cache, if the origin still has that
+        version. HeadraceError if the origin can't be asked."""
         place = self._namespace.find_mount(row.path)
         if place is None:
             return False
@@ -120,7 +120,7 @@ class Demoter:
 
     def _gone(self, path: bytes, freed: int) -> None:
         if freed:
-            self._known.drop(path)
+            self._journal.drop(path)
             self.quota.left(freed)
             self.count += 1
             self._on_left([path])
@@ -189,7 +189,7 @@ def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
 
 
 def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> list[bytes]:
-    """Paths of clean files, those first that were written longest ago, until so many bytes are together."""
+    """Return paths of clean files, oldest writes first, until they have that many bytes together."""
     paths: list[bytes] = []
     for row, status in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
         if bytes_wanted <= 0:
@@ -208,9 +208,10 @@ def let_go(
     empty_too: bool = False,
     keep_users: bool = False,
 ) -> int:
-    """The bytes that the layer takes less; 0 when the file is in use, was written, or has other names. is_shown:
-    whether the index has the version of the row at the path, so that the name goes on being there. take: None drops
-    the file. empty_too: a file of no bytes counts as 1. keep_users: one with a user's extended attributes stays."""
+    """Remove a clean file from the layer. Return the bytes that this frees; 0 if the file is in use, was written, or
+    has other names. is_shown: whether the index has the row's version at the path, so that the name stays. take: takes
+    the file away; None drops it. empty_too: an empty file counts as 1. keep_users: a file with a user's extended
+    attributes stays."""
     safe_path = upper.at(row.path)
     with upper.lock:
         try:
@@ -238,7 +239,7 @@ def let_go(
 
 
 def _undress(fd: int) -> None:
-    """As other cache files: the node's own. What was said of its owner and mode is in the index."""
+    """Make a file the node's own, as other cache files are. The index keeps its owner and mode."""
     os.fchown(fd, os.geteuid(), os.getegid())
     os.fchmod(fd, CACHE_MODE)
 

@@ -1,4 +1,5 @@
-"""Paths of the upper layer that their origins may not have yet: since when, when each is looked at, how many bytes."""
+"""Keep the paths of the upper layer that their origins may not have yet: since when, when each is due, how many
+bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ ERRORS_SHOWN_MAX = 20
 
 @dataclass(slots=True)
 class DirtyPath:
-    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtySet.resize`. noted: how often it
-    was added: whoever works on it looks again when that happened meanwhile."""
+    """State of a dirty path. since_s: monotonic. due_s: when it is to be persisted. size_bytes: set by
+    `DirtySet.resize`. noted: how often it was added; a task that works on it looks again if that happened meanwhile."""
 
     since_s: float
     due_s: float
@@ -24,7 +25,7 @@ class DirtyPath:
     noted: int = 0
 
     def failed(self, why: str) -> None:
-        """It is looked at again later, each time later still."""
+        """Note a failure: the path is tried again later, and later still after each further failure."""
         self.attempts += 1
         self.error = why
         self.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
@@ -48,7 +49,7 @@ class DirtySet:
         return self._all.get(path)
 
     def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> DirtyPath:
-        """One that is known stays as it is, but for `noted`."""
+        """Add a path. One that is known stays as it is, except for `noted`."""
         entry = self._all.get(path)
         if entry is None:
             entry = self._all[path] = DirtyPath(now_s, now_s + delay_s, size_bytes)
@@ -61,14 +62,14 @@ class DirtySet:
         entry.size_bytes = size_bytes
 
     def drop(self, path: bytes, only: DirtyPath | None = None) -> None:
-        """only: not if it was made dirty anew since that one."""
+        """Drop a path. only: unless it was made dirty anew since that entry."""
         entry = self._all.get(path)
         if entry is not None and only in (None, entry):
             self._size_bytes -= entry.size_bytes
             del self._all[path]
 
     def hasten(self, path: bytes) -> None:
-        """All at and below it are due."""
+        """Make everything at and below a path due."""
         for dirty_path in self.below(path):
             self._all[dirty_path].due_s = 0.0
 
@@ -84,7 +85,7 @@ class DirtySet:
         return min((entry.due_s for entry in self._all.values()), default=None)
 
     def below(self, path: bytes, since_s: float | None = None) -> list[bytes]:
-        """At and below it. since_s: those that are so old at least."""
+        """Return the dirty paths at and below a path. since_s: only those that are at least that old."""
         prefix = path.rstrip(b"/") + b"/"
         return [
             name
@@ -93,14 +94,14 @@ class DirtySet:
         ]
 
     def waiting(self, path: bytes) -> tuple[int, int]:
-        """Names and bytes at and below it."""
+        """Return how many names and bytes are dirty at and below a path."""
         if path == b"/":
             return len(self._all), self._size_bytes
         mine = self.below(path)
         return len(mine), sum(self._all[dirty_path].size_bytes for dirty_path in mine)
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
-        """Those of them that failed: (path, reason)."""
+        """Return the paths that failed, at and below a path: (path, reason)."""
         errors = [(os.fsdecode(dirty_path), self._all[dirty_path].error) for dirty_path in self.below(path)]
         return [(name, error) for name, error in errors if error]
 

@@ -1,4 +1,4 @@
-"""What a write is safe by when it is acknowledged: this host's disk, replicas on other nodes, or the origin."""
+"""Secure a write before it is acknowledged: on this host's disk, by replicas on other nodes, or at the origin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Does at the origins what a round of write-back found to be done, and keeps what fails for later.
+"""Carry out at the origins what a round of write-back needs, and postpone what fails.
 
-Directories and files come first, what was removed after them, so that a file that was renamed is never missing at the
-origin. On the node's loop.
+Directories and files come first and removals after them, so a renamed file is never missing at the origin. On the
+node's loop.
 """
 
 from __future__ import annotations

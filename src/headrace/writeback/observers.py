@@ -1,4 +1,4 @@
-"""Who follows write-back: the sessions of this host, the nodes with replicas, and the other nodes of the cluster."""
+"""Tell observers of writes: the sessions of this host, the nodes with replicas, and the other nodes of the cluster."""
 
 from __future__ import annotations
 

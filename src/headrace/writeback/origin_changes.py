@@ -1,8 +1,8 @@
-"""Clean files of the upper layer that somebody else replaced or removed at the origin: they leave the layer, and the
-name means what the origin has.
+"""Drop clean files of the upper layer that somebody else replaced or removed at the origin. The name then means what
+the origin has.
 
-A listing tells of them. It may be older than our own put, so the origin is asked for that one object before anything
-goes; a file that is dirty is never touched, and one that is in use goes when it is let go of.
+A listing shows such a change. It may be older than our own upload, so the origin is asked for that object first. A
+dirty file is never touched. One that is in use stays until it is closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ EXPECTED_TOGETHER = 1000
 
 
 class OriginChangeReconciler:
-    """limit_s: of a question to the origin. on_written: told paths that mean something else now."""
+    """Find and drop such files. limit_s: of a request to the origin. on_written: called with paths that mean something
+    else now."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class OriginChangeReconciler:
     ) -> None:
         self._namespace = namespace
         self._upper = upper
-        self._known = known
+        self._journal = known
         self._limit_s = limit_s
         self._on_written = on_written
         self._waiting: set[bytes] = set()
@@ -52,14 +53,13 @@ class OriginChangeReconciler:
         object store has none, and then the index has none either."""
 
     def suspect(self, paths: Iterable[bytes]) -> bool:
-        """The index changed its mind about these; whether there is something to look at."""
+        """Note paths about which the index changed. Return whether there is something to look at."""
         self._waiting.update(path for path in paths if self._upper.at(path).exists())
         return bool(self._waiting or self._emptied)
 
     async def expect(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
-        """At a start. The index may be older than the table (after a power loss, or made anew), or have a change
-        that an earlier node did not live to look at: it says what this node put, so that the next listing differs
-        where somebody else changed that."""
+        """Correct the index at a start. It may be older than the journal, or lack a change that an earlier node did not
+        look at. It then has what this node uploaded, so that the next listing shows what somebody else changed."""
         for start in range(0, len(clean), EXPECTED_TOGETHER):
             with self._namespace.batch():
                 for row, status in clean[start : start + EXPECTED_TOGETHER]:
@@ -73,8 +73,8 @@ class OriginChangeReconciler:
         return bool(self._waiting)
 
     async def look(self) -> None:
-        """At all that wait. What can't be told now waits on; so does what is dirty here, and was written by another
-        node, too."""
+        """Look at all paths that wait. A path whose origin can't be asked waits on; so does one that is dirty here and
+        was written by another node, too."""
         paths, self._waiting = sorted(self._waiting), set()
         self._emptied.update(directory for path in paths for directory in self._left_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
@@ -98,14 +98,14 @@ class OriginChangeReconciler:
             self._on_written(gone)
 
     def _left_below(self, path: bytes) -> list[bytes]:
-        """Folders of which files are in the cache, and not here."""
+        """Return directories of which files were demoted to the cache."""
         below = [directory for directory, status in self._upper.walk(path) if stat.S_ISDIR(status.st_mode)]
         return [directory for directory in below if self._upper.has_demoted_files(directory)]
 
     def _clean_below(self, path: bytes) -> list[JournalRecord]:
         rows = []
         for clean_path, status in self._upper.walk(path):
-            row = self._known.get(clean_path) if stat.S_ISREG(status.st_mode) else None
+            row = self._journal.get(clean_path) if stat.S_ISREG(status.st_mode) else None
             if row is not None and row.describes(status):
                 rows.append(row)
         return rows
@@ -141,7 +141,7 @@ class OriginChangeReconciler:
 
     def _leave(self, row: JournalRecord) -> None:
         if let_go(self._upper, row, lambda _: True, empty_too=True):
-            self._known.drop(row.path)
+            self._journal.drop(row.path)
             self._namespace.invalidate_parent(row.path)
             self._emptied.add(split(row.path)[0])
             self._on_written([row.path])
@@ -152,7 +152,7 @@ class OriginChangeReconciler:
         return self._upper.at(path).exists()
 
     def _drop_empty(self, directory: bytes) -> list[bytes]:
-        """Folders that went at the origin with what was in them."""
+        """Remove directories that the origin removed together with their content."""
         gone: list[bytes] = []
         with self._upper.lock:
             if self._upper.names(directory):
@@ -163,7 +163,7 @@ class OriginChangeReconciler:
                     self._upper.at(directory).rmdir()
                 except OSError:
                     break
-                self._known.drop(directory)
+                self._journal.drop(directory)
                 self._emptied.discard(directory)
                 gone.append(directory)
                 directory = split(directory)[0]

@@ -1,4 +1,4 @@
-"""What each path of the upper layer needs: finds what is dirty, and orders a round of it."""
+"""Find what is dirty in the upper layer, and order a round of it. `writeback/reconcile.py` decides on each path."""
 
 from __future__ import annotations
 

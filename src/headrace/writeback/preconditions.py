@@ -1,6 +1,5 @@
-"""What this node believes an origin has at a path: by its table, by what the layer's files replace, by the index; and
-what it asks, where none of them can know. Each put and removal is conditional on it.
-"""
+"""Gather what this node knows of a path's state at the origin, and ask where it can't know. Each upload and removal is
+conditional on that state; `writeback/reconcile.py` decides by it."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 
 class Preconditions:
-    """Say what an origin must have at a path for a change of it to be right. ask_others: notes in the journal what
-    other nodes persisted in this node's place. settle: returns what the origin has of a file that another node wrote,
-    which is persisted then. Both None where there are no other nodes. On the node's loop."""
+    """Gather the state that a change of the origin depends on. ask_others: notes in the journal what other nodes
+    persisted in this node's place. settle: has another node persist a file that it wrote; returns the origin's version.
+    Both None where there are no other nodes. On the node's loop."""
 
     def __init__(
         self,
@@ -38,12 +37,12 @@ class Preconditions:
     ) -> None:
         self._namespace = namespace
         self._upper = upper
-        self._known = known
+        self._journal = known
         self._ask_others = ask_others
         self._settle = settle
 
     def place(self, path: bytes) -> tuple[Mount, str]:
-        """The mount, and the key below its origin."""
+        """Return the mount of a path, and its key below the origin."""
         mount_and_key = self._namespace.find_mount(path)
         if mount_and_key is None:
             raise NotSupportedError(
@@ -52,9 +51,9 @@ class Preconditions:
         return mount_and_key
 
     async def settle_base(self, path: bytes, safe_path: SafePath) -> bool:
-        """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
-        version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
-        asked now."""
+        """Wait until another node persisted the file that this path replaces or removes; then there is a version to
+        replace. Return False if there is none, as that node wrote the file again, or is gone. HeadraceError: it can't
+        be asked now."""
         base = base_version(safe_path, path)
         if base is None or not is_pending(base):
             return True
@@ -65,7 +64,9 @@ class Preconditions:
             if version is not None:
                 set_base(safe_path, BaseVersion(path, version))
                 self._namespace.record_put(path, version)
-            elif not is_whiteout(safe_path.lstat()):  # a whiteout without a base would stand for whatever is there
+            elif not is_whiteout(
+                safe_path.lstat()
+            ):  # a whiteout without a base would stand for whatever is there
                 drop_base(safe_path, path)
             return version is not None
 
@@ -87,7 +88,8 @@ class Preconditions:
         return self._note(replace(row, version=info.version, begun=False))
 
     def _note(self, row: JournalRecord) -> JournalRecord:
-        """The index, too: what it had there before would look as if somebody had put it there since."""
+        """Note a row, and correct the index. Otherwise the index's older version would look as if somebody had put it
+        there since."""
         with self._upper.lock:
             entry = self._namespace.entry_at(row.path)
             if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
@@ -95,7 +97,7 @@ class Preconditions:
                     self._namespace.record_removal(row.path)
                 else:
                     self._namespace.record_put(row.path, row.version)
-            self._known.note(row)
+            self._journal.note(row)
         return row
 
     def state(
@@ -116,7 +118,7 @@ class Preconditions:
     def condition(self, path: bytes, base: Version | None) -> Version | Absent:
         """Return the condition of an upload whose questions were answered. base: what the file says that it
         replaces."""
-        row = self._known.get(path)
+        row = self._journal.get(path)
         needs_index = row is not None and base is not None
         return upload_condition(self.state(path, row, base) if needs_index else PathState(row, base))
 
@@ -127,13 +129,15 @@ class Preconditions:
             condition = self.condition(path, base)
             return condition if isinstance(condition, Version) else None
         return (
-            version_to_remove(self.state(path, self._known.get(path), base)) if is_whiteout(status) else base
+            version_to_remove(self.state(path, self._journal.get(path), base))
+            if is_whiteout(status)
+            else base
         )
 
     async def others_put(self, path: bytes) -> bool:
-        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
+        """Return whether the origin has an earlier state of our file, which another node uploaded in this node's
         place."""
-        before = self._known.get(path)
+        before = self._journal.get(path)
         if self._ask_others is not None:
             await self._ask_others()
-        return self._known.get(path) != before
+        return self._journal.get(path) != before

@@ -1,8 +1,7 @@
-"""What was removed, and folders, of the upper layer to their origin; files are a matter of
-`writeback/upload.py`.
+"""Persist removals and directories of the upper layer; `writeback/upload.py` persists files.
 
-Each removal is conditional on the version that was there when the path was removed here, so that nothing which somebody
-else put there is lost: it stays then, and shows again. On the node's loop.
+Each removal is conditional on the version that was there when the path was removed here. What somebody else put there
+stays, and shows again. On the node's loop.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ log = logging.getLogger(__name__)
 
 
 class RemovalPropagator:
-    """Persist removals and directories. turns: who has a path works on it. limit_s: of a request. on_written: called
-    with paths of which the node itself changed what they mean."""
+    """Persist removals and directories. turns: one task at a time works on a path. limit_s: of a request. on_written:
+    called with paths whose meaning the node itself changed."""
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class RemovalPropagator:
     ) -> None:
         self._namespace = namespace
         self._upper = layer.upper
-        self._known = layer.journal
+        self._journal = layer.journal
         self._write_ahead = layer.write_ahead
-        self._believed = preconditions
-        self._aside = conflicts
+        self._preconditions = preconditions
+        self._conflicts = conflicts
         self._turns = turns
         self._limit_s = limit_s
         self._on_written = on_written
@@ -88,28 +87,28 @@ class RemovalPropagator:
         """Remove at the origin what the entry at `marker` hides: a whiteout, a directory in a file's place, or a file
         that was put aside. Return whether the listing that had the name must be taken again, after which the whiteout
         can go. asked: other nodes were asked what they persisted."""
-        mount, key = self._believed.place(path)
-        writer, state = None, self._state(path, marker, self._known.get(path))
+        mount, key = self._preconditions.place(path)
+        writer, state = None, self._state(path, marker, self._journal.get(path))
         if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
-            is_persisted = await self._believed.settle_base(path, marker)
+            is_persisted = await self._preconditions.settle_base(path, marker)
             writer = WriterAnswer.PERSISTED if is_persisted else WriterAnswer.REPLACED
-            state = self._state(path, marker, self._known.get(path), writer=writer)
+            state = self._state(path, marker, self._journal.get(path), writer=writer)
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
         if state.row is not None and reconcile(SyncStep.REMOVE, state) is AskFirst.ORIGIN:
-            row = await self._believed.ask_origin(state.row, mount.origin, key, deadline)
+            row = await self._preconditions.ask_origin(state.row, mount.origin, key, deadline)
             state = self._state(path, marker, row, writer=writer, origin_asked=True)
         match reconcile(SyncStep.REMOVE, state):
             case RemoveFile(version):
                 return await self._remove_file(path, marker, state, version, deadline, asked=asked)
             case RecordRemoval(in_journal, in_index):
                 if in_journal:
-                    self._known.note(JournalRecord.removed(path))
+                    self._journal.note(JournalRecord.removed(path))
                 if in_index:
                     self._namespace.record_removal(path)
                 return True
             case GiveWay(conflict):
                 if conflict:
-                    self._known.add_conflict(Conflict(path, b"", conflict, time.time()))
+                    self._journal.add_conflict(Conflict(path, b"", conflict, time.time()))
                 self._give_way(path, marker)
         return False
 
@@ -123,7 +122,7 @@ class RemovalPropagator:
         origin_asked: bool = False,
     ) -> PathState:
         base = base_version(marker, path)
-        return self._believed.state(path, row, base, writer=writer, origin_asked=origin_asked)
+        return self._preconditions.state(path, row, base, writer=writer, origin_asked=origin_asked)
 
     async def _remove_file(
         self,
@@ -135,8 +134,8 @@ class RemovalPropagator:
         *,
         asked: bool,
     ) -> bool:
-        mount, key = self._believed.place(path)
-        self._known.note(JournalRecord.removal(path, version))
+        mount, key = self._preconditions.place(path)
+        self._journal.note(JournalRecord.removal(path, version))
         await self._write_ahead.flush()
         failpoint.hit("persist.removing")
         try:
@@ -144,27 +143,27 @@ class RemovalPropagator:
         except PathNotFoundError:
             pass
         except ConflictError as error:
-            if not asked and await self._believed.others_put(path):
+            if not asked and await self._preconditions.others_put(path):
                 return await self.remove(path, marker, asked=True)
-            self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
+            self._journal.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._give_way(path, marker)
             return False
         failpoint.hit("persist.removed")
         if state.listed_file is not None:
             self._namespace.record_removal(path)
-        self._known.note(JournalRecord.removed(path, version))
+        self._journal.note(JournalRecord.removed(path, version))
         return True
 
     def _give_way(self, path: bytes, safe_path: SafePath) -> None:
-        """The name means what the origin, or another node, has there."""
+        """Drop our change: the name means what the origin, or another node, has there."""
         self.drop_marker(path, safe_path)
-        self._known.drop(path)
+        self._journal.drop(path)
         self._namespace.invalidate_parent(path)
         self._on_written([path])
 
     async def remove_gone(self, aside: list[tuple[SafePath, bytes]]) -> None:
-        """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
+        """Remove at the origin what `Upper.put_away` put aside, directories too, and then here; but not what is there
         again by now. aside: of `Upper.put_aside`."""
         for top, prefix in aside:
             for safe_path, status in reversed(list(top.walk())):
@@ -178,7 +177,8 @@ class RemovalPropagator:
             top.throw_away()
 
     def _look_at_what_came(self, path: bytes) -> None:
-        """While it was removed at the origin: it may look as it did when the origin had it."""
+        """Report what came to a path while it was removed at the origin: it may look as it did when the origin had
+        it."""
         if self._upper.at(path).exists():
             self._on_written([path])
 
@@ -187,14 +187,14 @@ class RemovalPropagator:
         if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
             return  # there is one again
         went = await self._remove_gone_directory(path)
-        row, entry = self._known.get(path), self._namespace.entry_at(path)
+        row, entry = self._journal.get(path), self._namespace.entry_at(path)
         if went and row is not None and row.is_directory:
-            self._known.note(JournalRecord.removed(path, row.last_removed))
+            self._journal.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
             self._namespace.record_removal(path, folder=True)
 
     async def _remove_gone_directory(self, path: bytes) -> bool:
-        """There may be none any more, also because a file is there. False: one is there still."""
+        """Remove a directory at the origin; there may be none any more, or a file. Return False if it stays."""
         try:
             await self._ask_to_remove(path)
         except DirectoryNotEmptyError:
@@ -205,21 +205,21 @@ class RemovalPropagator:
         return True
 
     def drop_whiteout(self, path: bytes) -> bool:
-        """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
-        its work. False: it has the one that was removed."""
+        """Drop the whiteout of a removed name after a new listing. Return False if the listing still has the removed
+        file."""
         with self._upper.lock:
             safe_path = self._upper.at(path)
-            if must_hide(self._state(path, safe_path, self._known.get(path))):
+            if must_hide(self._state(path, safe_path, self._journal.get(path))):
                 return False
             self.drop_marker(path, safe_path)
             return True
 
     def went(self, path: bytes) -> list[JournalRecord]:
-        """Nothing is at a path any more, and nothing hides it. Rows of what may be at the origin there and below, and
-        is to be removed: a put that was not noted; and what was put, and was removed or renamed by who could not know
-        of it, as a listing of before the put had taken it out of the index again. What left the layer for the cache is
-        in the index."""
-        row = self._known.get(path)
+        """Return rows of what the origin may have at and below a path where the layer has nothing any more, and which
+        is to be removed: an upload that was not noted, and one that was removed or renamed by a session that could not
+        know of it, since an older listing had taken it out of the index. What was demoted to the cache is in the
+        index."""
+        row = self._journal.get(path)
         if row is None or row.is_absent:
             return []
         if row.begun:
@@ -227,19 +227,19 @@ class RemovalPropagator:
         if self._namespace.entry_at(path) is not None:
             with self._upper.lock:
                 if not self._upper.is_going(path):  # else the row says what is to be removed
-                    self._known.drop(path)
+                    self._journal.drop(path)
             return []
-        below = self._known.below(path).values() if row.is_directory else ()
+        below = self._journal.below(path).values() if row.is_directory else ()
         return [row, *(below_row for below_row in below if not below_row.is_absent)]
 
     def unheard(self) -> list[JournalRecord]:
-        """Rows of puts that had begun when their node died, or when their answer was lost, and of which nothing is
-        here any more: they may have landed. A session that removed what was put, or renamed a folder above it, did not
-        know of it, and tells of the folder alone. What is put aside is removed with its folder."""
+        """Return rows of uploads whose answer was lost and of which nothing is here any more: the origin may have them.
+        A session that removed such a file, or renamed a directory above it, did not know of it, and reports the
+        directory alone. What is put aside is removed with its directory."""
         upper = self._upper
-        waiting = [path for path in self._known.unsure if path not in self._turns]
+        waiting = [path for path in self._journal.unsure if path not in self._turns]
         gone = [path for path in waiting if not upper.at(path).exists() and not upper.is_going(path)]
-        return [row for path in gone if (row := self._known.get(path)) is not None]
+        return [row for path in gone if (row := self._journal.get(path)) is not None]
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
         with self._upper.lock:
@@ -254,8 +254,8 @@ class RemovalPropagator:
     # ------------------------------------------------------------ directories
 
     async def clear(self, path: bytes) -> None:
-        """What the origin has at a path in whose place something else is now goes."""
-        row, safe_path = self._known.get(path), self._upper.at(path)
+        """Remove what the origin has at a path in whose place something else is now."""
+        row, safe_path = self._journal.get(path), self._upper.at(path)
         if reconcile(SyncStep.CLEAR, self._state(path, safe_path, row)) == RemoveDirectory():
             await self.unmake(path)
         else:
@@ -263,17 +263,17 @@ class RemovalPropagator:
         self.drop_marker(path, safe_path)
 
     async def make_directory(self, path: bytes) -> list[bytes]:
-        """What must be looked at again."""
-        mount, key = self._believed.place(path)
-        if reconcile(SyncStep.MAKE, PathState(self._known.get(path))) != MakeDirectory():
+        """Make a directory at the origin. Return the paths that must be looked at again."""
+        mount, key = self._preconditions.place(path)
+        if reconcile(SyncStep.MAKE, PathState(self._journal.get(path))) != MakeDirectory():
             await self.clear(path)  # a file came there while this one waited for its turn
         status = self._upper.look(path)
         if isinstance(status, Hidden):
             return [path]
         if status is None or not stat.S_ISDIR(status.st_mode):
             return []
-        row = JournalRecord.made(path, status.st_ino, self._known.get(path), begun=True)
-        self._known.note(row)
+        row = JournalRecord.made(path, status.st_ino, self._journal.get(path), begun=True)
+        self._journal.note(row)
         await self._write_ahead.flush()
         try:
             if key:
@@ -281,10 +281,10 @@ class RemovalPropagator:
                     key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S)
                 )
         except PathExistsError as error:
-            self._aside.keep(path, status, str(error))
+            self._conflicts.keep(path, status, str(error))
             return []
         except NotSupportedError as error:
-            if not self._aside.keep_by_plain_name(path, error):
+            if not self._conflicts.keep_by_plain_name(path, error):
                 raise
             return []
         failpoint.hit("persist.made")
@@ -293,13 +293,13 @@ class RemovalPropagator:
                 path, None, directory=True
             )  # removed, or renamed, while it was made
             self._namespace.record_directory(path)
-            self._known.note(replace(row, begun=False))
+            self._journal.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
 
     async def unmake(self, path: bytes) -> None:
-        """A folder that this node made at the origin, or was making, goes: something else is in its place now. Nothing
-        where it made none."""
-        row = self._known.get(path)
+        """Remove a directory that this node made at the origin, or was making, since something else is in its place
+        now. Do nothing where this node made none."""
+        row = self._journal.get(path)
         if row is None or not row.is_directory:
             return
         await self._remove_gone_directory(path)
@@ -307,10 +307,11 @@ class RemovalPropagator:
         entry = self._namespace.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
             self._namespace.record_removal(path, folder=True)
-        self._known.note(JournalRecord.removed(path, row.last_removed))
+        self._journal.note(JournalRecord.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
-        """A directory marked as removed, when nothing is left in it. False: something is, or another one by now."""
+        """Remove a directory that is marked as removed, when nothing is left in it. Return False if something is, or if
+        another directory is there by now."""
         safe_path = self._upper.at(path)
         if not is_removed(safe_path):
             return True
@@ -322,28 +323,28 @@ class RemovalPropagator:
             pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
         with self._upper.lock:
-            row = self._known.get(path)
+            row = self._journal.get(path)
             removed = JournalRecord.removed(path, ABSENT if row is None else row.last_removed)
             if not is_removed(safe_path):  # one came there meanwhile, perhaps the one that was there before
                 if row is not None and row.is_directory:
-                    self._known.note(removed)
+                    self._journal.note(removed)
                 return False
             self._namespace.record_removal(path, folder=True)
             safe_path.rmdir()
-            self._known.note(removed)
+            self._journal.note(removed)
         self._namespace.invalidate_parent(path)
         self._on_written([path])
         return True
 
     async def _ask_to_remove(self, path: bytes) -> None:
-        """Its answer may be lost. Then what was noted of the folder must not say that it is made, should it come back:
-        its inode is the same."""
-        mount, key = self._believed.place(path)
+        """Ask the origin to remove a directory. The answer may be lost: the row must not say then that the directory is
+        made, since it may come back with the same inode."""
+        mount, key = self._preconditions.place(path)
         if not key:  # of a whole origin
             return
-        row = self._known.get(path)
+        row = self._journal.get(path)
         if row is not None and row.is_directory:
-            self._known.note(replace(row, begun=True))
+            self._journal.note(replace(row, begun=True))
         await self._write_ahead.flush()
         try:
             await mount.origin.remove_directory(
@@ -351,5 +352,5 @@ class RemovalPropagator:
             )
         except DirectoryNotEmptyError:
             if row is not None and row.is_directory:
-                self._known.note(row)
+                self._journal.note(row)
             raise

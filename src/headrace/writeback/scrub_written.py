@@ -1,8 +1,8 @@
-"""Reads what was written here and is persisted, for the scrub: files of the upper layer that the origin has, too.
+"""Read the clean files of the upper layer for the scrub.
 
-They have no checksums from their writers: each `write` would pay for them. The scrub notes those of a file when it
-meets it first, and compares them with what the disk has from then on. A file that was written since, or touched, is
-dirty, and is left alone; so is what nobody persists. On the node's loop, but for `read_sums`.
+Their writers store no checksums, which would slow each `write`. The scrub notes the checksums of a file when it first
+reads it, and compares them with the disk from then on. It skips a dirty file, and one that is never persisted. On the
+node's loop, but for `read_sums`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ UNREADABLE = -1
 
 
 class WrittenFilesOfScrub:
-    """at: where a path of the layer lies. drop: takes a damaged file out of the layer, when the origin has it still and
-    nobody has it open; whether it did."""
+    """Compare clean files with their checksums. locate: returns where a path of the layer lies. drop: removes a damaged
+    file from the layer if the origin still has it and nobody has it open; returns whether it did."""
 
     def __init__(
         self,
@@ -30,35 +30,38 @@ class WrittenFilesOfScrub:
         *,
         drop: Callable[[JournalRecord], Awaitable[bool]],
     ) -> None:
-        self._known = known
+        self._journal = known
         self.locate = locate
         self.drop = drop
 
     def rows(self) -> Iterator[JournalRecord]:
-        """Of all that is clean. Rows may change between two steps."""
+        """Yield the rows of all clean files. Rows may change between two steps."""
         after = b""
-        while rows := self._known.clean_files(after, BATCH):
+        while rows := self._journal.clean_files(after, BATCH):
             yield from rows
             after = rows[-1].path
 
     def is_damaged(self, row: JournalRecord, sums: list[int] | None) -> bool:
-        """sums: as `read_sums` returned them. Those that are met first are noted."""
-        if sums is None or self._known.get(row.path) != row:
+        """Return whether a file's bytes changed since the scrub first met it. sums: of `read_sums`. The first ones are
+        noted."""
+        if sums is None or self._journal.get(row.path) != row:
             return False
         if UNREADABLE in sums:
             return True
-        noted = self._known.sums(row)
+        noted = self._journal.sums(row)
         if noted is None:
-            self._known.note_sums(row, sums)
+            self._journal.note_sums(row, sums)
             return False
         return noted != sums
 
     def ended(self) -> None:
-        """All of them were looked at."""
-        self._known.forget_old_sums()
+        """Note that all files were looked at."""
+        self._journal.forget_old_sums()
 
 
-def read_sums(safe_path: SafePath, row: JournalRecord, before_read: Callable[[int], None]) -> list[int] | None:
+def read_sums(
+    safe_path: SafePath, row: JournalRecord, before_read: Callable[[int], None]
+) -> list[int] | None:
     """Return the checksums of the blocks as the disk has them; UNREADABLE for a block that can't be read; None: the
     file is not the one that the row describes. Call it in a thread. before_read: called with the number of bytes; an
     exception that it raises ends the reading. OSError."""

@@ -163,8 +163,8 @@ class Conflict:
 
 
 class SyncJournal:
-    """The table. One thread at a time writes, and no other process. reserve: reserves space for it on a disk that gets
-    full."""
+    """Read and write the journal's table. One thread at a time writes, and no other process. reserve: reserves space
+    for it on a disk that gets full."""
 
     def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""A file of the upper layer to its origin. The steps, and what a crash after each leaves, are in docs/format.md.
+"""Upload files of the upper layer to their origins. docs/format.md has the steps, and what a crash after each leaves.
 
-Of small files a request is what costs: so what comes before it and after it is done for many at one time, those that
-happen to be at the same step. On the node's loop; what touches the disk for long runs in `threads`.
+Requests dominate the cost of small files. So the work before and after a request is done at one time for many files
+that are at the same step. On the node's loop; work that touches the disk for long runs in `threads`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ takes longer than that."""
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
-    it, when it was removed."""
+    """Result of an upload. changed: paths that must be looked at again: the path if the file was written meanwhile, and
+    its whiteout if it was removed."""
 
     size_bytes: int
     changed: list[bytes]
@@ -70,7 +70,8 @@ class UploadResult:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """base: what the file replaces. extras: what its object is to have beside its bytes."""
+    """A file that is open for upload. base: the version that it replaces. extras: metadata of the object beside its
+    bytes."""
 
     path: bytes
     source: FilePutSource
@@ -84,7 +85,7 @@ class _Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A file whose put has begun, for the table says so."""
+    """A file whose upload has begun, as the journal says."""
 
     opened: _Opened
     condition: Condition
@@ -112,11 +113,11 @@ class Uploader:
     ) -> None:
         self._namespace = namespace
         self._upper = layer.upper
-        self._known = layer.journal
+        self._journal = layer.journal
         self._write_ahead = layer.write_ahead
         self._threads = layer.threads
-        self._believed = preconditions
-        self._aside = conflicts
+        self._preconditions = preconditions
+        self._conflicts = conflicts
         self._limit_s = limit_s
         self._under_way = 0
         self._opening = GroupCommit(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
@@ -124,9 +125,9 @@ class Uploader:
         self._landing = GroupCommit(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
 
     async def put(self, path: bytes) -> UploadResult | None:
-        """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
-        file as dirty as it was."""
-        mount, key = self._believed.place(path)
+        """Upload a file. Return None if there is nothing to upload any more. ConflictError is handled here; other
+        HeadraceErrors leave the file as dirty as it was."""
+        mount, key = self._preconditions.place(path)
         opened = await self._opened(path)
         if opened is None:
             return None
@@ -141,17 +142,17 @@ class Uploader:
             opened.close()
 
     async def _opened(self, path: bytes) -> _Opened | None:
-        """Not before what it replaces is something that the origin has."""
+        """Open a file as soon as the origin has the version that it replaces."""
         safe_path = self._upper.at(path)
         while True:
             opened = await self._open(path, safe_path)
             if opened is None or not _asks_writer(opened):
                 return opened
             opened.close()
-            await self._believed.settle_base(path, safe_path)
+            await self._preconditions.settle_base(path, safe_path)
 
     async def _open(self, path: bytes, safe_path: SafePath) -> _Opened | None:
-        """A large one has a thread for itself: it may have to wait for the disk."""
+        """Open a file. A large one has a thread for itself: it may have to wait for the disk."""
         return await self._opening.submit(path, soon=True, alone=size_of(safe_path) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
@@ -164,9 +165,9 @@ class Uploader:
     ) -> _Landed | None:
         path, source, status = opened.path, opened.source, opened.status
         deadline = Deadline.after(self._limit_s(status.st_size), patience_s=PATIENCE_S)
-        before = self._known.get(path)
+        before = self._journal.get(path)
         if before is not None and reconcile(SyncStep.PUT, PathState(before)) is AskFirst.ORIGIN:
-            before = await self._believed.ask_origin(before, origin, key, deadline)
+            before = await self._preconditions.ask_origin(before, origin, key, deadline)
         begun = await self._beginning.submit(opened, soon=True)
         failpoint.hit("persist.begun")
         attributes = structs.replace(attributes_of(status), put_id=begun.put_id, extras=opened.extras)
@@ -176,48 +177,48 @@ class Uploader:
             )
             version = info.version
         except NotSupportedError as error:
-            if not self._aside.keep_by_plain_name(path, error):
+            if not self._conflicts.keep_by_plain_name(path, error):
                 self._nothing_begun(path, before)
                 raise
             self._nothing_begun(path, None)
             return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)
-            if same is None and not asked and await self._believed.others_put(path):
+            if same is None and not asked and await self._preconditions.others_put(path):
                 return await self._put_opened(opened, origin, key, asked=True)
             if same is None:
-                self._aside.check_way(path, error)
-                self._aside.keep(path, status, str(error))
+                self._conflicts.check_way(path, error)
+                self._conflicts.keep(path, status, str(error))
                 return None
             version = same
         failpoint.hit("persist.put")
         return _Landed(path, status, version)
 
     def _nothing_begun(self, path: bytes, before: JournalRecord | None) -> None:
-        """The origin takes no such object, so none need be asked for."""
+        """Restore the row from before: the origin takes no such object, so nobody need ask for one."""
         if before is None:
-            self._known.drop(path)
+            self._journal.drop(path)
         else:
-            self._known.note(before)
+            self._journal.note(before)
 
     async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
-        """Before any of them is put, the table says so of all, durably."""
+        """Note durably that these uploads begin."""
         begun: list[_Begun | Exception] = []
         rows = []
         for opened in files:
-            condition = self._believed.condition(opened.path, opened.base)
+            condition = self._preconditions.condition(opened.path, opened.base)
             failpoint.hit("persist.chosen")
-            row = self._known.get(opened.path)
+            row = self._journal.get(opened.path)
             last = ABSENT if row is None else row.last_removed
             before = condition if isinstance(condition, Version) else last
             rows.append(_row_of(opened.path, opened.status, before, begun=True))
             begun.append(_Begun(opened, condition, rows[-1].put_id))
-        self._known.note_all(rows)
+        self._journal.note_all(rows)
         await self._write_ahead.flush()
         return begun
 
     async def _land_all(self, landed: list[_Landed]) -> list[UploadResult | Exception]:
-        """The origin has them: names and table say so, in one step for everybody who changes names."""
+        """Record what the origin has: names and journal in one step under the layer's lock."""
         with self._upper.lock:
             # those that were removed meanwhile must not come back
             hidden = [self._upper.hide_missing(file.path, file.version) for file in landed]
@@ -226,7 +227,7 @@ class Uploader:
                     self._namespace.record_put(file.path, file.version, attributes_of(file.status))
             failpoint.hit("persist.shown")
             rows = [_row_of(file.path, file.status, file.version) for file in landed]
-            self._known.note_all(rows)
+            self._journal.note_all(rows)
             now = [self._upper.at(file.path).seen() for file in landed]
         failpoint.hit("persist.noted")
         puts: list[UploadResult | Exception] = []
@@ -238,8 +239,8 @@ class Uploader:
     async def _same_at_origin(
         self, origin: Origin, key: str, source: FilePutSource, deadline: Deadline
     ) -> Version | None:
-        """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
-        put the same."""
+        """Return the origin's version if its bytes are ours: this node uploaded them before a crash, or somebody else
+        uploaded the same."""
         loop = asyncio.get_running_loop()
         try:
             version = (await origin.head(key, deadline=deadline)).version
@@ -261,9 +262,9 @@ def _asks_writer(opened: _Opened) -> bool:
 
 
 def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
-    """Files as they are put, and the content of small ones; None where there is no file any more. Who takes them
-    closes them. The pages of all but large ones were written to the disk, and no store into a mapping of one, nor a
-    change within the tick of the last one, can fail to show in its ctime from here on."""
+    """Open files for upload, and read the content of small ones; None where there is no file any more. The caller
+    closes them. Except for large files, dirty pages are on the disk. Any later change, also through a mapping, shows in
+    the ctime."""
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
     for fd in files.values():
         with contextlib.suppress(OSError):  # whoever waits for it hears of that
@@ -299,7 +300,7 @@ def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
 
 
 def _at_rest(fd: int) -> os.stat_result:
-    """As `seen_at_rest`, and a change from here on shows in the ctime."""
+    """Wait like `seen_at_rest`, and until a later change shows in the ctime."""
     status = seen_at_rest(fd)
     left_s = tick_left_s(status)
     if left_s:  # it was written since all of the round were opened
@@ -326,5 +327,8 @@ def _close(opened: _Opened | None) -> None:
 
 def _row_of(path: bytes, status: os.stat_result, version: Version, *, begun: bool = False) -> JournalRecord:
     return JournalRecord(
-        *(path, status.st_ino, status.st_ctime_ns, status.st_size), version, begun, mtime_ns=status.st_mtime_ns
+        *(path, status.st_ino, status.st_ctime_ns, status.st_size),
+        version,
+        begun,
+        mtime_ns=status.st_mtime_ns,
     )

@@ -1,4 +1,4 @@
-"""How much of its disk the upper layer may take, and when its writers are slowed down."""
+"""Limit how much of its disk the upper layer takes, and slow its writers down."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from headrace.store.store import Store
 
 class UpperQuota:
     """Compare what the layer takes with what it may take. bytes_max: of the layer, before clean files leave it. store:
-    by whose first volume the free bytes of the disk are measured. used_bytes: of the layer, when it was last looked
-    over."""
+    its first volume gives the free bytes of the disk. used_bytes: of the layer, at the last scan."""
 
     def __init__(self, bytes_max: int, pressure: DirtyThrottle, store: Store | None) -> None:
         self._bytes_max = bytes_max
@@ -26,12 +25,12 @@ class UpperQuota:
 
     @property
     def surplus_bytes(self) -> int:
-        """What should leave the layer."""
+        """Return how many bytes should leave the layer."""
         return self.used_bytes - self._limit_bytes(self.used_bytes)
 
     @property
     def pause_s(self) -> float:
-        """For how long a writer is held up just now."""
+        """Return for how long a writer is held up just now."""
         return self._pressure.pause_s
 
     def slow_writers(self, waiting_bytes: int) -> None:
@@ -48,7 +47,7 @@ class UpperQuota:
         self._pressure.close()
 
     def _limit_bytes(self, own_bytes: int) -> int:
-        """Half of what can be had: of the capacity, or of the disk, where others, too, have a part of it. own_bytes:
-        which the layer has."""
+        """Return half of what can be had, of the capacity or of the disk, which others use, too. own_bytes: of the
+        layer."""
         free_bytes = 2 * self._bytes_max if self._store is None else self._store.room_for_written()
         return min(self._bytes_max, (own_bytes + free_bytes) // 2)

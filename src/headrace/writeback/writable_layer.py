@@ -1,4 +1,4 @@
-"""The upper layer of a node together with what is known of it: what origins have, and what is to be persisted."""
+"""Hold the upper layer of a node together with the journal of what its origins have."""
 
 from __future__ import annotations
 

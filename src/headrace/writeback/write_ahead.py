@@ -1,7 +1,7 @@
-"""Before an origin hears of a change, this node's disk has it: what the change is, and what it was made from.
+"""Flush this node's disk before an origin changes: the journal of the change, and the files that it is made from.
 
-So no power loss makes the layer older than the origin, and whatever of ours the origin has is in the table: nothing of
-our own is ever taken for somebody else's. One flush serves all who wait for it. On the node's loop.
+So no power loss makes the layer older than the origin. The journal knows every object of ours at the origin, so none is
+taken for somebody else's. One flush serves all who wait for it. On the node's loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOON_S = 1.0
 
 
 class WriteAhead:
-    """sync: makes durable what was noted and changed before it was called; runs in `threads`. OSError."""
+    """Flush the disk. sync: makes durable what was noted and changed before the call; runs in `threads`. OSError."""
 
     def __init__(self, sync: Callable[[], None], threads: Executor) -> None:
         self._sync = sync
@@ -32,7 +32,7 @@ class WriteAhead:
         await asyncio.shield(self._begin())
 
     def flush_soon(self) -> None:
-        """The same within SOON_S, and nobody waits for it: what an origin has done is noted."""
+        """Flush within SOON_S, without waiting, to record what an origin has done."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_S, self._in_time)
 
@@ -64,6 +64,6 @@ class WriteAhead:
 
 
 def _let_pass(flush: asyncio.Task[None]) -> None:
-    """A disk that fails says so to the next one who waits for it."""
+    """Ignore the error: the next call that waits for the disk receives it."""
     if not flush.cancelled():
         flush.exception()

@@ -1,12 +1,17 @@
-"""The write, from the upper layer to the origin. Open this first.
+"""Persist writes, from the upper layer to the origin. Open this first.
 
-A session writes into the upper layer (`overlay/upper.py`), where it is safe from the death of any process, and tells
-the node which paths it touched (`changed`). The node keeps the set of paths that may be dirty. A path that has been
-quiet for a moment is persisted, in rounds (`_settle`): `writeback/planner.py` says what each path needs, and
-`writeback/executor.py` does it: directories and files first, what was removed after them. What no session tells of (it
-was killed, or wrote through a mapping) is found by a scan of the layer, at the start and now and then. Who else must
-learn of a change is an observer (`writeback/observers.py`). What a write is safe by before the origin has it is a
-matter of `writeback/durability.py`."""
+A session writes into the upper layer (`overlay/upper.py`), where the data survives the death of any process. The
+session reports the paths that it touched (`changed`), and the node keeps the set of paths that may be dirty. A scan of
+the layer, at the start and every SCAN_INTERVAL_S, finds what no session reported: it was killed, or wrote through a
+mapping.
+
+A path that has been quiet for a moment is persisted in a round (`_settle`). `writeback/planner.py` finds what each path
+needs, by the rules of `writeback/reconcile.py`. `writeback/executor.py` does it: directories and files first, then
+removals.
+
+Observers (`writeback/observers.py`) follow each change. `writeback/durability.py` says what makes a write safe before
+the origin has it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +77,7 @@ class WriteBack:
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Find what an earlier node left unfinished, and begin to work on it."""
+        """Find what an earlier node left dirty, and begin to persist it."""
         for top in self._layer.modes.tops():
             self._layer.upper.at(top).make_folders(0o755)
         await self._clear_work()
@@ -82,7 +87,7 @@ class WriteBack:
         self._observers.start(self._dirty)
 
     async def stop(self) -> None:
-        """Break off what is under way; it is begun anew by the next node."""
+        """Stop persisting. The next node starts again what is under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -93,8 +98,8 @@ class WriteBack:
         await self._layer.close()
 
     async def _clear_work(self) -> None:
-        """Finish what a session that died had begun: it may have left a directory half on its way to another name, or
-        to where what is put aside lies."""
+        """Finish what a dead session had begun: it may have left a directory half on its way to another name, or to
+        where removed directories are put aside."""
         moved = await self._layer.in_thread(self._layer.upper.clear_work)
         if moved:
             self._changes.changed_here(moved)
@@ -111,13 +116,13 @@ class WriteBack:
         self._observers.on_opened(path)
 
     def names_changed(self, paths: Iterable[bytes]) -> None:
-        """Note that a listing says something else of these than the index did."""
+        """Note paths whose entry in a listing differs from the index."""
         if self._origin_changes.suspect(paths):
             self._suspects = True
             self._changes.wake.set()
 
     async def look_over(self) -> CleanFiles:
-        """Find whatever is dirty, and let clean files leave when the layer takes too much. → what is clean."""
+        """Find everything dirty, and demote clean files if the layer takes too much. Return the clean files."""
         clean, used_bytes = await self._scan.scan_all()
         self._quota.measured(used_bytes)
         self._demoter.begin(clean)
@@ -126,8 +131,8 @@ class WriteBack:
     # ------------------------------------------------------------ durability
 
     async def secure(self, path: bytes) -> None:
-        """Return when what is at a path, and below it, has what its mode promises: the origin, or so many nodes. Where
-        there are not so many, the origin has it instead. HeadraceError: neither."""
+        """Return when a path, and everything below it, is as safe as its mode promises: at the origin, or on that many
+        nodes. If there are too few nodes, the origin has it instead. HeadraceError: neither."""
         await self._observers.before_acknowledged(path)
         if self._durability.covers(path):
             try:
@@ -138,8 +143,8 @@ class WriteBack:
         await self.persist(path)
 
     async def persist(self, path: bytes) -> None:
-        """Return when what was written at and below a path is at the origin. The HeadraceError of the first path that
-        could not be persisted; it stays dirty."""
+        """Return when everything that was written at and below a path is at the origin. Raises the HeadraceError of the
+        first path that could not be persisted, which stays dirty."""
         await self._scan.scan_below(path)
         begun_s, renamed = time.monotonic(), self._conflicts.count
         while True:
@@ -157,16 +162,16 @@ class WriteBack:
                 await asyncio.sleep(AGAIN_S)
 
     async def remember(self) -> None:
-        """Make durable that what is persisted is persisted, also for a power loss. StoreError."""
+        """Make the journal durable, so that a power loss forgets nothing that is persisted. StoreError."""
         await self._layer.write_ahead.flush()
 
     def soon(self, path: bytes) -> None:
-        """Persist what is known to be dirty at and below a path without waiting for quiet."""
+        """Persist what is dirty at and below a path without waiting for quiet."""
         self._dirty.hasten(path)
         self._changes.wake.set()
 
     async def into_cache(self, path: bytes, entry: Entry) -> bool:
-        """Return whether the cache has the file now, because it was clean here as that version, and was moved."""
+        """Move a file into the cache if it is clean here as that version. Return whether the cache has it now."""
         return await self._demoter.bring(path, entry)
 
     # ------------------------------------------------------------ rounds
@@ -210,7 +215,7 @@ class WriteBack:
                     await self._changes.wake.wait()
 
     async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
-        """Persist these in one round. Observers learn of it, whatever comes of it."""
+        """Persist these paths in one round. Observers learn of the round's end, with or without errors."""
         self._scan.hide_unanswered()
         actions = self._scan.actions_of(paths)
         folders = self._executor.folders_of(actions)
@@ -229,7 +234,7 @@ class WriteBack:
         return self._dirty.waiting(path)
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
-        """Return those of them that failed: (path, reason)."""
+        """Return the dirty paths at and below a path that failed: (path, reason)."""
         return self._dirty.failing(path)
 
     def forget_conflicts(self) -> None:
@@ -254,7 +259,7 @@ class WriteBack:
         return self._quota.used_bytes
 
     def status(self) -> dict[str, object]:
-        """Return what is not yet persisted, how many names, how many bytes, how old; and what was done."""
+        """Return what is not yet persisted: how many names and bytes, and how old; and what was done."""
         return {
             "mode": self._layer.modes.text(),
             **self._dirty.status(),

@@ -1,1 +1,1 @@
-"""How other nodes see dirty names, and which node may create names in a directory."""
+"""Show dirty names to other nodes, and lease to one node the right to create names in a directory."""

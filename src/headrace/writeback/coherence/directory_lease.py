@@ -1,11 +1,13 @@
-"""Who makes new names in a folder: of two nodes that make one exclusively, one does.
+"""Lease to one node the right to create names in a directory: of two nodes that create a name exclusively, one does.
 
-The right to a folder is a record under the node's lease. It is taken with the first O_EXCL, mkdir or link there, and
-kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered,
-all that was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A
-node that dies loses its rights with its lease; one that is cut off stops using them before that
-(`DirectoryFlags.extend_leases`). One whose record another took away or wrote over, as only somebody can who has the
-records and no node, stops within LOOK_S. All on the node's loop.
+A lease is a record that ends with the node's own lease. The node acquires it with the first O_EXCL, mkdir or link in
+the directory, and keeps it, so later ones cost nothing. Another node that wants it requests it (`RecallLease`). The
+holder publishes everything that it created there before it answers. The new holder queries and lists again, so it sees
+all earlier names.
+
+A node that dies loses its leases with its own. One that is cut off stops using them before that
+(`DirectoryFlags.extend_leases`). If somebody who can write records takes a record away or overwrites it, the node stops
+within LOOK_S. All on the node's loop.
 """
 
 from __future__ import annotations
@@ -76,13 +78,13 @@ class DirectoryLeases(WriteObserver):
         self.marks = flags
 
     def start(self, dirty: Iterable[bytes] = ()) -> None:
-        """Sessions ask from now on."""
+        """Make sessions ask for leases from now on."""
         self.marks.begin(secrets.randbits(63) | 1)
         self._lost = self._records.leases_lost
         self._task = asyncio.ensure_future(self._keep())
 
     async def stop(self) -> None:
-        """The rights go with the node's lease. Sessions ask on: the next node answers them."""
+        """End the leases with the node's own. Sessions continue to ask: the next node answers them."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -90,8 +92,8 @@ class DirectoryLeases(WriteObserver):
         self.marks.close()
 
     async def claim(self, folder: bytes) -> None:
-        """This node may make new names in the folder, and knows those that are there, on return: for a moment at least.
-        HeadraceError: it can't be had."""
+        """Acquire the lease of a directory. On return, and for a moment at least, this node may create names there and
+        knows those that exist. HeadraceError: it can't be had."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
             if self._records.leases_lost != self._lost:
                 await self._drop_all()
@@ -104,7 +106,8 @@ class DirectoryLeases(WriteObserver):
                 self.marks.set(self._upper.at(folder), folder, LEASED)
 
     async def give_up(self, folder: bytes) -> None:
-        """On return another node may take the right, and is told of all that was made here."""
+        """Release the lease of a directory. On return another node may take it, and knows all names that were created
+        here."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
             since_s = self._held.get(folder)
             if since_s is None:  # perhaps it was taken by a call that was broken off
@@ -152,7 +155,7 @@ class DirectoryLeases(WriteObserver):
             await asyncio.sleep(LOOK_S)
 
     def _heard(self, key: str, holder: bytes | None) -> None:
-        """Perhaps of a time before this node took it: the record itself is asked then."""
+        """Note that another node seems to have a lease of ours. The event may be old, so the record itself is read."""
         folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
         if folder in self._held and holder != self._me.encode():
             self._doubted.add(folder)
@@ -187,7 +190,8 @@ class DirectoryLeases(WriteObserver):
             self.marks.extend_leases(self._records.lease_until_s - MARGIN_S)
 
     async def _drop_all(self) -> None:
-        """The lease was lost: others may have taken them. Records that were written again since go."""
+        """Drop all leases after the node's own was lost: others may have taken them. Records that were written again
+        since are deleted."""
         held, self._held = self._held, {}
         with self._upper.lock:
             for folder in held:

@@ -1,4 +1,4 @@
-"""What of the upper layer other nodes must learn: names in mode `back` that the origin has not got yet."""
+"""Tell other nodes what dirty names mean: names in mode `back` that the origin does not have yet."""
 
 from __future__ import annotations
 

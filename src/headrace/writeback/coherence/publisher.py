@@ -1,10 +1,11 @@
-"""What this node wrote and has not persisted, for the other nodes: they are told where, and ask what.
+"""Publish this node's dirty names: other nodes learn from a record in which directories they are, and query their
+names.
 
-Where: one record of this node in the cluster's records names the folders (`writeback/coherence/dirty_scope.py`). It is
-there before a write in a folder is acknowledged for the first time (`enter`), and then nothing more is written to the
-records until all in the folder was clean for a while. What: other nodes ask for the names of a folder (`answer`), and
-again for what changed since; that something did change they are told at once (`DirtyNamesChanged`), a few times a
-second at most. All on the node's loop."""
+One record of this node names the directories (`writeback/coherence/dirty_scope.py`). The node writes it before it
+acknowledges the first write in a directory (`enter`). It writes no more until everything in the directory was clean for
+a while. Other nodes query the names of a directory (`answer`), and later what changed since. The node notifies them of
+changes at once (`DirtyNamesChanged`), a few times a second at most. All on the node's loop.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ NAMES_A_MESSAGE = 20_000
 
 @dataclass(slots=True)
 class DirtyDirectory:
-    """names: with the number of the change that was the last one, the oldest first. floor: who knows nothing later
-    than this is told all. changed_s: monotonic. unmarked: sessions
-    ask again before they write there; what they wrote before that is heard of within LOOK_S."""
+    """Dirty names of a directory. names: each with the number of its last change, oldest first. floor: a node that
+    knows nothing later than this receives all names. changed_s: monotonic. unmarked: sessions ask again before they
+    write there; the node learns of their earlier writes within LOOK_S."""
 
     names: dict[bytes, int] = field(default_factory=dict)
     floor: int = 0
@@ -56,8 +57,9 @@ class DirtyDirectory:
 
 
 class DirtyNamesPublisher:
-    """instance: of this run of the node. look: what a path means, as its layer has it. is_clean: that
-    it means nothing but what the origin has. unmark: sessions are to ask again before they write in a folder."""
+    """Publish dirty names to other nodes. instance: of this run of the node. look: returns what a path means in its
+    layer. is_clean: returns whether it means only what the origin has. unmark: makes sessions ask again before they
+    write in a directory."""
 
     def __init__(
         self,
@@ -94,12 +96,12 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """After the first notes. The record of an earlier run is written over."""
+        """Begin to publish, after the first notes. This overwrites the record of an earlier run."""
         self._tasks = [asyncio.ensure_future(self._tell()), asyncio.ensure_future(self._keep_up())]
         self._write()
 
     async def stop(self) -> None:
-        """The record stays: this node's files are not persisted because it stops."""
+        """End the tasks. The record stays, since this node's files are still dirty."""
         tasks = [*self._tasks, *([self._writing] if self._writing is not None else [])]
         self._tasks = []
         for task in tasks:
@@ -114,8 +116,8 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ what changed
 
     def note(self, paths: Iterable[bytes], directories: Iterable[bytes] = ()) -> None:
-        """These were written, or persisted: whoever asks is told what they are now. directories: those of them that are
-        folders, in which more is to be expected."""
+        """Note paths that were written or persisted, so that other nodes learn their present meaning. directories:
+        those of them in which more is to be expected."""
         now_s = time.monotonic()
         folders: set[bytes] = set()
         for path in paths:
@@ -135,8 +137,8 @@ class DirtyNamesPublisher:
             self._write()
 
     async def enter(self, paths: Iterable[bytes]) -> None:
-        """The record names the folders of these noted paths on return. While the records are away it goes on without,
-        and the log says so: the record is written as soon as they are back."""
+        """Return when the record names the directories of these noted paths. While the records can't be reached, return
+        at once, and log it: the record is written as soon as they are back."""
         folders = {split(path)[0] for path in paths}
         while not all(map(self.is_recorded, folders)) and not self._failing:
             self._write()
@@ -145,7 +147,7 @@ class DirtyNamesPublisher:
             await asyncio.wait([self._writing])
 
     def record_again(self) -> None:
-        """The record is gone, by another node that took this one for gone, or by this one."""
+        """Write the record again: another node took this one for gone and deleted it, or this node did."""
         self._recorded, self._removals = None, self._removals + 1
         if self._tasks:
             self._write()
@@ -154,7 +156,7 @@ class DirtyNamesPublisher:
         return self._recorded is not None and self._recorded.covers(folder)
 
     def is_recorded_below(self, folder: bytes) -> bool:
-        """With all that may come to be in it."""
+        """Return whether the record covers a directory with all that may come to be in it."""
         return self._recorded is not None and self._recorded.covers_below(folder)
 
     def _cover(self) -> DirtyScope:
@@ -163,7 +165,7 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ the record
 
     def _write(self) -> None:
-        """One write at a time; what comes meanwhile is in the next one."""
+        """Start one write at a time; the next one has what comes meanwhile."""
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write_now())
 
@@ -186,8 +188,8 @@ class DirtyNamesPublisher:
             self._recorded = cover if removals == self._removals else None
 
     async def _keep_up(self) -> None:
-        """Folders leave the record a while after all in them is clean; a record that could not be written is tried
-        again."""
+        """Remove directories from the record a while after everything in them is clean, and retry a write that
+        failed."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -197,7 +199,7 @@ class DirtyNamesPublisher:
                 log.exception("folders are not looked at")
 
     def _forget_clean(self) -> bool:
-        """Whether a folder went."""
+        """Forget clean names. Return whether a directory was forgotten."""
         now_s, left, gone = time.monotonic(), LOOKED_AT_ONCE, False
         for path, folder in list(self._folders.items()):
             if now_s - folder.changed_s < KEEP_S:
@@ -225,9 +227,9 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ asking and telling
 
     def answer(self, request: ListPending) -> PendingNamesPage:
-        """What is in a folder, all or since an earlier answer. An answer of several messages ends with the state that
-        it began with: what changes meanwhile is told the next time. PeerError from a node that starts or stops, as it
-        does not know all."""
+        """Return the names of a directory, all or those since an earlier answer. An answer of several messages ends
+        with the state that it began with; later changes are in the next one. PeerError from a node that starts or
+        stops, as it does not know all."""
         if not self._tasks:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
         folder = self._folders.get(request.path, DirtyDirectory(floor=self._serial))
@@ -242,7 +244,8 @@ class DirtyNamesPublisher:
         return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
 
     def _parse(self, state: str) -> tuple[int, int | None]:
-        """Up to which change the asker knows all; and, where it is in the middle of an answer, what that began with."""
+        """Return up to which change the asker knows all; and, in the middle of an answer, the state that it began
+        with."""
         instance, _, rest = state.partition(":")
         since, _, begun = rest.partition(":")
         if instance != self._instance or not since.isdigit():
@@ -261,7 +264,7 @@ class DirtyNamesPublisher:
         return [node for node in nodes if node.id != self._me]
 
     async def _tell(self) -> None:
-        """Who could not be told is told again, as long as it is in the view."""
+        """Notify other nodes. A node that could not be notified is notified again, as long as it is in the view."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""What other nodes learn of writes, and ask: the server's side of coherence."""
+"""Answer other nodes about writes: the server's side of coherence."""
 
 from __future__ import annotations
 

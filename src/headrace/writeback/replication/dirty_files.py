@@ -1,6 +1,6 @@
-"""Files that were written and are not persisted, for other nodes: this node's own, and copies of what others wrote.
+"""Open dirty files for other nodes: this node's own, and the replicas of what others wrote.
 
-They are read as the state that was asked for, or not at all: whoever writes on meanwhile makes another version of it.
+A read returns the state that was requested, or fails: a later write makes another version of the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headrace.writeback.replication.replica_layer import copy_of
 
 
 class DirtyFileReader:
-    """For the peers' door: a file of a layer, which may change while it is sent, so its checksums are of what was read.
-    fd: belongs to this from now on."""
+    """A file of a layer that peers read. It may change while it is sent, so its checksums are of the bytes that were
+    read. fd: closed by this object."""
 
     steady = False
 
@@ -47,7 +47,7 @@ class DirtyFileReader:
 
 
 class OwnDirtyFileReader(DirtyFileReader):
-    """One state of a file. It is looked at after each read, too (`ready`)."""
+    """One state of a file. `ready` checks it after each read, too."""
 
     def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
         super().__init__(fd, name)
@@ -62,7 +62,8 @@ class OwnDirtyFileReader(DirtyFileReader):
 
 
 class DirtyFiles:
-    """at: where this node's own files lie. folder_of: of the copies of what a writer wrote."""
+    """Open dirty files for peers. locate: returns where this node's own file lies. folder_of: returns the directory of
+    a writer's replicas."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class DirtyFiles:
         self._folder_of = folder_of
 
     async def open(self, wanted: FileRange) -> OwnDirtyFileReader:
-        """VersionChangedError when there is none like that (any more)."""
+        """Open a file of a pending version. VersionChangedError if there is none like that (any more)."""
         written = PendingVersion.parse(wanted.token)
         name = os.fsdecode(wanted.path)
         if written is None:
@@ -98,7 +99,7 @@ class DirtyFiles:
             return OwnDirtyFileReader(os.dup(file.fileno()), (status.st_ctime_ns, status.st_size), name)
 
     async def read(self, wanted: FileRange) -> Arrived | None:
-        """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
+        """Read the wanted bytes from a replica on this node; None if there is none like that."""
         try:
             piece = await self.open(wanted)
         except HeadraceError:
@@ -113,8 +114,8 @@ class DirtyFiles:
             piece.close()
 
     def mirrored(self, writer: str, folder: bytes) -> list[PendingEntry]:
-        """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
-        here."""
+        """Return the names of a writer's directory as the replicas here have them. All of them are dirty, as far as
+        this node knows."""
         safe_path = self._copy_at(writer, folder)
         try:
             return [copy_name(safe_path / name, name) for name in safe_path.names()]
@@ -126,13 +127,13 @@ class DirtyFiles:
 
 
 def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
-    """A file that nobody waits for any more is closed by itself."""
+    """Open a file that is at rest. It closes itself if its reader was cancelled."""
     file = io.FileIO(safe_path.open(os.O_RDONLY | os.O_NONBLOCK))
     return file, seen_at_rest(file.fileno())
 
 
 def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:
-    """What a name of a layer means, of which the origin has something else, or nothing."""
+    """Return what a name of a layer means where the origin has something else, or nothing."""
     try:
         status = safe_path.lstat()
     except OSError:
@@ -149,7 +150,7 @@ def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:
 
 
 def copy_name(safe_path: SafePath, name: bytes) -> PendingEntry:
-    """The same of a copy: files have the state that they have where they were written."""
+    """Return what a name of a replica means: files have the state that they have at their writer."""
     own = own_name(safe_path, name)
     if own.means != EntryState.FILE:
         return own

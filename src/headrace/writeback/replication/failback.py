@@ -25,14 +25,14 @@ class Failback:
     ) -> None:
         self._me = me
         self._peers = peers
-        self._known = known
+        self._journal = known
         self._view = view
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
 
     async def ask(self) -> None:
-        """What others persisted of this node's files is noted as persisted. Who does not answer is passed by: its puts
-        are found by their bytes."""
+        """Note what other nodes persisted of this node's files. A node that does not answer is skipped: the uploads it
+        made are recognized by their bytes."""
         wanted_s = time.monotonic()
         async with self._asking:
             if self._asked_s > wanted_s:
@@ -51,14 +51,14 @@ class Failback:
                 return
             for file in files:
                 self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
-            await asyncio.to_thread(self._known.sync)  # the other node forgets them
+            await asyncio.to_thread(self._journal.sync)  # the other node forgets them
             log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
             await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
         except (HeadraceError, OSError) as error:
             log.info("not asked what it persisted node=%s error=%s", node.id, error)
 
     def _note(self, row: JournalRecord) -> None:
-        """Unless this node has put there what is newer: of both it is this host's clock that says when."""
-        own = self._known.get(row.path)
+        """Note a row unless this node uploaded something newer. Both times are of this host's clock."""
+        own = self._journal.get(row.path)
         if own is None or own.begun or own.ctime_ns <= row.ctime_ns:
-            self._known.note(row)
+            self._journal.note(row)

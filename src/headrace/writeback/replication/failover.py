@@ -39,8 +39,9 @@ FILES_MAX = 50_000
 
 
 class Failover:
-    """build: what persists an upper layer; folder → write path. on_persisted: told of a writer of whom
-    nothing is left to persist; after it nobody asks for its names any more. delay_s: how long a writer may be away."""
+    """Persist the replicas of writers that are gone. build: builds the write path of an upper layer, by its directory.
+    on_persisted: called with a writer of whom nothing is left to persist, after which nobody queries its names.
+    delay_s: how long a writer may be away."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Failover:
         self.files_persisted = 0
 
     def on_view(self) -> None:
-        """Who is gone is waited for; who is back is let alone."""
+        """Start to wait for writers that are gone, and end the take-over of those that are back."""
         nodes = self._view().nodes
         for writer in self._keeper.writers():
             if writer in nodes:
@@ -116,7 +117,8 @@ class Failover:
             await asyncio.sleep(AGAIN_S)
 
     async def _persist(self, writer: str) -> None:
-        """All that is in its mirror; what it is to be told is on disk before anything is dropped."""
+        """Persist everything in a writer's replicas. What the writer must learn is on disk before anything is
+        dropped."""
         folder = self._keeper.folder_of(writer)
         log.warning("a node is gone, its files are persisted here node=%s", writer)
         self._keeper.forget(writer)
@@ -134,7 +136,7 @@ class Failover:
         return _is_there(os.path.join(self._keeper.folder_of(writer), "tree"))
 
     def _drop(self, writer: str) -> None:
-        """All but what the writer is to be told."""
+        """Drop everything but what the writer must learn."""
         folder = self._keeper.folder_of(writer)
         self._keeper.forget(writer)
         for name in os.listdir(folder):
@@ -145,8 +147,8 @@ class Failover:
                 os.unlink(path)
 
     async def give_back(self, writer: str, *, done: bool) -> FailoverReport:
-        """What was persisted for a writer that is back, or alive and cut off: then its copies stay ours to persist.
-        done: it knows."""
+        """Return what was persisted for a writer that is back, or alive and cut off; in that case this node keeps its
+        replicas. done: the writer noted it."""
         self._end(writer)
         try:
             return await self._taken(writer, done=done)
@@ -176,7 +178,7 @@ def _is_there(path: str) -> bool:
 
 
 def _note_taken(folder: str) -> None:
-    """By the files of the mirror, which know whose they are. Durable on return. OSError."""
+    """Note the persisted files by their writer's inodes, which the replicas have. Durable on return. OSError."""
     upper = Upper(folder)
     with (
         contextlib.closing(SyncJournal(os.path.join(folder, KNOWN))) as known,

@@ -1,5 +1,5 @@
-"""Which nodes hold the copies of what a node wrote. Chosen by the view alone; what is true of it now is in the
-cluster's records, so that a node with copies of long ago knows that they are worth nothing."""
+"""Choose which nodes hold the replicas of a node's writes, by the view alone. A record of the cluster says which nodes
+hold them now, so that a node with old replicas knows that they are worthless."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "copies"
 
 
 def choose_replicas(view: ClusterView, me: str) -> list[NodeInfo]:
-    """All nodes that can keep this one's copies, in the order in which they are asked to: as they follow on a ring of
-    all, by a hash of the ids, so that each is the first of one other only, and one that comes or goes changes that for
-    one; those of other zones before those of this one."""
+    """Return all nodes that can hold this node's replicas, in the order of choice. Nodes follow each other on a ring by
+    a hash of their ids: each is the first choice of only one other, and a node that joins or leaves changes one choice.
+    Nodes of other zones come first."""
     own = view.nodes.get(me)
     zone = own.zone if own is not None else ""
     able = [node for node in view.nodes.values() if node.id != me and not node.draining]
@@ -36,12 +36,12 @@ class ReplicaSetRecords:
         self._records = records
 
     async def put(self, writer: str, holders: set[str]) -> None:
-        """ClusterUnavailableError."""
+        """Record the holders of a writer's replicas. ClusterUnavailableError."""
         await self._records.put(f"{PREFIX}/{writer}", msgspec.json.encode(sorted(holders)))
 
     async def is_holder(self, writer: str, node: str) -> bool:
-        """Whether the copies that the node has are those that count. ClusterUnavailableError, also where nobody says
-        so: copies may be all that there is."""
+        """Return whether a node's replicas are current. ClusterUnavailableError, also where no record exists: the
+        replicas may be all that there is."""
         raw = await self._records.get(f"{PREFIX}/{writer}")
         if not raw:
             raise ClusterUnavailableError(

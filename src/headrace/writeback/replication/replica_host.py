@@ -44,8 +44,9 @@ STAGING_IDLE_S = 600.0
 
 
 class ReplicaHost:
-    """me: the id of this node. folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in
-    `threads`. is_durable: what is kept is on the disk before its writer hears of it."""
+    """Hold replicas for other nodes. me: the id of this node. folder: the directory of the replicas. is_durable:
+    replicas are on the disk before their writer is answered. Calls are on the node's loop; work that touches the disk
+    runs in `threads`."""
 
     def __init__(
         self,
@@ -81,14 +82,14 @@ class ReplicaHost:
                     log.info("files that were never finished are dropped writer=%s files=%d", writer, count)
 
     def writers(self) -> list[str]:
-        """The ids of those of whom something is kept here."""
+        """Return the ids of the nodes whose replicas are kept here."""
         try:
             return sorted(os.listdir(self._folder))
         except FileNotFoundError:
             return []
 
     def folder_of(self, writer: str) -> str:
-        """UsageError for what is no id of a node."""
+        """Return the directory of a writer's replicas. UsageError if it is no id of a node."""
         if not writer or "/" in writer or writer.startswith("."):
             raise UsageError(f"node {writer!r}", why="no name of a folder can be made of it")
         return os.path.join(self._folder, writer)
@@ -104,15 +105,15 @@ class ReplicaHost:
         return row.version if row is not None and same else None
 
     def lock_of(self, writer: str) -> asyncio.Lock:
-        """Whoever changes the mirror of a writer has it."""
+        """Return the lock that protects a writer's replicas."""
         return self._locks.setdefault(writer, asyncio.Lock())
 
     def forget(self, writer: str) -> None:
-        """Its folder was changed by somebody else."""
+        """Forget the state of a writer's replicas, as somebody else changed their directory."""
         self._mirrors.pop(writer, None)
 
     async def keep(self, request: Replicate) -> None:
-        """All are as the snapshots say on return."""
+        """Apply snapshots. On return the replicas are as these say."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
             mirror = await self._mirror(request.writer)
@@ -165,7 +166,7 @@ class ReplicaHost:
         return node
 
     async def _mirror(self, writer: str) -> ReplicaLayer:
-        """The lock is held."""
+        """Return the replica layer of a writer. The caller holds its lock."""
         mirror = self._mirrors.get(writer)
         if mirror is None:
             mirror = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
@@ -181,7 +182,7 @@ class ReplicaHost:
 
 
 def forget_persisted(folder: str) -> None:
-    """What a take-over found that the origin has. The writer is back, and puts there what is not in that table."""
+    """Delete the journal of a take-over. The writer is back, and uploads what that journal does not have."""
     for name in os.listdir(folder):
         if name.startswith(KNOWN):
             os.unlink(os.path.join(folder, name))

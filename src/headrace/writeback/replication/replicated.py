@@ -1,4 +1,5 @@
-"""Mode `back:2` and more, as write-back sees it: an observer that feeds the replicator, and the durability it gives."""
+"""Connect replication with write-back, in mode `back:2` and more: an observer that feeds the replicator, and the
+durability that it gives."""
 
 from __future__ import annotations
 

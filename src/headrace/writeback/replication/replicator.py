@@ -55,7 +55,7 @@ TOKEN = "written/"
 
 
 class OfferedFile(DirtyFileReader):
-    """As it is at the moment it is read. fd: stays the caller's."""
+    """A file as it is at the moment it is read. fd: duplicated; the caller keeps its own."""
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(os.dup(fd), name)
@@ -75,7 +75,7 @@ class ReplicaOffers:
 
     @contextmanager
     def offer(self, safe_path: SafePath) -> Iterator[os.stat_result]:
-        """OSError, also of what is no file."""
+        """Offer a file to holders while the context lasts. OSError, also for what is no file."""
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(fd)
         inode = status.st_ino
@@ -93,7 +93,7 @@ class ReplicaOffers:
                 os.close(known)
 
     def open(self, wanted: FileRange) -> OfferedFile:
-        """PathNotFoundError when it is not offered."""
+        """Open an offered file. PathNotFoundError when it is not offered."""
         inode = int(wanted.token.removeprefix(TOKEN), 16)
         offered = self._open.get(inode)
         if offered is None:
@@ -102,7 +102,7 @@ class ReplicaOffers:
 
 
 class ReplicaStream:
-    """To one holder."""
+    """Send changes to one holder of replicas."""
 
     def __init__(self, copies: Replicator, node: NodeInfo) -> None:
         self.node = node
@@ -118,7 +118,7 @@ class ReplicaStream:
         self._task = asyncio.ensure_future(self._run())
 
     def note(self, paths: Iterable[bytes]) -> None:
-        """A large file is sent first, beside the lane: it would hold up what else there is to tell."""
+        """Note changed paths. A large file is sent first, beside the lane, since other changes would wait for it."""
         for path in paths:
             if path in self._pending or path in self._coming:
                 continue
@@ -139,7 +139,8 @@ class ReplicaStream:
         self._pending.setdefault(path, [])
 
     async def secure(self, path: bytes) -> None:
-        """The holder has a snapshot of the path that was taken after this call. PeerError and what the holder says."""
+        """Return when the holder has a snapshot of the path that was taken after this call. PeerError with the holder's
+        reason."""
         await self.send_ahead(path, last=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(path, []).append(done)
@@ -147,8 +148,7 @@ class ReplicaStream:
         await done
 
     async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
-        """Of a large file, what is beyond that which was sent before. last: its checksums are wanted next, and found
-        out meanwhile."""
+        """Send the new end of a large file. last: its checksums are needed next, and computed meanwhile."""
         with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.locate(path)) as status:
             if status.st_size <= SMALL_BYTES_MAX:
                 return
@@ -156,7 +156,7 @@ class ReplicaStream:
                 await all_of([self._send_ahead(status), *([self._copies.take(path)] if last else [])])
 
     async def _send_ahead(self, status: os.stat_result) -> None:
-        """Of an offered file."""
+        """Send the new end of an offered file."""
         inode = status.st_ino
         sent = self._sent_ahead.get(inode, 0)
         sent = 0 if sent > status.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
@@ -203,7 +203,7 @@ class ReplicaStream:
                 await self._urgent.wait()
 
     async def _tell(self) -> None:
-        """Some of what is pending; where the lane begins, all that is dirty."""
+        """Send pending changes; where the lane begins, send everything that is dirty."""
         begin = not self.begun.is_set()
         if begin:
             self._has.clear()
@@ -244,7 +244,7 @@ class ReplicaStream:
                 await self._send(snapshots, begin=begin, end=end)
 
     async def _offered(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
-        """A snapshot; the file of a large one can be fetched from here, whatever becomes of its name."""
+        """Return a snapshot. The holder can fetch the file of a large one, whatever becomes of its name."""
         snapshot = await self._copies.take(path)
         for _ in range(LOOKS_MAX):
             if not snapshot.is_large:
@@ -259,8 +259,8 @@ class ReplicaStream:
         return snapshot
 
     def _gone_below(self, snapshot: Snapshot) -> list[Snapshot]:
-        """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
-        nobody tells of each."""
+        """Return snapshots of names that left with a renamed directory, as nobody reports each. Whiteouts may stay in
+        its old place."""
         if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._has:
             return []
         prefix = snapshot.path.rstrip(b"/") + b"/"
@@ -269,7 +269,9 @@ class ReplicaStream:
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # names that are there before those that are gone: what was renamed is found under its old one
-        snapshots = sorted(snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT))
+        snapshots = sorted(
+            snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
+        )
         request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
         limit_s = _limit_s(sum(snapshot.size_bytes for snapshot in snapshots))
         await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
@@ -285,8 +287,9 @@ class ReplicaStream:
 
 
 class Replicator:
-    """count: copies of a file at most, this node's included. at: where a path lies. take: its snapshot; of what is
-    persisted, one that says it is gone. names: all paths of the layer of which copies are kept."""
+    """Keep replicas of dirty files on other nodes. count: replicas of a file at most, this node's included. locate:
+    returns where a path lies. take: returns its snapshot; that of a persisted path says that it is gone. names: returns
+    all paths of the layer that are replicated."""
 
     def __init__(
         self,
@@ -323,14 +326,14 @@ class Replicator:
         return stat.S_ISREG(status.st_mode) and status.st_size > SMALL_BYTES_MAX
 
     def note(self, paths: Iterable[bytes]) -> None:
-        """These changed, or were persisted."""
+        """Note paths that changed or were persisted."""
         noted = list(paths)
         for lane in self._current(self._count):
             lane.note(noted)
 
     async def secure(self, path: bytes, copies: int) -> None:
-        """So many nodes have what is at the path on return, this one included. PeerError when there are not so many
-        nodes, or they don't answer."""
+        """Return when that many nodes, this one included, have what is at the path. PeerError if there are too few
+        nodes, or one does not answer."""
         lanes = self._current(copies)
         if len(lanes) < copies - 1:
             raise PeerError(
@@ -340,7 +343,7 @@ class Replicator:
         await asyncio.gather(*(lane.secure(path) for lane in lanes))
 
     async def follow(self, path: bytes, copies: int) -> None:
-        """A file that is being written is sent ahead while it grows, until it was quiet for a while."""
+        """Send a growing file ahead until it was quiet for a while."""
         size, quiet_s = -1, 0.0
         while quiet_s < FOLLOW_S:
             await asyncio.sleep(FOLLOW_LOOK_S)
@@ -375,7 +378,7 @@ class Replicator:
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:
-        """The lanes of the view; what is not in it any more ends."""
+        """Return the lanes of the view, and end the lanes of nodes that left it."""
         able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
         keys = [(node.id, node.instance) for node in nodes]
@@ -393,8 +396,8 @@ class Replicator:
         return [self._lanes[key] for key in keys[: copies - 1]]
 
     async def _announce(self) -> None:
-        """The holders, in the records: with those of before as long as the new ones don't have all. Then whoever else
-        may have copies of before drops them."""
+        """Record the holders, with the former ones as long as the new ones lack something. Then other nodes with former
+        replicas drop them."""
         while True:
             try:
                 now = {id for id, _ in self._lanes}

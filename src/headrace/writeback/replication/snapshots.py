@@ -1,5 +1,5 @@
-"""What the layer's names look like now, for the nodes that keep copies of them. On the node's loop; what reads files
-runs in `threads`."""
+"""Take snapshots of the layer's names, for the nodes that hold replicas. On the node's loop; reads of files run in
+`threads`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Snapshots:
         self._upper = layer.upper
         self._modes = layer.modes
         self._threads = layer.threads
-        self._believed = preconditions
+        self._preconditions = preconditions
         self._planner = planner
         self._summed: dict[int, Snapshot] = {}
 
     async def names(self) -> list[bytes]:
-        """All that are to have copies."""
+        """Return all paths that are replicated."""
 
         def walk() -> list[bytes]:
             return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
@@ -46,7 +46,7 @@ class Snapshots:
             status = safe_path.lstat()
             if self._modes.copies(path) < 2 or self._planner.is_persisted(path, status):
                 return Snapshot(path, EntryType.GONE)
-            replaces = self._believed.replaces(path, safe_path, status)
+            replaces = self._preconditions.replaces(path, safe_path, status)
             known = self._summed.get(status.st_ino)
             if known is not None and (known.path, *known.state[1:5]) == (
                 *(path, status.st_ino, status.st_ctime_ns, status.st_size, replaces),
@@ -60,8 +60,8 @@ class Snapshots:
             return Snapshot(path, EntryType.GONE)
 
     def _keep_summed(self, taken: Snapshot) -> None:
-        """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not
-        show in it."""
+        """Keep the checksums of a large file until its ctime changes. A change in the same tick would not show in
+        it."""
         self._summed.pop(taken.inode, None)
         if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
             self._summed[taken.inode] = taken
