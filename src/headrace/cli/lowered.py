@@ -24,6 +24,7 @@ from headrace.config.schema import Config, public_folder_of
 if TYPE_CHECKING:
     from headrace.cli.process import MountOptions
 
+NOT_WHERE_WRITTEN = "a user's session registers no files on a writable mount"
 TO_MOUNT = frozenset({Capability.SYS_ADMIN})
 """The capability that `up` and the FD store keep, to register files and to unmount."""
 
@@ -135,12 +136,6 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
     from headrace.cli.state import may_be_served
     from headrace.fuse import device, handover_state, mount, probe
 
-    if options.writable:
-        raise MountError(
-            f"cannot mount at {mountpoint}",
-            why=f"only root can store what several users write, and the node runs as user {account.name}",
-            hint="omit --write or --user",
-        )
     path = mount.place_of(mountpoint)
     if not only_root_moves(path):
         raise MountError(
@@ -151,7 +146,9 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
     if not account.result_of(lambda: os.access(os.path.dirname(path), os.X_OK)):
         raise MountError(f"cannot mount at {path}", why=f"user {account.name} may not enter its directory")
     passthrough = ""
-    if options.io in ("auto", "passthrough"):
+    if options.writable:
+        passthrough = f"no {NOT_WHERE_WRITTEN}"
+    elif options.io in ("auto", "passthrough"):
         probed = probe.probe()
         passthrough = f"{'yes' if probed.works else 'no'} {probed.reason}"
     path = mount.prepare(
@@ -159,6 +156,12 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
         is_served=lambda mount_path: bool(account.result_of(lambda: may_be_served(run_folder, mount_path))),
     )
     fds = device.open_device(), handover_state.create()
-    device.mount(fds[0], path, allow_other=options.allow_other, server_uid=account.uid)
+    device.mount(
+        fds[0],
+        path,
+        allow_other=options.allow_other,
+        read_only=not options.writable,
+        server_uid=account.uid,
+    )
     device.set_read_ahead(path)
     return RootsMount(path, fds, passthrough)

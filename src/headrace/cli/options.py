@@ -61,7 +61,7 @@ User = Annotated[
     define(
         "--user",
         "NAME[:GROUP]",
-        "Run as this unprivileged user when root starts the command; nothing can be written then.",
+        "Run as this unprivileged user when root starts the command; all that is written belongs to it.",
     ),
 ]
 Zone = Annotated[

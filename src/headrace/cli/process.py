@@ -167,7 +167,8 @@ def start_fd_store(
         words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]
     else:
         words += ["--fds", str(fds[0]), str(fds[1])]
-        words += ["--allow-other"] * options.allow_other + ["--writable"] * options.writable
+        words += ["--allow-other"] * options.allow_other
+    words += ["--writable"] * options.writable
     if passthrough is None:
         return Child("mount", words, log_path=log_path, pass_fds=(*fds, lock_fd))
     words += ["--rights", "alone", "--passthrough", passthrough]

@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="User that node and gateways run as if root starts them: NAME or UID, optionally with :GROUP. "
-            "Mounts are read-only then: `write` must be off. `up --user` sets it."
+            "All that is written belongs to that user then; `write` may not be back:N. `up --user` sets it."
         ),
     ] = ""
     mounts: Annotated[
@@ -377,11 +377,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why="must be 0 to 1 MiB (one block)",
             )
         _check_cluster(self)
-        if WriteModes.parse(self.write).any and self.user:
+        if WriteModes.parse(self.write).copies_max > 1 and self.user:
             raise UsageError(
-                f"setting user = {self.user}",
-                why="only root can keep the owners and modes of written files",
-                hint="leave out user, or write",
+                f"setting write = {self.write!r}",
+                why="only root can keep the owners of other nodes' files",
+                hint="use back, or leave out user",
             )
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")

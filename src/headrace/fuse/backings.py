@@ -81,10 +81,12 @@ class AskedBackings:
 
 class BackingsKeeper:
     """Registers and releases files for one session: the FD store's end of the socket pair. The session is not trusted:
-    it can only register files of its user and release its own, and nothing here blocks on it."""
+    it can only register files of its user and release its own, and nothing here blocks on it. read_only: of the mount;
+    on a writable one it registers nothing, as the kernel would open the file for writing without a check."""
 
-    def __init__(self, fuse_fd: int) -> None:
+    def __init__(self, fuse_fd: int, *, read_only: bool) -> None:
         self._own = OwnBackings(fuse_fd)
+        self._read_only = read_only
         self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._registered: set[int] = set()
 
@@ -115,6 +117,8 @@ class BackingsKeeper:
         return True
 
     def _register(self, fd: int) -> int:
+        if not self._read_only:
+            return -errno.EPERM
         file_stat = os.fstat(fd)
         if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_uid != os.geteuid():
             log.warning(

@@ -93,7 +93,7 @@ class FdStore:
         if a.rights == ALONE:
             if self._backings is not None:
                 self._backings.close()
-            self._backings = BackingsKeeper(self._fuse_fd)
+            self._backings = BackingsKeeper(self._fuse_fd, read_only=not a.writable)
             command += ["--backings-fd", str(self._backings.theirs.fileno()), "--passthrough", a.passthrough]
             fds.append(self._backings.theirs.fileno())
         self._session = subprocess.Popen(
@@ -274,6 +274,7 @@ def run_fd_store(
         lock_fd=lock_fd,
         rights=rights,
         passthrough=passthrough,
+        writable=not read_only,
         mountpoint=mountpoint,
     )
     try:

@@ -17,15 +17,17 @@ from headrace.base.cancel import Cancel
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
-from headrace.fuse.namespace_ops import NamespaceOperations, owner_of
+from headrace.fuse.namespace_ops import NamespaceOperations
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Mode, PendingRead, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
 from headrace.overlay.given_mode import as_given, give_mode
+from headrace.overlay.mark_names import HIDDEN_FROM_USERS
 from headrace.overlay.merged_tree import empty
 from headrace.overlay.syscalls import fallocate
-from headrace.overlay.upper import OURS, join
+from headrace.overlay.upper import join
 
 FH_UPPER = 3
+_HIDDEN = tuple(prefix.encode() for prefix in HIDDEN_FROM_USERS)
 FALLOCATED_AT_ONCE_BYTES = 8 << 20
 """The longest range that the hot thread allocates. A longer one may be many extents, or many pages of a hole to
 drop."""
@@ -45,7 +47,7 @@ class WritableOperations(NamespaceOperations):
     def create(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         flags, mode, _, open_flags = abi.CREATE_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 56)
-        owner = owner_of(request)
+        owner = self._owner_of(request)
         if unique & abi.RESENT_BIT:
             flags &= ~os.O_EXCL  # the earlier session may have created it, and died before its reply
 
@@ -289,10 +291,10 @@ class WritableOperations(NamespaceOperations):
         name = codec.decode_name(request, 48)
         begin = 48 + len(name) + 1
         value = bytes(request[begin : begin + size])
-        if not _is_visible_xattr(name) or name.startswith(b"system."):
-            return errno.ENOTSUP
         if name.startswith(b"user.headrace."):
             return errno.EPERM
+        if not _is_visible_xattr(name) or name.startswith(b"system."):
+            return errno.ENOTSUP
         return self._change_xattr(node, lambda target: os.setxattr(target, name, value, flags))
 
     def removexattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -376,7 +378,7 @@ def _ns(seconds: int, rest: int) -> int:
 
 
 def _is_visible_xattr(name: bytes) -> bool:
-    return not name.startswith(OURS.encode())
+    return not name.startswith(_HIDDEN)
 
 
 def _sync_directory(directory: SafePath) -> Answer:

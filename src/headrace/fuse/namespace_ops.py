@@ -43,6 +43,7 @@ from headrace.fuse.upper_files import UpperFiles
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.given_mode import as_given
 from headrace.overlay.lease_check import LeaseRequiredError
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree, NeedsContentError, Owner
 from headrace.overlay.upper import Hidden, join
@@ -90,6 +91,7 @@ class NamespaceOperations(Operations):
         self._nodes = NodeTable(tree.upper, client.path_of)
         self._awaited_paths: list[bytes] = []
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
+        self._owner_of = single_owner_of if MARKS.single_owner else owner_of
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
@@ -326,7 +328,7 @@ class NamespaceOperations(Operations):
 
     def mknod(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         mode, device, _, _ = abi.MKNOD_IN.unpack_from(request, 40)
-        owner = owner_of(request)
+        owner = self._owner_of(request)
         number = codec.decode_device(device)
         return self._make(
             unique,
@@ -337,7 +339,7 @@ class NamespaceOperations(Operations):
 
     def mkdir(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         mode, _ = abi.MKDIR_IN.unpack_from(request, 40)
-        owner = owner_of(request)
+        owner = self._owner_of(request)
         return self._make(
             unique,
             node,
@@ -347,7 +349,7 @@ class NamespaceOperations(Operations):
 
     def symlink(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name, target = codec.decode_names(request)
-        owner = owner_of(request)
+        owner = self._owner_of(request)
         return self._make(unique, node, name, lambda path: self._tree.symlink(path, target, owner))
 
     def link(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -640,3 +642,12 @@ def _answer_or_errno(work: Callable[[], Answer | Deferred]) -> Answer | Deferred
 def owner_of(request: bytearray) -> Owner:
     uid, gid = abi.IN_HEADER.unpack_from(request)[4:6]
     return Owner(uid, gid)
+
+
+def single_owner_of(request: bytearray) -> Owner:
+    """Return the owner of a new file in a layer whose files all belong to this process's user. EPERM for a request of
+    another user: that user's file would have an owner who did not make it. Root may: its files are squashed."""
+    uid = abi.IN_HEADER.unpack_from(request)[4]
+    if uid not in (0, os.geteuid()):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    return Owner(os.geteuid(), os.getegid())

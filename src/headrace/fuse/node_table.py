@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.fuse.io_modes import UPPER
-from headrace.overlay.upper import LOWER_ID, Upper, join
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.upper import Upper, join
 
 _INODE_MAX = UPPER - 1
 SEARCHED_PATHS_MAX = 1 << 16
@@ -200,7 +201,7 @@ class NodeTable:
 
     def _lower_id(self, path: bytes) -> int:
         try:
-            return int(self._upper.at(path).getxattr(LOWER_ID))
+            return int(self._upper.at(path).getxattr(MARKS.lower_id))
         except (OSError, ValueError):
             return 0
 

@@ -163,7 +163,8 @@ def _write(file: int, source: PutSource, start: int, end: int) -> int:
 
 def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | None) -> None:
     """Set the attributes; those not given are taken from the old file. Changing owners needs privileges: without them
-    the owners are dropped, and with them the set-uid and set-gid bits."""
+    the owners are dropped, and with them the set-uid and set-gid bits. A process of a user keeps its own read
+    permission."""
     uid = attributes.uid if attributes.uid is not None else old.st_uid if old else -1
     gid = attributes.gid if attributes.gid is not None else old.st_gid if old else -1
     is_owner_set = True
@@ -174,7 +175,10 @@ def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | Non
             is_owner_set = False
     mode = attributes.mode if attributes.mode is not None else old.st_mode if old else None
     if mode is not None:
-        os.chmod(file, stat.S_IMODE(mode) if is_owner_set else stat.S_IMODE(mode) & 0o1777)
+        readable = (
+            0 if os.geteuid() == 0 else stat.S_IRUSR
+        )  # else this node could not read its own file again
+        os.chmod(file, (stat.S_IMODE(mode) if is_owner_set else stat.S_IMODE(mode) & 0o1777) | readable)
     if attributes.mtime_ns is not None:
         os.utime(file, ns=(attributes.mtime_ns, attributes.mtime_ns))
 

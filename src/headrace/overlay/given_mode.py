@@ -4,6 +4,10 @@ The upper layer is on a file system that honours these; the mount shows them on 
 the disk has none of them: a file keeps its bits in an attribute, and a device is a fifo with its type and number there.
 A sticky bit, which means nothing to Linux except on directories, marks files that have the attribute, so that any other
 file costs no extra call. Directories keep their bits: they grant no rights.
+
+In the layer of a user without rights, that user must be able to read and write everything. So a mode that would forbid
+it is in the attribute as well, also that of a directory, and so is a directory's sticky bit, as it now marks the
+attribute. Set-id bits of files are dropped there, and there are no devices.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import stat
 import struct
 
 from headrace.base.beneath import SafePath
+from headrace.overlay.mark_names import MARKS
 
-ATTRIBUTE = "trusted.headrace.mode"
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _RECORD = struct.Struct("<IQ")  # st_mode, st_rdev
 _FIELDS = 10
@@ -29,34 +33,54 @@ def give_mode(file: SafePath | bytes | int, mode: int) -> None:
             give_mode(pin.proc_path, mode)
         return
     mode_on_disk = os.stat(file).st_mode
+    if MARKS.single_owner:
+        _give_mode_of_user(file, mode_on_disk, mode)
+        return
     type_and_mode, number = (
         _record_of(file) if mode_on_disk & stat.S_ISVTX and not stat.S_ISDIR(mode_on_disk) else (0, 0)
     )
     is_device = stat.S_ISFIFO(mode_on_disk) and type_and_mode != 0
     if is_device or (stat.S_ISREG(mode_on_disk) and mode & _SPECIAL):
         file_type = stat.S_IFMT(type_and_mode) if is_device else stat.S_IFREG
-        os.setxattr(file, ATTRIBUTE, _RECORD.pack(file_type | mode, number))
+        os.setxattr(file, MARKS.mode, _RECORD.pack(file_type | mode, number))
         mode = mode & 0o777 | stat.S_ISVTX  # last: without it the attribute means nothing
+    os.chmod(file, mode)
+
+
+def _give_mode_of_user(file: bytes | int, mode_on_disk: int, mode: int) -> None:
+    is_folder = stat.S_ISDIR(mode_on_disk)
+    needed = 0o700 if is_folder else 0o600
+    if is_folder:
+        is_recorded, mode_instead = (
+            mode & needed != needed or mode & stat.S_ISVTX,
+            mode | needed | stat.S_ISVTX,
+        )
+    else:
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        is_recorded, mode_instead = mode & needed != needed or mode & stat.S_ISVTX, needed | stat.S_ISVTX
+    if is_recorded and (is_folder or stat.S_ISREG(mode_on_disk)):
+        os.setxattr(file, MARKS.mode, _RECORD.pack(stat.S_IFMT(mode_on_disk) | mode, 0))
+        mode = mode_instead
     os.chmod(file, mode)
 
 
 def make_device(path: SafePath, mode: int, device: int) -> None:
     """Create the fifo that stands for a device on disk; the caller then sets its owner."""
     path.mknod(stat.S_IFIFO, 0)
-    path.setxattr(ATTRIBUTE, _RECORD.pack(mode, device))
+    path.setxattr(MARKS.mode, _RECORD.pack(mode, device))
     path.chmod(mode & 0o777 | stat.S_ISVTX)
 
 
 def as_given(status: os.stat_result, file: SafePath | bytes | int) -> os.stat_result:
     """Return the status of a file with the mode that its user set. file: as in `give_mode`."""
     mode = status.st_mode
-    if not mode & stat.S_ISVTX or stat.S_ISDIR(mode):
+    if not mode & stat.S_ISVTX or (stat.S_ISDIR(mode) and not MARKS.single_owner):
         return status
     type_and_mode, number = _record_of(file)
     if not type_and_mode:
         return status
     values = list(status[:_FIELDS])
-    values[0] = stat.S_IFMT(type_and_mode) | type_and_mode & _SPECIAL | mode & 0o777
+    values[0] = type_and_mode if MARKS.single_owner else type_and_mode & ~0o777 | mode & 0o777
     named = ("st_atime_ns", "st_mtime_ns", "st_ctime_ns", "st_blksize", "st_blocks")
     return os.stat_result(values, {**{name: getattr(status, name) for name in named}, "st_rdev": number})
 
@@ -64,7 +88,7 @@ def as_given(status: os.stat_result, file: SafePath | bytes | int) -> os.stat_re
 def _record_of(file: SafePath | bytes | int) -> tuple[int, int]:
     """Return the type with the mode, and the device number; 0, 0 if the file has no such attribute."""
     try:
-        value = file.getxattr(ATTRIBUTE) if isinstance(file, SafePath) else os.getxattr(file, ATTRIBUTE)
+        value = file.getxattr(MARKS.mode) if isinstance(file, SafePath) else os.getxattr(file, MARKS.mode)
         type_and_mode, number = _RECORD.unpack(value)
     except (OSError, struct.error):
         return 0, 0

@@ -1,11 +1,11 @@
 """Share with sessions what the cluster's records say of a directory of the upper layer, so that a session need not call
 the node.
 
-There are two marks, attributes of the directory. PUBLISHED: the cluster's records say that the directory has dirty
-names. LEASED: only this node creates names there exclusively (O_EXCL, mkdir, link). The node sets and clears marks with
+There are two marks, attributes of the directory. Published: the cluster's records say that the directory has dirty
+names. Leased: only this node creates names there exclusively (O_EXCL, mkdir, link). The node sets and clears marks with
 the layer's lock held. A session reads them with the lock held, in the same step that changes the directory. A mark is
-valid as long as its generation is the one in a file beside the layer. LEASED also ends at the time in that file, which
-the node extends as long as the cluster counts it as a member.
+valid as long as its generation is the one in a file beside the layer. The lease also ends at the time in that file,
+which the node extends as long as the cluster counts it as a member.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import xxhash
 
 from headrace.base import boot_clock
 from headrace.base.beneath import SafePath
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.shared_page import shared_page
 
-PUBLISHED = "trusted.headrace.told"
-LEASED = "trusted.headrace.right"
 _STATE = struct.Struct("<QQ")
 _FOREVER_S = 1e9
 
@@ -49,14 +48,14 @@ class DirectoryFlags:
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
     def is_published(self, upper_path: SafePath, directory: bytes) -> bool:
-        """Return whether PUBLISHED is valid. upper_path: of the directory in the layer. directory: its path in the
-        namespace; a mark that was renamed with the directory is invalid."""
-        return self._has(upper_path, directory, PUBLISHED)
+        """Return whether the mark `published` is valid. upper_path: of the directory in the layer. directory: its path
+        in the namespace; a mark that was renamed with the directory is invalid."""
+        return self._has(upper_path, directory, MARKS.published)
 
     def is_leased(self, upper_path: SafePath, directory: bytes) -> bool:
-        """Return whether LEASED is valid."""
+        """Return whether the mark `leased` is valid."""
         return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(
-            upper_path, directory, LEASED
+            upper_path, directory, MARKS.leased
         )
 
     def set(self, upper_path: SafePath, directory: bytes, mark: str) -> bool:

@@ -23,11 +23,8 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.overlay.given_mode import give_mode, make_device
 from headrace.overlay.lease_check import LeaseCheck
+from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import (
-    DEMOTED,
-    LOWER_ID,
-    MOVING,
-    PATH,
     BaseVersion,
     Hidden,
     Upper,
@@ -188,7 +185,7 @@ class MergedTree:
             raise _error(errno.ENOTDIR, path)
         folder = self.upper.new()
         folder.mkdir(0o755)
-        folder.setxattr(LOWER_ID, b"%d" % entry.id)
+        folder.setxattr(MARKS.lower_id, b"%d" % entry.id)
         if not self.upper.place(folder, path):
             folder.rmdir()
         return self.upper.at(path).lstat()
@@ -199,6 +196,8 @@ class MergedTree:
         entry = self.below(path)
         if self.look(path) is not None or entry is None:
             return  # another thread copied it, or it was removed: the caller looks again
+        if MARKS.single_owner and _is_of_others(entry):
+            raise _error(errno.EPERM, path)
         if entry.kind is Kind.DIRECTORY:
             with self.lock:
                 self.ensure_directory(path)
@@ -212,7 +211,7 @@ class MergedTree:
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             apply_attributes(fd, entry.attributes)
             set_base(copy, BaseVersion(path, entry.version))
-            os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
+            os.setxattr(fd, MARKS.lower_id, b"%d" % entry.id)
             with self.lock:
                 self.ensure_directory(split(path)[0])
                 if self.below(path) == entry and self.upper.look(path) is None:
@@ -299,7 +298,7 @@ class MergedTree:
         """Create a file and return its descriptor. None when another thread created the name first."""
         upper_path = self.upper.at(path)
         try:
-            fd = upper_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
+            fd = upper_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777 | MARKS.owner_bits)
         except FileExistsError:
             return self._create_over_whiteout(path, mode, owner, parent)
         self._set_owner(fd, mode, owner, parent)
@@ -309,7 +308,7 @@ class MergedTree:
         self, path: bytes, mode: int, owner: Owner, parent: os.stat_result
     ) -> int | None:
         new_path = self.upper.new()
-        fd = new_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
+        fd = new_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777 | MARKS.owner_bits)
         self._set_owner(fd, mode, owner, parent)
         if self._place(new_path, path):
             return fd
@@ -340,18 +339,19 @@ class MergedTree:
     def _set_owner(self, file: int | SafePath, mode: int, owner: Owner, parent: os.stat_result) -> None:
         """Give a new file the caller's owner and mode, by the rules of a set-group-id directory. The kernel has
         applied the umask. A file that was opened with its mode has it already, if this process has no umask."""
-        gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
-        if (owner.uid, gid) != (os.geteuid(), os.getegid()):
-            os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
-        elif isinstance(file, int) and self._exact_modes and not mode & 0o7000:
-            return
+        if not MARKS.single_owner:
+            gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
+            if (owner.uid, gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
+            elif isinstance(file, int) and self._exact_modes and not mode & 0o7000:
+                return
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
             return
         permissions = mode & 0o7777
         if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
             permissions |= stat.S_ISGID
-        if permissions & 0o7000 or kind in (stat.S_IFCHR, stat.S_IFBLK):
+        if permissions & 0o7000 or MARKS.single_owner or kind in (stat.S_IFCHR, stat.S_IFBLK):
             give_mode(file, permissions)
         elif isinstance(file, int):
             os.fchmod(file, permissions)
@@ -415,11 +415,8 @@ class MergedTree:
         if not is_removed(upper_path):
             return False
         for name in upper_path.listxattr():
-            if name.startswith("user.") or name in (
-                LOWER_ID,
-                DEMOTED,
-                PATH,
-            ):  # the new directory is not the origin's
+            is_users = name.startswith("user.") and not name.startswith(HIDDEN_FROM_USERS)
+            if is_users or name in (MARKS.lower_id, MARKS.demoted, MARKS.path):  # of the origin's directory
                 upper_path.removexattr(name)
         upper_path.chown(os.geteuid(), os.getegid())  # it still has the owner of the removed directory
         self._set_owner(upper_path, stat.S_IFDIR | mode, owner, parent)
@@ -432,9 +429,11 @@ class MergedTree:
         if stat.S_ISCHR(mode) and device == 0:
             raise _error(errno.EPERM, path)  # that would be a whiteout
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            if MARKS.single_owner:
+                raise _error(errno.EPERM, path)
             self._make(path, mode, owner, lambda node: make_device(node, mode, device))
         else:
-            self._make(path, mode, owner, lambda node: node.mknod(mode & ~0o7000, 0))
+            self._make(path, mode, owner, lambda node: node.mknod(mode & ~0o7000 | MARKS.owner_bits, 0))
 
     def symlink(self, path: bytes, target: bytes, owner: Owner) -> None:
         self._make(path, stat.S_IFLNK | 0o777, owner, lambda link: link.symlink(target))
@@ -621,7 +620,7 @@ class MergedTree:
             source_path.rename(target_path)
             return
         # Until `move_in` the directory is in `work`. After a crash, the cleaning of `work` ends the move by this mark.
-        source_path.setxattr(MOVING, target)
+        source_path.setxattr(MARKS.moving, target)
         failpoint.hit("tree.moving")
         moving = whiteout or self.upper.new()
         source_path.rename(moving, EXCHANGE if whiteout is not None else 0)
@@ -668,6 +667,12 @@ class MergedTree:
 
     def _hides_any(self, path: bytes) -> bool:
         return any(not visible for _, visible in self.names(path))
+
+
+def _is_of_others(entry: Entry) -> bool:
+    """Return whether the origin names another owner than this process's user, who would own the copy."""
+    named = entry.attributes
+    return named is not None and named.uid not in (None, os.geteuid())
 
 
 def empty(fd: int) -> None:

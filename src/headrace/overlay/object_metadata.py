@@ -16,8 +16,7 @@ import msgspec
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import ObjectMetadata
-
-ATTRIBUTE = "trusted.headrace.extras"
+from headrace.overlay.mark_names import MARKS
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -34,11 +33,11 @@ def note_extras(fd: int, extras: ObjectMetadata) -> None:
     """Store the attributes of a complete file. OSError if its file system can't store so many in an attribute."""
     if extras.is_empty:
         with contextlib.suppress(OSError):
-            os.removexattr(fd, ATTRIBUTE)
+            os.removexattr(fd, MARKS.extras)
         return
     status = os.fstat(fd)
     record = _Record(status.st_size, status.st_mtime_ns, extras.metadata, extras.headers, extras.tags or {})
-    os.setxattr(fd, ATTRIBUTE, msgspec.msgpack.encode(record))
+    os.setxattr(fd, MARKS.extras, msgspec.msgpack.encode(record))
 
 
 def store_origin_extras(file: bytes | int, size_bytes: int, extras: ObjectMetadata) -> None:
@@ -46,7 +45,7 @@ def store_origin_extras(file: bytes | int, size_bytes: int, extras: ObjectMetada
     is stored too. If the file system can't store them, readers request them from the origin."""
     record = _Record(size_bytes, None, extras.metadata, extras.headers, extras.tags)
     with contextlib.suppress(OSError):
-        os.setxattr(file, ATTRIBUTE, msgspec.msgpack.encode(record))
+        os.setxattr(file, MARKS.extras, msgspec.msgpack.encode(record))
 
 
 def drop_origin_extras(path: bytes) -> None:
@@ -54,7 +53,7 @@ def drop_origin_extras(path: bytes) -> None:
     record = _record_of(path)
     if record is not None and record.mtime_ns is None:
         with contextlib.suppress(OSError):
-            os.removexattr(path, ATTRIBUTE)
+            os.removexattr(path, MARKS.extras)
 
 
 def extras_of(file: SafePath | bytes | int, status: os.stat_result) -> ObjectMetadata | None:
@@ -72,7 +71,7 @@ def extras_of(file: SafePath | bytes | int, status: os.stat_result) -> ObjectMet
 
 def _record_of(file: SafePath | bytes | int) -> _Record | None:
     try:
-        value = file.getxattr(ATTRIBUTE) if isinstance(file, SafePath) else os.getxattr(file, ATTRIBUTE)
+        value = file.getxattr(MARKS.extras) if isinstance(file, SafePath) else os.getxattr(file, MARKS.extras)
         return decode_msgpack(value, _Record)
     except (OSError, msgspec.MsgspecError):
         return None
@@ -81,6 +80,6 @@ def _record_of(file: SafePath | bytes | int) -> _Record | None:
 def raw_extras(fd: int) -> bytes:
     """Return the stored value, for a copy of the file; b"" for none."""
     try:
-        return os.getxattr(fd, ATTRIBUTE)
+        return os.getxattr(fd, MARKS.extras)
     except OSError:
         return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from enum import IntEnum
@@ -12,6 +13,7 @@ import xxhash
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
+from headrace.overlay.given_mode import as_given
 from headrace.overlay.object_metadata import raw_extras
 from headrace.overlay.syscalls import seen_at_rest
 from headrace.overlay.upper import is_removed, is_whiteout
@@ -86,6 +88,8 @@ def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapsho
     old and new bytes, with the old ctime. OSError."""
     status = upper_path.lstat()
     shape = entry_type_of(upper_path, status)
+    if stat.S_ISDIR(status.st_mode):
+        status = as_given(status, upper_path)
     content, sums, extras = b"", [], b""
     if shape is EntryType.LINK:
         content = upper_path.readlink()
@@ -93,6 +97,8 @@ def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapsho
         fd = upper_path.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             status = seen_at_rest(fd)
+            if is_whiteout(status):
+                raise FileNotFoundError(errno.ENOENT, "removed just now", repr(upper_path))
             if status.st_size <= SMALL_BYTES_MAX:
                 content = os.pread(fd, SMALL_BYTES_MAX, 0)
             else:

@@ -4,8 +4,10 @@ Paths of the namespace (b"/a/b") are below `tree`, with the attributes, links an
 file system stores. The origin is the lower layer; a name of the upper layer hides the same name of the lower one. Some
 entries stand for names that do not exist, or are outside the tree, and users never see them:
 
-* a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed;
-* a directory marked REMOVED: it was removed, with all names that its whiteouts hide; created again, it loses the mark;
+* a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed. In the layer of a
+  user without rights it is a file (`mark_names.py`);
+* a directory with the mark `removed`: it was removed, with all names that its whiteouts hide; created again, it loses
+  the mark;
 * `work`, beside the tree, has entries that are being created or moved; after a crash `clear_work` moves them to their
   place or deletes them;
 * `gone`, beside the tree, has removed directories whose place a file took: the node still removes them at the origin.
@@ -17,6 +19,7 @@ in the directory. Every call may raise OSError.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -29,26 +32,17 @@ import msgspec
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, LinklessMount, Root, SafePath
 from headrace.base.decoding import decode_msgpack
+from headrace.base.errors import UsageError
 from headrace.base.model import Attributes, Version
-from headrace.base.private_folder import make_private
+from headrace.base.private_folder import make_private, private
 from headrace.overlay import workdir
 from headrace.overlay.given_mode import as_given, give_mode
 from headrace.overlay.lock import LayerLock
+from headrace.overlay.mark_names import MARKS, WHITEOUT_MODE
+from headrace.overlay.syscalls import sync_folder
 
-REMOVED = "trusted.headrace.removed"
-LOWER_ID = "trusted.headrace.id"
-"""The id of the origin's entry that was copied up. A directory keeps that id. A file keeps showing it as its inode
-number, as programs that change a file in place compare it (vim)."""
-BASE = "trusted.headrace.base"
-"""The version of the origin's file that this one replaces, and its path: the precondition of the upload."""
-DEMOTED = "trusted.headrace.left"
-"""On a directory: the node demoted files of it to the cache. A directory without entries exists only because the origin
-has it, and is removed when the origin has it no more."""
-PATH = "trusted.headrace.path"
-"""On a directory in `gone`, or in `work` on its way there: its former path."""
-MOVING = "trusted.headrace.moving"
-"""On a directory: the path that it moves to. The mark is valid only while the directory is in `work`."""
-OURS = "trusted.headrace."
+_SINGLE_OWNER = "single-owner"
+"""A file beside the tree of a layer whose marks and modes are those of a user without rights."""
 BASES_MAX = 8
 
 log = logging.getLogger(__name__)
@@ -73,6 +67,7 @@ class Upper:
     """The upper layer in a directory of this cache. `make` creates the directory."""
 
     def __init__(self, folder: str) -> None:
+        MARKS.settle()
         self._mount = LinklessMount(os.fsencode(folder))
         self.tree = Root(self._mount.path + b"/tree", self._mount)
         self.work = Root(self._mount.path + b"/work", self._mount)
@@ -83,11 +78,29 @@ class Upper:
         self.marks_path = f"{folder}/marks"
 
     def make(self) -> None:
-        """Create the directories. The node calls it when it starts."""
+        """Create the directories. The node calls it when it starts. UsageError if the layer's marks are of the other
+        kind."""
         make_private(os.fsdecode(self._mount.path))
         self.tree.make(0o755)
+        self._check_kind()
         self.work.make(0o700)
         self.gone.make(0o700)
+
+    def _check_kind(self) -> None:
+        """Refuse a layer whose marks this process can't read, and record the kind of a new one."""
+        folder = os.fsdecode(self._mount.path)
+        record = f"{folder}/{_SINGLE_OWNER}"
+        is_users = os.path.lexists(record)
+        if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
+            os.close(private(record, os.O_WRONLY | os.O_CREAT))
+            sync_folder(folder)  # a layer that lost its record would be refused
+        elif is_users != MARKS.single_owner:
+            writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")
+            raise UsageError(
+                f"folder {folder}",
+                why=f"{writer} wrote its files, and {reader} can't read their marks",
+                hint="start the node as before, persist the files, then remove this folder",
+            )
 
     def close(self) -> None:
         """Close all descriptors. The object can be used again."""
@@ -113,11 +126,11 @@ class Upper:
             entry = self.work.at(b"/" + name)
             if not workdir.is_orphaned(name):
                 continue
-            target = _mark(entry, MOVING)
+            target = _mark(entry, MARKS.moving)
             if target is not None:
                 if self._finish_move(entry, target):
                     moved.append(target)
-            elif _mark(entry, PATH) is not None:
+            elif _mark(entry, MARKS.path) is not None:
                 entry.rename(self._name_in_gone())
             else:
                 entry.throw_away()
@@ -125,20 +138,27 @@ class Upper:
 
     def move_in(self, directory: SafePath, target: bytes) -> None:
         """Move a directory of `work` to its place by one rename, over an entry that hides the name or a directory
-        without visible names. FileExistsError for anything else. The caller holds the lock."""
+        without visible names. FileExistsError for anything else. A file is moved only after a crash; it replaces any
+        other file. The caller holds the lock."""
         upper_path = self.at(target)
         try:
             directory.rename(upper_path, NOREPLACE)
         except FileExistsError:
-            existing = self.look(target)
-            if isinstance(existing, os.stat_result) and (
-                not stat.S_ISDIR(existing.st_mode) or any(self.names(target).values())
-            ):
-                raise
-            _unmark(upper_path)  # else clear_work would treat it as one that is being moved
-            directory.rename(upper_path, EXCHANGE)
-            directory.throw_away()
+            if directory.is_folder():
+                self._move_over(directory, target)
+            else:
+                directory.rename(upper_path)
         _unmark(upper_path)
+
+    def _move_over(self, directory: SafePath, target: bytes) -> None:
+        existing, upper_path = self.look(target), self.at(target)
+        if isinstance(existing, os.stat_result) and (
+            not stat.S_ISDIR(existing.st_mode) or any(self.names(target).values())
+        ):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(target))
+        _unmark(upper_path)  # else clear_work would treat it as one that is being moved
+        directory.rename(upper_path, EXCHANGE)
+        directory.throw_away()
 
     def _finish_move(self, directory: SafePath, target: bytes) -> bool:
         try:
@@ -217,7 +237,7 @@ class Upper:
         container = self.new()  # a file, or a whiteout, took the place of a directory above
         container.mkdir(0o700)
         chain.rename(container / missing[0])
-        container.setxattr(PATH, parent)
+        container.setxattr(MARKS.path, parent)
         container.rename(self._name_in_gone())
         return parent
 
@@ -248,26 +268,26 @@ class Upper:
 
     def mark_removed(self, directory: bytes) -> None:
         """Mark a directory as removed. Its parent gets a new mtime, as if the name were removed from it."""
-        self.at(directory).setxattr(REMOVED, b"")
+        self.at(directory).setxattr(MARKS.removed, b"")
         self.at(split(directory)[0]).utime()
 
     def unmark_removed(self, directory: bytes) -> None:
         """Clear the mark. The parent gets a new mtime."""
-        self.at(directory).removexattr(REMOVED)
+        self.at(directory).removexattr(MARKS.removed)
         self.at(split(directory)[0]).utime()
 
     def mark_demoted(self, directory: bytes) -> None:
-        self.at(directory).setxattr(DEMOTED, b"")
+        self.at(directory).setxattr(MARKS.demoted, b"")
 
     def unmark_demoted(self, directory: bytes) -> None:
         """Clear DEMOTED after a removal: from now on the directory may be empty because a user here removed its
         files."""
         with contextlib.suppress(OSError):
-            self.at(directory).removexattr(DEMOTED)
+            self.at(directory).removexattr(MARKS.demoted)
 
     def has_demoted_files(self, directory: bytes) -> bool:
         try:
-            self.at(directory).getxattr(DEMOTED)
+            self.at(directory).getxattr(MARKS.demoted)
         except OSError:
             return False
         return True
@@ -276,7 +296,7 @@ class Upper:
         """Move a removed directory to `gone` to make space for a file; the node finds it there. Until the file comes, a
         whiteout hides what the directory hid."""
         upper_path, base = self.at(path), self.base_of(path)
-        upper_path.setxattr(PATH, path)
+        upper_path.setxattr(MARKS.path, path)
         whiteout = self._whiteout(BaseVersion(path, base) if base is not None else None)
         whiteout.rename(upper_path, EXCHANGE)
         failpoint.hit("tree.away")
@@ -288,7 +308,7 @@ class Upper:
         for name in self.gone.at(b"/").names():
             directory = self.gone.at(b"/" + name)
             try:
-                directories.append((directory, directory.getxattr(PATH)))
+                directories.append((directory, directory.getxattr(MARKS.path)))
             except OSError:
                 continue
         return directories
@@ -304,9 +324,26 @@ class Upper:
         """Rename source to target atomically and leave a whiteout at the source. base: the version that the whiteout
         hides."""
         self.unmark_demoted(split(source)[0])
+        if MARKS.single_owner:
+            self._move_by_work(source, target, base)
+            return
         self.at(source).rename(self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), BaseVersion(source, base))
+
+    def _move_by_work(self, source: bytes, target: bytes, base: Version | None) -> None:
+        """Rename a file in two steps, as the kernel leaves no whiteout of a user's kind. After a crash, the cleaning of
+        `work` takes the second step."""
+        moving = self._whiteout(BaseVersion(source, base) if base is not None else None)
+        try:
+            self.at(source).setxattr(MARKS.moving, target)
+            moving.rename(self.at(source), EXCHANGE)
+        except OSError:
+            moving.unlink()
+            raise
+        failpoint.hit("tree.moved")
+        moving.rename(self.at(target))
+        _unmark(self.at(target))
 
     def exchange(self, source: bytes, target: bytes) -> None:
         """Exchange two visible entries atomically; each keeps the record of what it replaces at the origin."""
@@ -348,18 +385,18 @@ def base_version(file: SafePath | int, path: bytes) -> Version | None:
 def set_base(file: SafePath, base: BaseVersion) -> None:
     kept = [previous for previous in _bases(file) if previous.path != base.path]
     value = msgspec.msgpack.encode([*kept[-BASES_MAX:], base])
-    file.setxattr(BASE, value)
+    file.setxattr(MARKS.base, value)
 
 
 def drop_base(file: SafePath, path: bytes) -> None:
     """Record that the file replaces nothing at this path."""
     kept = [base for base in _bases(file) if base.path != path]
-    file.setxattr(BASE, msgspec.msgpack.encode(kept))
+    file.setxattr(MARKS.base, msgspec.msgpack.encode(kept))
 
 
 def _bases(file: SafePath | int) -> list[BaseVersion]:
     try:
-        value = os.getxattr(file, BASE) if isinstance(file, int) else file.getxattr(BASE)
+        value = os.getxattr(file, MARKS.base) if isinstance(file, int) else file.getxattr(MARKS.base)
         return decode_msgpack(value, list[BaseVersion])
     except (OSError, msgspec.MsgspecError):
         return []
@@ -379,17 +416,24 @@ def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> Non
 
 
 def is_whiteout(status: os.stat_result) -> bool:
+    if status.st_mode == WHITEOUT_MODE and MARKS.single_owner:
+        return True
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 def make_whiteout(path: SafePath) -> None:
-    path.mknod(stat.S_IFCHR, os.makedev(0, 0))
+    """Create a whiteout, in `work` or in a directory that is there."""
+    if MARKS.single_owner:
+        path.mknod(stat.S_IFREG | 0o600, 0)
+        path.chmod(stat.S_IMODE(WHITEOUT_MODE))
+    else:
+        path.mknod(stat.S_IFCHR, os.makedev(0, 0))
 
 
 def make_removed(path: SafePath) -> None:
     """Create a directory that hides the origin's."""
     path.mkdir(0o755)
-    path.setxattr(REMOVED, b"")
+    path.setxattr(MARKS.removed, b"")
 
 
 def is_removed(path: SafePath) -> bool:
@@ -398,7 +442,7 @@ def is_removed(path: SafePath) -> bool:
     fd = -1
     try:
         fd = path.open(os.O_RDONLY | os.O_DIRECTORY)
-        os.getxattr(fd, REMOVED)
+        os.getxattr(fd, MARKS.removed)
     except OSError:
         return False
     finally:
@@ -419,7 +463,7 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 
 def _unmark(path: SafePath) -> None:
     """Remove the marks of a move that is complete."""
-    for mark in (MOVING, PATH):
+    for mark in (MARKS.moving, MARKS.path):
         with contextlib.suppress(OSError):
             path.removexattr(mark)
 
@@ -434,7 +478,9 @@ def _mark(path: SafePath, mark: str) -> bytes | None:
 def _hides(entry: os.DirEntry[bytes]) -> bool:
     if entry.is_dir(follow_symlinks=False):
         return _has_removed_mark(entry.path)
-    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+    if entry.is_file(follow_symlinks=False) and not MARKS.single_owner:
+        return False
+    if entry.is_symlink():
         return False
     return is_whiteout(entry.stat(follow_symlinks=False))
 
@@ -442,7 +488,7 @@ def _hides(entry: os.DirEntry[bytes]) -> bool:
 def _has_removed_mark(path: bytes) -> bool:
     """Return whether an entry of an open directory has the mark."""
     try:
-        os.getxattr(path, REMOVED, follow_symlinks=False)
+        os.getxattr(path, MARKS.removed, follow_symlinks=False)
     except OSError:
         return False
     return True

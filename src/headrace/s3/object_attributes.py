@@ -18,16 +18,14 @@ import msgspec
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_json
 from headrace.base.model import Entry
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_tree import FileStat
 from headrace.s3.checksums import Checksum
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
-ATTRIBUTE = "trusted.headrace.s3"
 PART_RUNS_MAX = 64
 """The most runs of equal parts to record in an attribute, some 4 KiB on ext4. Mostly all parts but the last are
 equal."""
-MARKER = "trusted.headrace.folder"
-"""Marks a directory that was put as an object, `key/`: it stays when it is empty."""
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -100,7 +98,7 @@ def write_record(
     kept = parts if len(parts) <= PART_RUNS_MAX else ()
     record = Record(etag, file_stat.st_size, file_stat.st_mtime_ns, mtime_text, checksum, kept)
     with contextlib.suppress(OSError):  # a file system without attributes has ETags of size and time only
-        os.setxattr(fd, ATTRIBUTE, msgspec.json.encode(record))
+        os.setxattr(fd, MARKS.s3, msgspec.json.encode(record))
     return file_stat
 
 
@@ -118,17 +116,17 @@ def parse_mtime(text: str) -> int:
 
 def mark_directory(directory: SafePath) -> None:
     with contextlib.suppress(OSError):
-        directory.setxattr(MARKER, b"")
+        directory.setxattr(MARKS.s3_folder, b"")
 
 
 def unmark_directory(directory: SafePath) -> None:
     with contextlib.suppress(OSError):
-        directory.removexattr(MARKER)
+        directory.removexattr(MARKS.s3_folder)
 
 
 def is_marked(directory: SafePath) -> bool:
     try:
-        directory.getxattr(MARKER)
+        directory.getxattr(MARKS.s3_folder)
     except OSError:
         return False
     return True
@@ -140,7 +138,7 @@ def is_file(file_stat: FileStat) -> bool:
 
 def _record_of(target: SafePath | bytes | int) -> Record | None:
     try:
-        value = target.getxattr(ATTRIBUTE) if isinstance(target, SafePath) else os.getxattr(target, ATTRIBUTE)
+        value = target.getxattr(MARKS.s3) if isinstance(target, SafePath) else os.getxattr(target, MARKS.s3)
         return decode_json(value, Record)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -12,6 +12,7 @@ from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotF
 from headrace.base.model import Entry
 from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
+from headrace.overlay.mark_names import HIDDEN_FROM_USERS
 from headrace.overlay.merged_tree import FileStat
 from headrace.overlay.upper import join
 from headrace.vfs.file_stat import is_directory
@@ -146,7 +147,8 @@ class StatusOperations:
             return {}
         with translating_os_errors(call.path), self.vfs.tree.upper.at(path).pinned() as pin:
             names = [name for name in os.listxattr(pin.proc_path) if name.startswith("user.")]
-            return {name: os.getxattr(pin.proc_path, name) for name in names}
+            shown = [name for name in names if not name.startswith(HIDDEN_FROM_USERS)]
+            return {name: os.getxattr(pin.proc_path, name) for name in shown}
 
     # ------------------------------------------------------------ sums
 

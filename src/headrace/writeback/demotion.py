@@ -22,6 +22,7 @@ from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.mark_names import HIDDEN_FROM_USERS
 from headrace.overlay.upper import Upper, split
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
@@ -245,7 +246,9 @@ def _undress(fd: int) -> None:
 
 
 def _has_attributes(fd: int) -> bool:
-    return any(name.startswith("user.") for name in os.listxattr(fd))
+    return any(
+        name.startswith("user.") and not name.startswith(HIDDEN_FROM_USERS) for name in os.listxattr(fd)
+    )
 
 
 def _in_use(fd: int) -> bool:

@@ -28,8 +28,8 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Kind, Version
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import (
-    BASE,
     Hidden,
     base_version,
     is_removed,
@@ -249,7 +249,7 @@ class RemovalPropagator:
             if is_whiteout(status):
                 safe_path.unlink()
             elif not stat.S_ISREG(status.st_mode) and base_version(safe_path, path) is not None:
-                safe_path.removexattr(BASE)
+                safe_path.removexattr(MARKS.base)
 
     # ------------------------------------------------------------ directories
 

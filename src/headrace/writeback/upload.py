@@ -36,7 +36,7 @@ from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
-from headrace.overlay.upper import Upper, base_version
+from headrace.overlay.upper import Upper, base_version, is_whiteout
 from headrace.writeback.action import attributes_of, size_of
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
@@ -314,7 +314,8 @@ def _open_file(safe_path: SafePath) -> int | None:
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and not is_whiteout(found):
         return fd
     os.close(fd)
     return None

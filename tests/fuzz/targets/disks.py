@@ -16,6 +16,7 @@ from headrace.base.errors import CorruptIndexError
 from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
 from headrace.fuse import abi, codec, handover_state
 from headrace.overlay import object_metadata, upper
+from headrace.overlay.mark_names import MARKS
 from headrace.s3 import object_attributes, uploads
 from headrace.store import index_checkpoint, schema
 from headrace.store.block_map import BlockMap, map_bytes
@@ -74,7 +75,7 @@ def _block_map(data: bytes) -> None:
 
 def _attributes(data: bytes) -> None:
     """Extended attributes of files of the layer: of one that a user, or an earlier release, wrote."""
-    for name in (object_metadata.ATTRIBUTE, upper.BASE, object_attributes.ATTRIBUTE):
+    for name in (MARKS.extras, MARKS.base, MARKS.s3):
         with contextlib.suppress(OSError):  # longer than the file system keeps
             os.setxattr(_FILE, name, data)
     stat = os.stat(_FILE)

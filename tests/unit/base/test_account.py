@@ -53,10 +53,11 @@ def test_a_user_by_number_has_the_group_that_is_given() -> None:
     assert account_of("64991:64992") == Account("64991", 64991, 64992, (64992,), "/")
 
 
-def test_nothing_is_written_where_a_user_is_set() -> None:
+def test_no_replicas_are_kept_where_a_user_is_set() -> None:
     cache = [CacheVolume(folder="/nowhere", capacity_bytes=1 << 30)]
-    Config(cache=cache, run_folder="/run/x", user="64991:64991")
-    for write in ("back", "off,/w=local"):
+    for write in ("back", "off,/w=local", "through"):
+        Config(cache=cache, run_folder="/run/x", user="64991:64991", write=write)
+    for write in ("back:2", "off,/w=back:2"):
         with pytest.raises(UsageError, match="only root can keep"):
             Config(cache=cache, run_folder="/run/x", user="64991:64991", write=write)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import Version
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import (
     HIDDEN,
-    MOVING,
     BaseVersion,
     Upper,
     base_version,
@@ -167,7 +167,8 @@ print('free', flush=True)
 
 LEAVES = """
 import os, sys
-from headrace.overlay.upper import MOVING, Upper
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.upper import Upper
 upper = Upper(sys.argv[1])
 new = lambda: upper.work.path + upper.new().path
 open(new(), "wb").close()
@@ -179,10 +180,10 @@ os.makedirs(new() + b"/of/a/folder")
 os.mknod(new(), 0o020000, 0)
 moving = new()
 os.makedirs(moving + b"/deep")
-os.setxattr(moving, MOVING, b"/target")
+os.setxattr(moving, MARKS.moving, b"/target")
 lost = new()
 os.mkdir(lost)
-os.setxattr(lost, MOVING, b"/no/such/parent")
+os.setxattr(lost, MARKS.moving, b"/no/such/parent")
 print(os.path.basename(lost).decode())
 """
 
@@ -216,13 +217,13 @@ def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
         upper.hide(b"/target", None)
     elif there != "nothing":
         os.mkdir(at)
-        os.setxattr(at, MOVING, b"/elsewhere")  # of how it came there
+        os.setxattr(at, MARKS.moving, b"/elsewhere")  # of how it came there
         upper.hide(b"/target/hidden", None)
         if there == "removed":
             upper.mark_removed(b"/target")
     moving = upper.new()
     os.makedirs(plain(moving) + b"/within")
-    moving.setxattr(MOVING, b"/target")
+    moving.setxattr(MARKS.moving, b"/target")
     upper.move_in(moving, b"/target")
     assert os.listdir(at) == [b"within"]
     assert os.listxattr(at) == []

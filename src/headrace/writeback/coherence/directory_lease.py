@@ -23,7 +23,8 @@ from urllib.parse import quote, unquote_to_bytes
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
 from headrace.cluster.records import LeasedRecords
-from headrace.overlay.lease_marks import LEASED, DirectoryFlags
+from headrace.overlay.lease_marks import DirectoryFlags
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView
@@ -103,7 +104,7 @@ class DirectoryLeases(WriteObserver):
                 self._held[folder] = time.monotonic()
             self._move_on()
             with self._upper.lock:
-                self.marks.set(self._upper.at(folder), folder, LEASED)
+                self.marks.set(self._upper.at(folder), folder, MARKS.leased)
 
     async def give_up(self, folder: bytes) -> None:
         """Release the lease of a directory. On return another node may take it, and knows all names that were created
@@ -116,7 +117,7 @@ class DirectoryLeases(WriteObserver):
                 return
             await asyncio.sleep(since_s + HOLD_S - time.monotonic())
             with self._upper.lock:
-                self.marks.clear(self._upper.at(folder), LEASED)
+                self.marks.clear(self._upper.at(folder), MARKS.leased)
             await self._tell(folder)
             del self._held[folder]
             await self._records.delete(_key(folder))
@@ -167,7 +168,7 @@ class DirectoryLeases(WriteObserver):
                     log.error("the right to a folder was taken from this node path=%s", os.fsdecode(folder))
                     del self._held[folder]
                     with self._upper.lock:
-                        self.marks.clear(self._upper.at(folder), LEASED)
+                        self.marks.clear(self._upper.at(folder), MARKS.leased)
                     self._records.disown(_key(folder))
                 self._doubted.discard(folder)
 
@@ -195,7 +196,7 @@ class DirectoryLeases(WriteObserver):
         held, self._held = self._held, {}
         with self._upper.lock:
             for folder in held:
-                self.marks.clear(self._upper.at(folder), LEASED)
+                self.marks.clear(self._upper.at(folder), MARKS.leased)
         for folder in held:
             if await self._records.get(_key(folder)) == self._me.encode():
                 await self._records.delete(_key(folder))

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteMode
-from headrace.overlay.lease_marks import PUBLISHED, DirectoryFlags
+from headrace.overlay.lease_marks import DirectoryFlags
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.overlay.upper import Upper, join, split
 from headrace.writeback.coherence.publisher import DirtyNamesPublisher
@@ -57,12 +58,12 @@ class PublishedFlags:
     def set(self, folders: Iterable[bytes]) -> None:
         with self._upper.lock:
             for folder in folders:
-                self._flags.set(self._upper.at(folder), folder, PUBLISHED)
+                self._flags.set(self._upper.at(folder), folder, MARKS.published)
 
     def clear(self, folder: bytes) -> None:
         """Have sessions ask again."""
         with self._upper.lock:
-            self._flags.clear(self._upper.at(folder), PUBLISHED)
+            self._flags.clear(self._upper.at(folder), MARKS.published)
 
 
 class PendingNamesObserver(WriteObserver):

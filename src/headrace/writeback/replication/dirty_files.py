@@ -6,6 +6,7 @@ A read returns the state that was requested, or fails: a later write makes anoth
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import stat
@@ -129,7 +130,11 @@ class DirtyFiles:
 def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
     """Open a file that is at rest. It closes itself if its reader was cancelled."""
     file = io.FileIO(safe_path.open(os.O_RDONLY | os.O_NONBLOCK))
-    return file, seen_at_rest(file.fileno())
+    status = seen_at_rest(file.fileno())
+    if is_whiteout(status):
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "removed just now", repr(safe_path))
+    return file, status
 
 
 def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:

@@ -23,12 +23,11 @@ from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.given_mode import give_mode
-from headrace.overlay.object_metadata import ATTRIBUTE as EXTRAS
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.syscalls import write_back
-from headrace.overlay.upper import BASE, REMOVED, BaseVersion, Upper, set_base
+from headrace.overlay.upper import BaseVersion, Upper, set_base
 
-COPY_OF = "trusted.headrace.copy"
 """The writer's file that this one replicates: inode number, ctime in ns and size there."""
 RANGE_BYTES = 8 << 20
 COPY_BYTES = 64 << 20
@@ -194,9 +193,9 @@ class ReplicaLayer:
         if snapshot.shape == EntryType.FILE:
             give_mode(new, snapshot.mode)
             source = msgspec.msgpack.encode((snapshot.inode, snapshot.ctime_ns, snapshot.size_bytes))
-            new.setxattr(COPY_OF, source)
+            new.setxattr(MARKS.copy, source)
             if snapshot.extras:
-                new.setxattr(EXTRAS, snapshot.extras)
+                new.setxattr(MARKS.extras, snapshot.extras)
         new.utime((snapshot.mtime_ns, snapshot.mtime_ns))
         if self._is_durable and snapshot.shape == EntryType.FILE:
             _write_back(new)
@@ -226,9 +225,9 @@ class ReplicaLayer:
         path = self.upper.at(snapshot.path)
         _make_folder(path)
         path.chown(snapshot.uid, snapshot.gid)
-        path.chmod(snapshot.mode)
-        _mark(path, REMOVED, b"" if snapshot.shape == EntryType.REMOVED else None)
-        _mark(path, BASE, None)
+        give_mode(path, snapshot.mode)
+        _mark(path, MARKS.removed, b"" if snapshot.shape == EntryType.REMOVED else None)
+        _mark(path, MARKS.base, None)
         if snapshot.replaces is not None:
             set_base(path, BaseVersion(snapshot.path, snapshot.replaces))
 
@@ -247,7 +246,7 @@ class ReplicaLayer:
 def copy_of(file: SafePath | int) -> tuple[int, ...]:
     """Return inode number, ctime in ns and size of the writer's file; () if the file is no replica."""
     try:
-        value = os.getxattr(file, COPY_OF) if isinstance(file, int) else file.getxattr(COPY_OF)
+        value = os.getxattr(file, MARKS.copy) if isinstance(file, int) else file.getxattr(MARKS.copy)
         return decode_msgpack(value, tuple[int, ...])
     except (OSError, msgspec.MsgspecError):
         return ()

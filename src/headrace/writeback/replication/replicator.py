@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -25,6 +26,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, St
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tasks import all_of
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
+from headrace.overlay.upper import is_whiteout
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
@@ -78,6 +80,9 @@ class ReplicaOffers:
         """Offer a file to holders while the context lasts. OSError, also for what is no file."""
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(fd)
+        if is_whiteout(status):
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "removed just now", repr(safe_path))
         inode = status.st_ino
         known, users = self._open.get(inode, (fd, 0))
         self._open[inode] = known, users + 1
