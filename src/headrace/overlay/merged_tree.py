@@ -29,6 +29,7 @@ from headrace.overlay.upper import (
     Hidden,
     Upper,
     apply_attributes,
+    is_of_others,
     is_removed,
     is_whiteout,
     join,
@@ -196,7 +197,7 @@ class MergedTree:
         entry = self.below(path)
         if self.look(path) is not None or entry is None:
             return  # another thread copied it, or it was removed: the caller looks again
-        if MARKS.single_owner and _is_of_others(entry):
+        if MARKS.single_owner and is_of_others(entry.attributes):
             raise _error(errno.EPERM, path)
         if entry.kind is Kind.DIRECTORY:
             with self.lock:
@@ -667,12 +668,6 @@ class MergedTree:
 
     def _hides_any(self, path: bytes) -> bool:
         return any(not visible for _, visible in self.names(path))
-
-
-def _is_of_others(entry: Entry) -> bool:
-    """Return whether the origin names another owner than this process's user, who would own the copy."""
-    named = entry.attributes
-    return named is not None and named.uid not in (None, os.geteuid())
 
 
 def empty(fd: int) -> None:

@@ -14,6 +14,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
 from headrace.overlay.given_mode import as_given
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.object_metadata import raw_extras
 from headrace.overlay.syscalls import seen_at_rest
 from headrace.overlay.upper import is_removed, is_whiteout
@@ -97,7 +98,7 @@ def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapsho
         fd = upper_path.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             status = seen_at_rest(fd)
-            if is_whiteout(status):
+            if MARKS.single_owner and is_whiteout(status):
                 raise FileNotFoundError(errno.ENOENT, "removed just now", repr(upper_path))
             if status.st_size <= SMALL_BYTES_MAX:
                 content = os.pread(fd, SMALL_BYTES_MAX, 0)

@@ -34,14 +34,13 @@ from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, LinklessMount, 
 from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import UsageError
 from headrace.base.model import Attributes, Version
-from headrace.base.private_folder import make_private, private
+from headrace.base.private_folder import make_private
 from headrace.overlay import workdir
 from headrace.overlay.given_mode import as_given, give_mode
 from headrace.overlay.lock import LayerLock
 from headrace.overlay.mark_names import MARKS, WHITEOUT_MODE
-from headrace.overlay.syscalls import sync_folder
 
-_SINGLE_OWNER = "single-owner"
+_SINGLE_OWNER = b"/single-owner"
 """A file beside the tree of a layer whose marks and modes are those of a user without rights."""
 BASES_MAX = 8
 
@@ -88,12 +87,12 @@ class Upper:
 
     def _check_kind(self) -> None:
         """Refuse a layer whose marks this process can't read, and record the kind of a new one."""
-        folder = os.fsdecode(self._mount.path)
-        record = f"{folder}/{_SINGLE_OWNER}"
-        is_users = os.path.lexists(record)
+        folder, root = os.fsdecode(self._mount.path), Root(self._mount.path)
+        record = root.at(_SINGLE_OWNER)
+        is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
-            os.close(private(record, os.O_WRONLY | os.O_CREAT))
-            sync_folder(folder)  # a layer that lost its record would be refused
+            os.close(record.open(os.O_WRONLY | os.O_CREAT, 0o600))
+            root.at(b"/").sync()  # a layer that lost its record would be refused
         elif is_users != MARKS.single_owner:
             writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")
             raise UsageError(
@@ -413,6 +412,11 @@ def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> Non
     with contextlib.suppress(PermissionError):  # another user's file, and this process is not root
         os.fchown(file, uid, gid) if isinstance(file, int) else file.chown(uid, gid)
     give_mode(file, attributes.mode)
+
+
+def is_of_others(attributes: Attributes | None) -> bool:
+    """Return whether a file has another owner by these attributes than the user of this process."""
+    return attributes is not None and attributes.uid not in (None, os.geteuid())
 
 
 def is_whiteout(status: os.stat_result) -> bool:

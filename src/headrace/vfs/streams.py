@@ -17,6 +17,7 @@ from headrace.base.cancel import Cancel
 from headrace.base.errors import NotSupportedError, OriginError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import is_whiteout
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
@@ -70,7 +71,7 @@ class Content:
         """Return the content of an open file of the upper layer, which owns the descriptor. NotSupportedError if it is
         not a regular file; then the descriptor is closed. path: for the error."""
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or is_whiteout(status):
+        if not stat.S_ISREG(status.st_mode) or (MARKS.single_owner and is_whiteout(status)):
             os.close(fd)
             raise NotSupportedError(
                 os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"

@@ -34,6 +34,7 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.overlay.upper import Upper, base_version, is_whiteout
@@ -315,7 +316,7 @@ def _open_file(safe_path: SafePath) -> int | None:
     except OSError:
         return None
     found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and not is_whiteout(found):
+    if stat.S_ISREG(found.st_mode) and not (MARKS.single_owner and is_whiteout(found)):
         return fd
     os.close(fd)
     return None

@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, ObjectMetadata
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.overlay.syscalls import seen_at_rest, tick_left_s
@@ -131,7 +132,7 @@ def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
     """Open a file that is at rest. It closes itself if its reader was cancelled."""
     file = io.FileIO(safe_path.open(os.O_RDONLY | os.O_NONBLOCK))
     status = seen_at_rest(file.fileno())
-    if is_whiteout(status):
+    if MARKS.single_owner and is_whiteout(status):
         file.close()
         raise FileNotFoundError(errno.ENOENT, "removed just now", repr(safe_path))
     return file, status

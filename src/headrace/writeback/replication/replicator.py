@@ -25,6 +25,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tasks import all_of
+from headrace.overlay.mark_names import MARKS
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
 from headrace.overlay.upper import is_whiteout
 from headrace.peer.client import PeerClient
@@ -80,7 +81,7 @@ class ReplicaOffers:
         """Offer a file to holders while the context lasts. OSError, also for what is no file."""
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(fd)
-        if is_whiteout(status):
+        if MARKS.single_owner and is_whiteout(status):
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "removed just now", repr(safe_path))
         inode = status.st_ino
