@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -69,8 +70,8 @@ def writing(shared_base: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def host(tmp_path: Path, shared_base: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
-    base = shared_base / request.node.name.split("[")[0][:40]
-    base.mkdir(exist_ok=True)
+    base = shared_base / request.node.name.replace("[", "-").strip("]")[-40:]
+    base.mkdir()
     with unprivileged_host(base) as one:
         yield one
 
@@ -371,13 +372,91 @@ found = [ask(os.open(path, flags)) for flags in (os.O_RDONLY, os.O_RDWR)]
     assert ready(writing)["io"] == "splice"
 
 
-def test_other_owners_files_of_the_origin_are_read_and_not_changed(host: Host) -> None:
-    """A file that another node put for another user: its copy here would change hands."""
-    host.put("theirs", 1000)
-    own_truth(host)
-    up_writing(host)
-    assert of_user(host, "note(lambda: write('put', 'x'))\nnote(lambda: os.mkdir('d'))") == [None, None]
+def test_files_of_other_owners_are_read_and_replaced_and_not_changed(host: Host) -> None:
+    """The copy that a change needs would change hands. Root's node put such files before."""
+    host.up(host.truth, host.mount, "--allow-other", "--write", "back")
+    of_user(
+        host,
+        "for name in ('one', 'two'): write(name, 'of another', 0o666); os.chown(name, 1000, 1000)",
+        uid=0,
+    )
     host.ok("persist", "/")
+    host.ok("down", "--all")
+    shutil.rmtree(host.cache / "upper")
+    own_truth(host)
+    for path in (host.cache, *host.cache.rglob("*"), host.run_folder, *host.run_folder.rglob("*")):
+        os.lchown(path, NODE_USER, NODE_USER)
+    up_writing(host)
+    program = """
+os.umask(0)
+note(lambda: shown("one"))
+note(lambda: open("one").read())
+note(lambda: open("one", "a"))
+note(lambda: open("one", "w"))
+"""
+    theirs = ["0o100644", 1000, 1000]
+    assert of_user(host, program, uid=0) == [theirs, "of another", "EPERM", "EPERM"]
+    program = """
+note(lambda: open("one", "a"))
+note(lambda: write("new", "replaced"))
+note(lambda: os.rename("new", "one"))
+note(lambda: shown("one"))
+note(lambda: os.unlink("two"))
+"""
+    mine = ["0o100644", NODE_USER, NODE_USER]
+    assert of_user(host, program) == ["EACCES", None, None, mine, None]
+    host.ok("persist", "/")
+    assert (host.names(), (host.truth / "one").read_text()) == (["one"], "replaced")
+    host.ok("down", "--all")
+    host.assert_nothing_left()
+
+
+@pytest.mark.parametrize("write", ["local", "through"])
+def test_the_other_modes_of_writing(host: Host, write: str) -> None:
+    host.put("old", 3000)
+    own_truth(host)
+    up_writing(host, write=write)
+    program = """
+note(lambda: write("new", "written", 0o400))
+note(lambda: os.unlink("old"))
+note(lambda: [os.listdir("."), shown("new")[0]])
+"""
+    found = [["new"], "0o100400"]
+    assert of_user(host, program) == [None, None, found]
+    assert host.names() == (["old"] if write == "local" else ["new"])
+    host.ok("down", str(host.mount))
+    up_writing(host, write=write)
+    assert of_user(host, "note(lambda: [os.listdir('.'), shown('new')[0]])") == [found]
+    (host.base / "second").mkdir()
+    other = host.start("fuse", host.base / "second", "--allow-other")
+    other.wait_ready()
+    program = f"os.chdir({str(host.base / 'second')!r}); note(lambda: write('by-second', 'x'))"
+    assert of_user(host, program) == [None]
+    assert of_user(host, "note(lambda: open('by-second').read())") == ["x"]
+    host.ok("down", "--all")
+    host.assert_nothing_left()
+
+
+def test_clean_files_leave_the_layer_for_the_cache_and_stay_what_they_are(host: Host) -> None:
+    host.put("copied", 1 << 20)
+    own_truth(host)
+    words = (host.truth, host.mount, "--user", USER, "--allow-other", "--write", "back")
+    host.up(*words, cache=f"{host.cache}:64MiB")
+    program = """
+note(lambda: open("copied", "ab").write(b"more"))
+for number in range(60):
+    note(lambda: write(f"file{number}", f"{number:02} " * 300_000, 0o400))
+"""
+    assert of_user(host, program) == [4] + [None] * 60
+    host.ok("persist", "/")
+    host.ok("down", "--all")
+    host.up(*words, cache=f"{host.cache}:64MiB")  # the node looks over the layer at its start
+    tree = host.cache / "upper/tree"
+    wait_until(lambda: not (tree / "file0").exists() and not (tree / "copied").exists())
+    assert host.json("status")["origin"]["bytes_read"] == 0
+    host.assert_right()
+    found = of_user(host, "note(lambda: [shown(name) for name in ('copied', 'file0')])")[0]
+    assert found == [["0o100644", NODE_USER, NODE_USER], ["0o100400", NODE_USER, NODE_USER]]
     host.ok("down", "--all")
 
 

@@ -27,11 +27,12 @@ def status_of(pid: int) -> dict[str, str]:
 
 @contextmanager
 def unprivileged_host(base: Path, **settings: object) -> Iterator[Host]:
-    """All words of `up` but `--user` are the caller's."""
+    """All words of `up` but `--user` are the caller's. Below `base`, `project` is the directory of the tests."""
     host = Host(base, **settings)
     places = {
         "python": sys.base_prefix,
         "packages": sysconfig.get_path("purelib"),
+        "project": str(Path(__file__).parents[2]),
         "source": os.path.dirname(os.path.dirname(headrace.__file__)),
     }
     for name, place in places.items():

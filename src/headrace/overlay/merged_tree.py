@@ -371,10 +371,11 @@ class MergedTree:
         parent = self._folder_for(path)
         if not replace:
             self.other_nodes.check_right(path)
-        if parent.st_mode & stat.S_ISGID:
+        if parent.st_mode & stat.S_ISGID and not MARKS.single_owner:
             new_path.chown(-1, parent.st_gid)
         if isinstance(status, os.stat_result) and stat.S_ISREG(status.st_mode):
-            new_path.chown(status.st_uid, status.st_gid)
+            if not MARKS.single_owner:
+                new_path.chown(status.st_uid, status.st_gid)
             give_mode(new_path, stat.S_IMODE(status.st_mode))
         elif isinstance(status, Entry):
             apply_attributes(new_path, status.attributes)
@@ -419,7 +420,8 @@ class MergedTree:
             is_users = name.startswith("user.") and not name.startswith(HIDDEN_FROM_USERS)
             if is_users or name in (MARKS.lower_id, MARKS.demoted, MARKS.path):  # of the origin's directory
                 upper_path.removexattr(name)
-        upper_path.chown(os.geteuid(), os.getegid())  # it still has the owner of the removed directory
+        if not MARKS.single_owner:
+            upper_path.chown(os.geteuid(), os.getegid())  # it still has the owner of the removed directory
         self._set_owner(upper_path, stat.S_IFDIR | mode, owner, parent)
         upper_path.utime()
         self.upper.unmark_removed(path)

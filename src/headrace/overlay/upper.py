@@ -92,6 +92,7 @@ class Upper:
         is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
             os.close(record.open(os.O_WRONLY | os.O_CREAT, 0o600))
+            record.setxattr(MARKS.mode, b"")  # a file system without such attributes is refused now
             root.at(b"/").sync()  # a layer that lost its record would be refused
         elif is_users != MARKS.single_owner:
             writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")

@@ -22,7 +22,7 @@ from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.mark_names import HIDDEN_FROM_USERS
+from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import Upper, split
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
@@ -241,7 +241,8 @@ def let_go(
 
 def _undress(fd: int) -> None:
     """Make a file the node's own, as other cache files are. The index keeps its owner and mode."""
-    os.fchown(fd, os.geteuid(), os.getegid())
+    if not MARKS.single_owner:
+        os.fchown(fd, os.geteuid(), os.getegid())
     os.fchmod(fd, CACHE_MODE)
 
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,14 @@ def differences(got: dict[str, str], wanted: dict[str, str]) -> list[str]:
 class Runner:
     """The process that touches the files. One that does not answer is killed, and the test fails."""
 
-    def __init__(self, cwd: Path) -> None:
+    def __init__(
+        self, cwd: Path, command: Sequence[str] = (), environment: dict[str, str] | None = None
+    ) -> None:
+        """command: before `-m`; environment: without one, this process's with the project's modules."""
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self._cwd = cwd
+        self._command = command or (sys.executable,)
+        self._environment = environment or os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: dict[str, Any], stuck: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -63,13 +69,12 @@ class Runner:
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.writes.runner"],
+            [*self._command, "-m", "tests.integration.writes.runner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=self._cwd,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=self._environment,
         )
 
     def close(self) -> None:
@@ -88,10 +93,10 @@ class Folder:
 
     mounted = False
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, runner: Runner | None = None) -> None:
         self.base = base
         self.tree = base / "tree"
-        self._runner = Runner(base)
+        self._runner = runner or Runner(base)
         self._made = 0
 
     def run_script(self, name: str) -> dict[str, Any]:
