@@ -51,7 +51,8 @@ class MarkNames:
         self.path = prefix + "path"
         """On a directory in `gone`, or in `work` on its way there: its former path."""
         self.moving = prefix + "moving"
-        """On an entry: the path that it moves to. The mark is valid only while the entry is in `work`."""
+        """On a directory: the path that it moves to. The mark is valid only while the directory is in `work`. On a
+        file: likewise, and NUL with its name in `work`."""
         self.mode = prefix + "mode"
         self.extras = prefix + "extras"
         self.published = prefix + "told"

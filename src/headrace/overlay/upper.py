@@ -91,8 +91,8 @@ class Upper:
         record = root.at(_SINGLE_OWNER)
         is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
+            root.at(b"/").setxattr(MARKS.mode, b"")  # a file system without such attributes is refused now
             os.close(record.open(os.O_WRONLY | os.O_CREAT, 0o600))
-            record.setxattr(MARKS.mode, b"")  # a file system without such attributes is refused now
             root.at(b"/").sync()  # a layer that lost its record would be refused
         elif is_users != MARKS.single_owner:
             writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")
@@ -126,8 +126,8 @@ class Upper:
             entry = self.work.at(b"/" + name)
             if not workdir.is_orphaned(name):
                 continue
-            target = _mark(entry, MARKS.moving)
-            if target is not None:
+            target, _, work_name = (_mark(entry, MARKS.moving) or b"").partition(b"\0")
+            if target and work_name in (b"", name):
                 if self._finish_move(entry, target):
                     moved.append(target)
             elif _mark(entry, MARKS.path) is not None:
@@ -333,10 +333,11 @@ class Upper:
 
     def _move_by_work(self, source: bytes, target: bytes, base: Version | None) -> None:
         """Rename a file in two steps, as the kernel leaves no whiteout of a user's kind. After a crash, the cleaning of
-        `work` takes the second step."""
+        `work` takes the second step. The mark names the entry of `work`: one that a crash left at its old place means
+        nothing when the file gets another name."""
         moving = self._whiteout(BaseVersion(source, base) if base is not None else None)
         try:
-            self.at(source).setxattr(MARKS.moving, target)
+            self.at(source).setxattr(MARKS.moving, target + b"\0" + moving.path[1:])
             moving.rename(self.at(source), EXCHANGE)
         except OSError:
             moving.unlink()

@@ -152,6 +152,22 @@ while True:
     assert found[0][0] and not found[-1][0]
 
 
+def test_a_mark_of_a_move_that_did_not_begin_moves_no_other_name_of_the_file(folder: str) -> None:
+    program = """
+mock = unittest.mock
+upper = opened()
+put(upper, b"/source", b"own")
+put(upper, b"/target", b"other")
+with mock.patch.object(libc, "renameat2", side_effect=Died), contextlib.suppress(Died):
+    upper.rename_leaving_whiteout(b"/source", b"/target", None)
+upper.at(b"/source").link(upper.new())
+with mock.patch("headrace.overlay.workdir.is_orphaned", lambda name: True):
+    moved = upper.clear_work()
+found = [len(moved), text(upper, b"/source"), text(upper, b"/target"), upper.work.at(b"/").names()]
+"""
+    assert as_user(USER, program, imports=IMPORTS, folder=folder) == [0, "own", "other", []]
+
+
 def test_marks_of_a_user_are_no_marks_of_root_and_the_reverse(folder: str, tmp_path: Path) -> None:
     as_user(USER, "upper = opened(); put(upper, b'/file'); found = 0", imports=IMPORTS, folder=folder)
     for path in [Path(folder), *Path(folder).rglob("*")]:
