@@ -525,6 +525,32 @@ os.close(fd)
     host.assert_nothing_left()
 
 
+def test_a_rename_goes_on_when_its_session_dies_between_the_steps(host: Host) -> None:
+    """It leaves a whiteout, which takes two steps in this layer."""
+    host.put("old", 3000)
+    own_truth(host)
+    marks = host.base / "marks"
+    marks.mkdir()
+    os.chown(marks, NODE_USER, NODE_USER)
+    host.environment["HEADRACE_FAILPOINT"] = f"tree.moved:1:{marks / 'died'}"
+    up_writing(host)
+    session, data = host.wait_pid("session"), (host.truth / "old").read_bytes()
+    program = """
+note(lambda: write("target", "replaced"))
+note(lambda: os.rename("old", "target"))
+note(lambda: os.listdir("."))
+note(lambda: open("target", "rb").read().hex())
+"""
+    assert of_user(host, program) == [None, None, ["target"], data.hex()]
+    assert (marks / "died").exists()
+    assert host.wait_pid("session", other_than=session)
+    host.ok("persist", "/")
+    assert {name: (host.truth / name).read_bytes() for name in host.names()} == {"target": data}
+    assert list((host.cache / "upper/work").iterdir()) == []
+    host.ok("down", "--all")
+    host.assert_nothing_left()
+
+
 def test_a_layer_of_root_is_not_opened_by_a_user_and_the_reverse(host: Host) -> None:
     own_truth(host)
     up_writing(host)
