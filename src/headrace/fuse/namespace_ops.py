@@ -40,12 +40,13 @@ from headrace.fuse.operations import (
     PendingRead,
 )
 from headrace.fuse.upper_files import UpperFiles
+from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.given_mode import as_given
 from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
-from headrace.overlay.merged_tree import MergedTree, NeedsContentError, Owner
+from headrace.overlay.merged_tree import MergedTree, Owner
 from headrace.overlay.upper import Hidden, join
 from headrace.wire.messages import Written
 
@@ -119,7 +120,7 @@ class NamespaceOperations(Operations):
             return errno.ENAMETOOLONG
         directory = self._path(node)
         path = join(directory, name)
-        upper = self._tree.look(path)
+        upper = self._tree.view.look(path)
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
@@ -139,7 +140,7 @@ class NamespaceOperations(Operations):
         path = join(directory, name)
         parent = self._lower_directory_blocking(node, directory, cancel)
         lower = None if parent is None else self._client.lookup(parent, name, cancel)
-        upper = self._tree.look(path)  # the name may have changed meanwhile
+        upper = self._tree.view.look(path)  # the name may have changed meanwhile
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
@@ -176,7 +177,7 @@ class NamespaceOperations(Operations):
         if node & UPPER or not node >> NODE_SHIFT:
             return self._path(node)
         path = self._path(node & FILE_ID_MAX)
-        if self._tree.look(path) is not None:
+        if self._tree.view.look(path) is not None:
             raise OSError(errno.ESTALE, "the name is another file now")
         return path
 
@@ -226,7 +227,7 @@ class NamespaceOperations(Operations):
         if removed is not None:
             return self._encode.stat_attr_reply(unique, node, removed)
         path = self._path(node)
-        upper = self._tree.look(path)
+        upper = self._tree.view.look(path)
         if isinstance(upper, Hidden) or (upper is None and node & UPPER):
             return errno.ESTALE
         if upper is None:
@@ -269,7 +270,7 @@ class NamespaceOperations(Operations):
         if offset <= 1:
             parts.append(dots(self._parent_node(id) & FILE_ID_MAX, b"..", Kind.DIRECTORY, 2))
         if handle.upper_rows is None:
-            handle.upper_rows = self._tree.names(directory)
+            handle.upper_rows = self._tree.view.names(directory)
         remaining, position = size - sum(map(len, parts)), max(2, offset)
         names: list[bytes] = []
         after, skip = handle.seek(position)
@@ -292,7 +293,7 @@ class NamespaceOperations(Operations):
         """Yield the names beyond `after` in byte order, each with its entry of the index if only that has it."""
         id = self._lower_directory(node, directory)
         if isinstance(id, Miss):
-            entry = self._tree.below(directory)
+            entry = self._tree.view.below(directory)
             id = None if entry is None else entry.id
         children = iter(()) if id is None else self._client.children(id, after)
         return merge_listing([row for row in upper_rows if row[0] > after], children)
@@ -300,7 +301,7 @@ class NamespaceOperations(Operations):
     def _row(
         self, parent: int, path: bytes, name: bytes, lower: Entry | None, offset: int, *, plus: bool
     ) -> bytes | None:
-        upper = self._tree.look(path)
+        upper = self._tree.view.look(path)
         if isinstance(upper, Hidden) or (upper is None and lower is None):
             return None  # removed since the names were read
         if upper is None:
@@ -319,7 +320,7 @@ class NamespaceOperations(Operations):
     def _parent_node(self, node: int) -> int:
         path = self._path(node)
         directory = path.rpartition(b"/")[0] or b"/"
-        parent = self._tree.seen(directory)
+        parent = self._tree.view.seen(directory)
         if directory == b"/" or parent is None:
             return ROOT_ID
         return parent.id if isinstance(parent, Entry) else self._nodes.node_of(directory, parent)
@@ -392,7 +393,7 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            upper = self._tree.look(path)
+            upper = self._tree.view.look(path)
             try:
                 self._tree.remove(path)
             except FileNotFoundError:
@@ -409,11 +410,11 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            upper = self._tree.look(path)
-            if self._tree.seen(path) is None and self._is_applied_resend(unique, path):
+            upper = self._tree.view.look(path)
+            if self._tree.view.seen(path) is None and self._is_applied_resend(unique, path):
                 return 0
             if not isinstance(upper, os.stat_result) or not stat.S_ISDIR(upper.st_mode):
-                entry = self._tree.below(path)
+                entry = self._tree.view.below(path)
                 self._tree.remove_directory(path)
                 self._nodes.removed(entry.id if entry is not None else 0, (node, name))
                 return 0
@@ -427,7 +428,7 @@ class NamespaceOperations(Operations):
             self._nodes.directory_removed(removed_node, (node, name), upper, fd)
             return 0
 
-        lower = self._tree.below(join(self._path(node), name))
+        lower = self._tree.view.below(join(self._path(node), name))
         if lower is not None and lower.kind is Kind.DIRECTORY and not self._client.listing_fresh(lower.id):
             return lambda cancel: self._after_listing(lower.id, work, cancel)
         return self._changing(work)
@@ -453,10 +454,10 @@ class NamespaceOperations(Operations):
 
         def work(*, copied: bool) -> Answer:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
-            replaced = self._tree.look(target)
-            moved = self._tree.look(source)
+            replaced = self._tree.view.look(target)
+            moved = self._tree.view.look(source)
             if (
-                self._tree.seen(source) is None
+                self._tree.view.seen(source) is None
                 and replaced is not None
                 and self._is_applied_resend(unique, target, source)
             ):
@@ -474,8 +475,8 @@ class NamespaceOperations(Operations):
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
             for path in (source, target) if flags & EXCHANGE else (source,):
-                self._tree.copy_up_all(path, cancel)
-            lower = self._tree.below(target)
+                self._tree.copies.copy_up_all(path, cancel)
+            lower = self._tree.view.below(target)
             if lower is not None and lower.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(lower.id, cancel)
             try:
@@ -582,13 +583,13 @@ class NamespaceOperations(Operations):
         return after_copy
 
     def _copy_up(self, path: bytes, cancel: Cancel, *, content: bool) -> None:
-        self._tree.copy_up(path, cancel, content=content)
+        self._tree.copies.copy_up(path, cancel, content=content)
         self.invalidate_name(path)
 
     def invalidate_name(self, path: bytes) -> None:
         """Invalidate a name that is another inode than the kernel may have cached."""
         directory, _, name = path.rpartition(b"/")
-        parent = self._tree.seen(directory or b"/")
+        parent = self._tree.view.seen(directory or b"/")
         if not directory:
             self._kernel.name_changed(ROOT_ID, name)
         elif isinstance(parent, os.stat_result):
@@ -600,7 +601,7 @@ class NamespaceOperations(Operations):
         """Return the paths that other sessions changed, but for directories, which keep their inodes."""
         if event.source == self._writer.source:
             return []
-        uppers = {path: self._tree.look(path) for path in event.paths}
+        uppers = {path: self._tree.view.look(path) for path in event.paths}
         return [
             p for p, s in uppers.items() if not (isinstance(s, os.stat_result) and stat.S_ISDIR(s.st_mode))
         ]

@@ -19,7 +19,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_json
 from headrace.base.model import Entry
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.s3.checksums import Checksum
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")

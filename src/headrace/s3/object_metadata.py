@@ -20,7 +20,7 @@ from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.base.write_modes import WriteMode
 from headrace.client.local import WholeFile
 from headrace.http.messages import Request
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.object_metadata import extras_of
 from headrace.s3.errors import S3Error
 from headrace.vfs.local_vfs import LocalVfs

@@ -27,7 +27,7 @@ from headrace.base.model import Entry, Kind, ObjectMetadata
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.object_metadata import note_extras
 from headrace.overlay.upper import split
 from headrace.s3 import conditions, parts, xml

@@ -8,7 +8,7 @@ from __future__ import annotations
 from headrace.base.errors import NodeUnavailableError
 from headrace.client.discovery import configured_nodes, find_node
 from headrace.client.node_client import PATIENCE_S
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import join, split
 from headrace.vfs.client_registry import HOSTS
 from headrace.vfs.file_stat import is_directory, stat_of, version_text

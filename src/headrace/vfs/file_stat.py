@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from headrace.base.model import Entry, Kind
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 
 Kinds = Literal["file", "directory", "link", "other"]
 

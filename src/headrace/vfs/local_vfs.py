@@ -25,7 +25,9 @@ from headrace.base.os_errors import read_only, translating_os_errors
 from headrace.base.write_modes import WriteMode
 from headrace.client.connection import Connection
 from headrace.client.node_client import NodeClient
-from headrace.overlay.merged_tree import FileStat, NeedsContentError, Owner
+from headrace.overlay.copy_up import NeedsContentError
+from headrace.overlay.merged_tree import Owner
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import join, split
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.staged_file import StagedFile
@@ -196,7 +198,7 @@ class LocalVfs(VfsReader):
     ) -> None:
         def put() -> None:
             if check is not None:
-                check(self.tree.seen(path))
+                check(self.tree.view.seen(path))
             self.tree.put_file(file.path(), path, replace=replace)
 
         try:
@@ -307,7 +309,7 @@ class LocalVfs(VfsReader):
 
         def copy(_: NeedsContentError) -> None:
             nonlocal copied
-            self.tree.copy_up_all(old, None)
+            self.tree.copies.copy_up_all(old, None)
             self._lower.refresh_listing(self._lower_entry(new))
             copied = True
 

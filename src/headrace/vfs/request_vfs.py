@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
 from headrace.client.node_client import CHANGED_ATTEMPTS
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.vfs.streams import Content, ReadStream
 
 

@@ -11,10 +11,11 @@ from headrace.base.errors import StoreError
 from headrace.base.os_errors import read_only, translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.client.node_client import NodeClient
+from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.overlay.lease_check import LeaseRequiredError
-from headrace.overlay.merged_tree import MergedTree, NeedsContentError
+from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Upper
 
 COPIES_MAX = 10
@@ -72,7 +73,7 @@ class TreeChanges:
                     if copy is not None:
                         copy(needs)
                     else:
-                        self.tree.copy_up(needs.path, None, content=needs.content)
+                        self.tree.copies.copy_up(needs.path, None, content=needs.content)
             except LeaseRequiredError as needs:
                 self._client.claim(needs.folder)
         else:

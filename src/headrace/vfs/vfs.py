@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.vfs.streams import Content, ReadStream, WriteStream
 from headrace.wire.messages import JobStart, JobState
 

@@ -23,7 +23,8 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.client.local import WholeFile
 from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient
 from headrace.overlay.merged_listing import merge_listing
-from headrace.overlay.merged_tree import FileStat, MergedTree
+from headrace.overlay.merged_tree import MergedTree
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Hidden, join, split
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
@@ -66,7 +67,7 @@ class VfsReader:
                 resolved, status = _look_upwards(self.tree, resolved, names.pop(0))
                 continue
             child = join(resolved, names[0])
-            upper_status = self.tree.look(child)
+            upper_status = self.tree.view.look(child)
             if isinstance(upper_status, Hidden):
                 return _down(resolved, names), None
             if upper_status is None:
@@ -121,11 +122,11 @@ class VfsReader:
             raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
         below = self._lower_entry(full_path)
         self._lower.refresh_listing(below)
-        names = self.tree.names(full_path) if self.tree.modes.any_below(full_path) else []
+        names = self.tree.view.names(full_path) if self.tree.modes.any_below(full_path) else []
         above = [row for row in names if row[0] > after] if after else names
         lower = iter(()) if below is None else self.client.children(below.id, after=after)
         for name, entry in merge_listing(above, lower):
-            child = self.tree.look(join(full_path, name)) if entry is None else entry
+            child = self.tree.view.look(join(full_path, name)) if entry is None else entry
             if child is not None and not isinstance(child, Hidden):
                 yield name, child
 
@@ -153,7 +154,7 @@ class VfsReader:
         """Adopt the modes of writing of a node that restarted with other settings."""
         local = self.client.local
         if local is not self._modes_of:
-            self.tree.modes = WriteModes.parse(local.write)
+            self.tree.take_modes(WriteModes.parse(local.write))
             self._may_write = self.tree.modes.any
             self._modes_of = local
 
@@ -272,7 +273,7 @@ class VfsReader:
 def _look_upwards(tree: MergedTree, path: bytes, name: bytes) -> tuple[bytes, os.stat_result | None]:
     """Return the path to which `.` or `..` leads, and what the upper layer has there."""
     target = split(path)[0] if name == b".." else path
-    status = tree.look(target)
+    status = tree.view.look(target)
     return target, status if isinstance(status, os.stat_result) else None
 
 

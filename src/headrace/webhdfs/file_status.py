@@ -10,7 +10,7 @@ import stat
 from typing import Any
 
 from headrace.base.model import Entry
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import is_directory
 
 BLOCK_BYTES = 128 << 20

@@ -10,7 +10,7 @@ from headrace.base.errors import VersionChangedError
 from headrace.base.model import Entry, Kind
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Response
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content

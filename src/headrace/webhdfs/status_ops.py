@@ -13,7 +13,7 @@ from headrace.base.model import Entry
 from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS
-from headrace.overlay.merged_tree import FileStat
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import join
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs

@@ -17,7 +17,7 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
-from headrace.overlay.merged_tree import NeedsContentError
+from headrace.overlay.copy_up import NeedsContentError
 from headrace.store.schema import FOREVER_NS
 from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of
@@ -401,7 +401,7 @@ def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_aga
         await asyncio.to_thread(session.tree)
         await scene.write(b"/d/deep/g", b"ours")
         await scene.persisted()
-        await scene.do(lambda: tree.copy_up_all(b"/d", None))
+        await scene.do(lambda: tree.copies.copy_up_all(b"/d", None))
         while scene.here.upper.look(b"/d/deep/g") is not None:
             await scene.here.write.look_over()
             await asyncio.sleep(0.01)

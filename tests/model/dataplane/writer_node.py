@@ -26,8 +26,10 @@ from headrace.namespace.tree import Namespace
 from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, PutSource
+from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.merged_listing import merge_listing
-from headrace.overlay.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
+from headrace.overlay.merged_tree import MergedTree, Owner
+from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Upper, join, split
 from headrace.store.index import Index
 from headrace.writeback import dirty_set
@@ -272,7 +274,7 @@ class Session:
             self._listed(at)
             at = join(at, name)
             with self._tree.lock:
-                found = self._tree.seen(at)
+                found = self._tree.view.seen(at)
             if found is None and number + 1 < len(parts):
                 raise OSError(errno.ENOENT, "no such folder")
             if number + 1 < len(parts) and not is_folder(found):
@@ -281,7 +283,7 @@ class Session:
 
     def _listed(self, folder: bytes) -> None:
         for _ in range(COPIES_MAX):
-            entry = self._tree.below(folder)
+            entry = self._tree.view.below(folder)
             if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
                 return
             with contextlib.suppress(StaleFolderError):
@@ -309,15 +311,15 @@ class Session:
     def _names(self, folder: bytes) -> list[tuple[bytes, FileStat]]:
         self._listed(folder)
         with self._tree.lock:
-            entry = self._tree.below(folder)
+            entry = self._tree.view.below(folder)
             children = (
                 iter(())
                 if entry is None or entry.kind is not Kind.DIRECTORY
                 else self._lower.children(entry.id)
             )
             found = [
-                (n, self._tree.seen(join(folder, n)))
-                for n, _ in merge_listing(self._tree.names(folder), children)
+                (n, self._tree.view.seen(join(folder, n)))
+                for n, _ in merge_listing(self._tree.view.names(folder), children)
             ]
         return [(name, one) for name, one in found if one is not None]
 
@@ -361,7 +363,7 @@ class Session:
                     return work()
             except NeedsContentError as needs:
                 try:
-                    self._tree.copy_up(needs.path, None, content=needs.content)
+                    self._tree.copies.copy_up(needs.path, None, content=needs.content)
                 except OSError as error:
                     if error.errno != errno.ESTALE:
                         raise
@@ -473,7 +475,7 @@ class Session:
                 pass
             try:
                 for path in (source, target) if flags & 2 else (source,):
-                    self._tree.copy_up_all(path, None)
+                    self._tree.copies.copy_up_all(path, None)
                 self._listed(target)
                 with self._tree.lock:
                     self._tree.rename(source, target, flags, copied=True)

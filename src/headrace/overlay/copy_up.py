@@ -1,0 +1,167 @@
+"""Copies files and directories of the origins to the upper layer, where they can be changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from headrace.base.beneath import NOREPLACE, SafePath
+from headrace.base.cancel import Cancel
+from headrace.base.model import Entry, Kind
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.merged_view import Lower, MergedView, os_error
+from headrace.overlay.upper import (
+    BaseVersion,
+    Hidden,
+    Upper,
+    apply_attributes,
+    is_of_others,
+    join,
+    set_base,
+    split,
+)
+
+COPY_STEP_BYTES = 16 << 20
+MOVED_NAMES_MAX = 10_000
+"""A directory of the origin with more names is not renamed: the call fails with EXDEV, and `mv` copies it."""
+SHORT_PATH_BYTES = 512
+"""Every store takes a key of this length with a prefix before it."""
+
+
+class NeedsContentError(Exception):
+    """Says that the operation needs a copy of the origin's file: `copy_up`, which may wait, then a retry."""
+
+    def __init__(self, path: bytes, *, content: bool = True) -> None:
+        self.path, self.content = path, content
+
+
+class CopyUp:
+    """Copies names up, and prepares directories of the upper layer for new names. A caller of the other methods than
+    `copy_up` and `copy_up_all` holds the layer's lock."""
+
+    def __init__(self, view: MergedView, lower: Lower, upper: Upper) -> None:
+        self._view = view
+        self._lower = lower
+        self._upper = upper
+
+    def ensure_directory(self, path: bytes) -> os.stat_result:
+        """Create a visible directory in the upper layer, if it is missing, and return its status."""
+        missing: list[bytes] = []
+        while (status := self._upper_directory(path)) is None:
+            missing.append(path)
+            path = split(path)[0]
+        while missing:
+            status = self._make_as_below(missing.pop())
+        return status
+
+    def folder_for(self, path: bytes) -> os.stat_result:
+        """Create the directory that a new name comes into, as `ensure_directory`. ENAMETOOLONG when the store can
+        have no object of that name: later only the log would report it."""
+        if len(path) > SHORT_PATH_BYTES and self._view.is_put(path) and not self._lower.takes_name(path):
+            raise os_error(errno.ENAMETOOLONG, path)
+        return self.ensure_directory(split(path)[0])
+
+    def _upper_directory(self, path: bytes) -> os.stat_result | None:
+        """Return the status of a directory in the upper layer. None: only the origin may have it."""
+        if path in (b"/", b""):
+            return self._upper.at(b"/").lstat()
+        status = self._upper.look(path)
+        if isinstance(status, Hidden):
+            raise os_error(errno.ENOENT, path)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise os_error(errno.ENOTDIR, path)
+        return status
+
+    def _make_as_below(self, path: bytes) -> os.stat_result:
+        entry = self._view.below(path)
+        if entry is None:
+            raise os_error(errno.ENOENT, path)
+        if entry.kind is not Kind.DIRECTORY:
+            raise os_error(errno.ENOTDIR, path)
+        folder = self._upper.new()
+        folder.mkdir(0o755)
+        folder.setxattr(MARKS.lower_id, b"%d" % entry.id)
+        if not self._upper.place(folder, path):
+            folder.rmdir()
+        return self._upper.at(path).lstat()
+
+    def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
+        """Copy a file, or a directory, of the origin to the upper layer. Waits until the node has the bytes. A Cancel
+        leaves nothing behind. content False: makes an empty file, for a caller that is about to truncate it."""
+        entry = self._view.below(path)
+        if self._view.look(path) is not None or entry is None:
+            return  # another thread copied it, or it was removed: the caller looks again
+        if MARKS.single_owner and is_of_others(entry.attributes):
+            raise os_error(errno.EPERM, path)
+        if entry.kind is Kind.DIRECTORY:
+            with self._upper.lock:
+                self.ensure_directory(path)
+            return
+        copy: SafePath | None = self._upper.new()
+        assert copy is not None
+        fd = copy.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            if content:
+                self._copy_content(entry, fd, cancel)
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            apply_attributes(fd, entry.attributes)
+            set_base(copy, BaseVersion(path, entry.version))
+            os.setxattr(fd, MARKS.lower_id, b"%d" % entry.id)
+            with self._upper.lock:
+                self.ensure_directory(split(path)[0])
+                if self._view.below(path) == entry and self._upper.look(path) is None:
+                    copy.rename(self._upper.at(path), NOREPLACE)
+                    copy = None
+        except FileExistsError:
+            pass
+        finally:
+            os.close(fd)
+            if copy is not None:
+                copy.unlink()
+
+    def _copy_content(self, entry: Entry, fd: int, cancel: Cancel | None) -> None:
+        size = entry.version.size_bytes
+        if size == 0:
+            return
+        file = self._lower.open(entry.id, cancel)
+        try:
+            offset = 0
+            while offset < size:
+                end = min(size, offset + COPY_STEP_BYTES)
+                source = file.wait(offset, end, cancel)
+                while offset < end:
+                    copied = os.copy_file_range(source, fd, end - offset, offset, offset)
+                    if copied == 0:
+                        raise os_error(errno.EIO, b"")
+                    offset += copied
+        finally:
+            file.close()
+
+    def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
+        """Copy a directory and everything in it to the upper layer. EXDEV when it has too many names for a rename."""
+        pending, names = [path], 0
+        while pending:
+            directory = pending.pop()
+            entry = self._view.below(directory)
+            self.copy_up(directory, cancel)
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                continue
+            self._lower.ensure_listed(entry.id, cancel)
+            for child in self._lower.children(entry.id):
+                names += 1
+                if names > MOVED_NAMES_MAX:
+                    raise os_error(errno.EXDEV, path)
+                child_path = join(directory, child.name)
+                status = self._upper.look(child_path)
+                if status is None and child.kind is Kind.FILE:
+                    self.copy_up(child_path, cancel)
+                elif child.kind is Kind.DIRECTORY and (
+                    status is None or (isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode))
+                ):
+                    pending.append(child_path)
+
+    def make_way(self, path: bytes) -> None:
+        """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
+        if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
+            self._upper.put_away(path)

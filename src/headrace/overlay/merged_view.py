@@ -1,0 +1,128 @@
+"""Looks up names of the merged tree: what the upper layer has, over what the index has of the origins.
+
+Nothing here changes a name or waits for the node.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Protocol
+
+from headrace.base.cancel import Cancel
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.overlay.upper import Hidden, Upper, join
+
+FileStat = os.stat_result | Entry
+
+
+class OpenLower(Protocol):
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int: ...
+    def close(self) -> None: ...
+
+
+class Lower(Protocol):
+    """Gives the names and bytes of the origins, as the client has them. `known` reads the index, however old it is."""
+
+    def known(self, parent: FileId, name: bytes) -> Entry | None: ...
+    def entry(self, id: FileId) -> Entry | None: ...
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
+    def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None: ...
+    def listing_fresh(self, directory: FileId) -> bool: ...
+    def mount_of(self, path: bytes) -> str: ...
+    def takes_name(self, path: bytes) -> bool: ...
+    def open(self, id: FileId, cancel: Cancel | None = None) -> OpenLower: ...
+
+
+class MergedView:
+    """Shows the upper layer over the origins' names. modes: the write modes of its paths."""
+
+    def __init__(self, lower: Lower, upper: Upper, modes: WriteModes) -> None:
+        self._lower = lower
+        self._upper = upper
+        self.modes = modes
+
+    def look(self, path: bytes) -> os.stat_result | Hidden | None:
+        """Return what the upper layer has at a path. None: the origin decides."""
+        return None if self.modes.of(path) is WriteMode.OFF else self._upper.look(path)
+
+    def seen(self, path: bytes) -> FileStat | None:
+        """Return what is visible at a path. The caller makes sure that the index is fresh."""
+        status = self.look(path)
+        if isinstance(status, Hidden):
+            return None
+        return status if status is not None else self.below(path)
+
+    def below(self, path: bytes) -> Entry | None:
+        """Return the entry that the index has at a path, even where the upper layer hides it."""
+        entry = self._lower.entry(ROOT_ID)
+        for name in filter(None, path.split(b"/")):
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            entry = self._lower.known(entry.id, name)
+        return entry
+
+    def names(self, directory: bytes) -> list[tuple[bytes, bool]]:
+        """List the names that the upper layer has in a directory, sorted, and whether each is visible. Names that are
+        read-only by their mode of writing are left out."""
+        names = self._upper.names(directory)
+        if self.modes.of(directory) is WriteMode.OFF:
+            names = {
+                n: visible
+                for n, visible in names.items()
+                if self.modes.of(join(directory, n)) is not WriteMode.OFF
+            }
+        return sorted(names.items())
+
+    def must_see(self, path: bytes) -> FileStat:
+        status = self.seen(path)
+        if status is None:
+            raise os_error(errno.ENOENT, path)
+        return status
+
+    def check_writable(self, *paths: bytes) -> None:
+        for path in paths:
+            if self.modes.of(path) is WriteMode.OFF:
+                raise os_error(errno.EROFS, path)
+
+    def is_put(self, path: bytes) -> bool:
+        return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
+
+    def base(self, path: bytes) -> Version | None:
+        """Return the version of the origin that a file would replace if it were put at a path now."""
+        if self.look(path) is not None or self._upper.at(path).exists():
+            return self._upper.base_of(path)
+        entry = self.below(path)
+        return None if entry is None or entry.kind is not Kind.FILE else entry.version
+
+    def is_empty(self, path: bytes) -> bool:
+        hidden = set()
+        for name, visible in self.names(path):
+            if visible:
+                return False
+            hidden.add(name)
+        entry = self.below(path)
+        if entry is None or entry.kind is not Kind.DIRECTORY:
+            return True
+        return all(child.name in hidden for child in self._lower.children(entry.id))
+
+    def hides_any(self, path: bytes) -> bool:
+        return any(not visible for _, visible in self.names(path))
+
+    def check_same_area(self, source: bytes, target: bytes) -> None:
+        """Raise EXDEV between mounts of origins, or modes of writing. `mv` then copies."""
+        if self.modes.of(source) is not self.modes.of(target) or (
+            self._lower.mount_of(source) != self._lower.mount_of(target)
+        ):
+            raise os_error(errno.EXDEV, target)
+
+
+def is_directory(status: FileStat) -> bool:
+    return status.kind is Kind.DIRECTORY if isinstance(status, Entry) else stat.S_ISDIR(status.st_mode)
+
+
+def os_error(number: int, path: bytes) -> OSError:
+    return OSError(number, os.strerror(number), os.fsdecode(path))

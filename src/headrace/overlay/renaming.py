@@ -1,0 +1,166 @@
+"""Renames and exchanges names of the merged tree, in steps that a crash may interrupt anywhere. The caller holds the
+layer's lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE, NOREPLACE
+from headrace.base.model import Entry, Kind
+from headrace.overlay.copy_up import CopyUp, NeedsContentError
+from headrace.overlay.lease_check import LeaseCheck
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.merged_view import FileStat, Lower, MergedView, is_directory, os_error
+from headrace.overlay.upper import BaseVersion, Upper, join, set_base
+from headrace.overlay.whiteouts import WhiteoutBuilder
+
+
+class Renamer:
+    """Renames. on_changed gets both paths."""
+
+    def __init__(
+        self,
+        view: MergedView,
+        copies: CopyUp,
+        lower: Lower,
+        upper: Upper,
+        *,
+        shadows: WhiteoutBuilder,
+        other_nodes: LeaseCheck,
+        on_changed: Callable[[list[bytes]], None],
+    ) -> None:
+        self._view = view
+        self._copies = copies
+        self._lower = lower
+        self._upper = upper
+        self._shadows = shadows
+        self._other_nodes = other_nodes
+        self._on_changed = on_changed
+
+    def rename(self, source: bytes, target: bytes, flags: int, *, copied: bool) -> None:
+        """Rename a name. flags: NOREPLACE or EXCHANGE. copied: `copy_up_all` has copied the origin's directory, and
+        the target's listing is fresh. NeedsContentError where that is needed."""
+        if flags == EXCHANGE:
+            self._exchange(source, target)
+            return
+        if flags & ~NOREPLACE:
+            raise os_error(errno.EINVAL, source)
+        self._view.check_writable(source, target)
+        moved = self._view.must_see(source)
+        self._view.check_same_area(source, target)
+        if target.startswith(source + b"/"):
+            raise os_error(errno.EINVAL, target)
+        replaced = self._view.seen(target)
+        if replaced is not None:
+            if flags & NOREPLACE:
+                raise os_error(errno.EEXIST, target)
+            self._check_replace(moved, replaced, source, target)
+            if _same_file(moved, replaced):
+                return
+        if isinstance(moved, Entry):
+            raise NeedsContentError(source)
+        self._copies.folder_for(target)
+        if flags & NOREPLACE:
+            self._other_nodes.check_right(target)
+        if stat.S_ISDIR(moved.st_mode):
+            if not copied and (self._view.below(source) is not None or replaced is not None):
+                raise NeedsContentError(source)
+            self._rename_directory(source, target)
+        else:
+            self._rename_file(source, target)
+        self._on_changed([target, source])
+
+    def _exchange(self, source: bytes, target: bytes) -> None:
+        """Exchange two names. EINVAL for a directory that the origin has, or that hides something of it: no single
+        step can exchange those."""
+        self._view.check_writable(source, target)
+        statuses = {path: self._view.must_see(path) for path in (source, target)}
+        self._view.check_same_area(source, target)
+        for path, status in statuses.items():
+            if is_directory(status):
+                entry = self._view.below(path)
+                if self._view.hides_any(path) or (entry is not None and entry.kind is Kind.DIRECTORY):
+                    raise os_error(errno.EINVAL, path)
+            elif isinstance(status, Entry):
+                raise NeedsContentError(path)
+        for path, new_name in ((source, target), (target, source)):
+            hidden = self._view.below(new_name)  # a file has replaced the origin's directory
+            if is_directory(statuses[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
+                self._shadows.hide_below(self._upper.at(path), new_name, hidden)
+        self._upper.exchange(source, target)
+        self._on_changed([target, source])
+
+    def _check_replace(self, moved: FileStat, replaced: FileStat, source: bytes, target: bytes) -> None:
+        if is_directory(replaced):
+            if not is_directory(moved):
+                raise os_error(errno.EISDIR, target)
+            if source.startswith(target + b"/") or not self._view.is_empty(target):
+                raise os_error(errno.ENOTEMPTY, target)
+        elif is_directory(moved):
+            raise os_error(errno.ENOTDIR, target)
+
+    def _rename_file(self, source: bytes, target: bytes) -> None:
+        lower_entry, replaced = self._view.below(source), self._view.base(target)
+        base = self._view.base(source)
+        if replaced is not None:
+            set_base(self._upper.at(source), BaseVersion(target, replaced))
+        self._copies.make_way(target)
+        if lower_entry is None and base is None:
+            self._upper.at(source).rename(self._upper.at(target))
+        else:
+            self._upper.rename_leaving_whiteout(source, target, base)
+
+    def _rename_directory(self, source: bytes, target: bytes) -> None:
+        entry = self._view.below(source)
+        if entry is not None and not self._is_whole(source, entry):
+            raise NeedsContentError(source)  # clean files were demoted since it was copied
+        source_path, target_path = self._upper.at(source), self._upper.at(target)
+        whiteout = (
+            self._shadows.leave(source, entry) if entry is not None or self._view.hides_any(source) else None
+        )
+        hidden, is_taken = self._view.below(target), target_path.exists()
+        if target_path.is_folder():
+            self._shadows.take_over(target, source)
+        elif is_taken:  # by a whiteout
+            base = self._upper.base_of(target)
+            if base is not None:
+                set_base(source_path, BaseVersion(target, base))
+        if hidden is not None and hidden.kind is Kind.DIRECTORY:
+            self._shadows.hide_below(source_path, target, hidden)
+        if whiteout is None and not is_taken:
+            source_path.rename(target_path)
+            return
+        # Until `move_in` the directory is in `work`. After a crash, the cleaning of `work` ends the move by this mark.
+        source_path.setxattr(MARKS.moving, target)
+        failpoint.hit("tree.moving")
+        moving = whiteout or self._upper.new()
+        source_path.rename(moving, EXCHANGE if whiteout is not None else 0)
+        failpoint.hit("tree.moved")
+        self._upper.move_in(moving, target)
+
+    def _is_whole(self, path: bytes, entry: Entry) -> bool:
+        """Return whether everything visible in a directory of the origin is in the upper layer."""
+        pending = [(path, entry)]
+        while pending:
+            path, entry = pending.pop()
+            for child in self._lower.children(entry.id):
+                child_path = join(path, child.name)
+                status = self._upper.look(child_path)
+                if status is None:
+                    return False
+                is_folder = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)
+                if is_folder and child.kind is Kind.DIRECTORY:
+                    pending.append((child_path, child))
+        return True
+
+
+def _same_file(first: FileStat, second: FileStat) -> bool:
+    return (
+        isinstance(first, os.stat_result)
+        and isinstance(second, os.stat_result)
+        and (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+    )
