@@ -17,7 +17,7 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Origin
 from headrace.overlay.pending_version import is_pending
 from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
-from headrace.writeback.reconcile import PathState, WriterAnswer, upload_condition, version_to_remove
+from headrace.writeback.reconcile import PathState, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 
@@ -100,27 +100,19 @@ class Preconditions:
             self._journal.note(row)
         return row
 
-    def state(
-        self,
-        path: bytes,
-        row: JournalRecord | None,
-        base: Version | None,
-        *,
-        writer: WriterAnswer | None = None,
-        origin_asked: bool = False,
-    ) -> PathState:
-        """Return the state of a path as the index and the layer have it now."""
+    def state(self, path: bytes, base: Version | None) -> PathState:
+        """Return the state of a path as journal, index and layer have it now. base: the version that it replaces."""
         return PathState(
-            *(row, base, self._namespace.entry_at(path), self._namespace.is_pending(path)),
-            *(self._upper.at(path).seen(), writer, origin_asked),
+            *(self._journal.get(path), base, self._namespace.entry_at(path)),
+            *(self._namespace.is_pending(path), self._upper.at(path).seen()),
         )
 
     def condition(self, path: bytes, base: Version | None) -> Version | Absent:
-        """Return the condition of an upload whose questions were answered. base: what the file says that it
+        """Return the condition of an upload whose questions are answered. base: what the file says that it
         replaces."""
         row = self._journal.get(path)
         needs_index = row is not None and base is not None
-        return upload_condition(self.state(path, row, base) if needs_index else PathState(row, base))
+        return upload_condition(self.state(path, base) if needs_index else PathState(row, base))
 
     def replaces(self, path: bytes, safe_path: SafePath, status: os.stat_result) -> Version | None:
         """Return the origin's version that the entry at a path stands for, or hides; None if there is none."""
@@ -128,11 +120,7 @@ class Preconditions:
         if stat.S_ISREG(status.st_mode):
             condition = self.condition(path, base)
             return condition if isinstance(condition, Version) else None
-        return (
-            version_to_remove(self.state(path, self._journal.get(path), base))
-            if is_whiteout(status)
-            else base
-        )
+        return version_to_remove(self.state(path, base)) if is_whiteout(status) else base
 
     async def others_put(self, path: bytes) -> bool:
         """Return whether the origin has an earlier state of our file, which another node uploaded in this node's

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
@@ -25,8 +27,9 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.keyed_lock import KeyedLock
-from headrace.base.model import Kind, Version
+from headrace.base.model import Kind
 from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import (
@@ -88,18 +91,8 @@ class RemovalPropagator:
         that was put aside. Return whether the listing that had the name must be taken again, after which the whiteout
         can go. asked: other nodes were asked what they persisted."""
         mount, key = self._preconditions.place(path)
-        writer, state = None, self._state(path, marker, self._journal.get(path))
-        if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
-            is_persisted = await self._preconditions.settle_base(path, marker)
-            writer = WriterAnswer.PERSISTED if is_persisted else WriterAnswer.REPLACED
-            state = self._state(path, marker, self._journal.get(path), writer=writer)
-        deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
-        if state.row is not None and reconcile(SyncStep.REMOVE, state) is AskFirst.ORIGIN:
-            row = await self._preconditions.ask_origin(state.row, mount.origin, key, deadline)
-            state = self._state(path, marker, row, writer=writer, origin_asked=True)
+        state, deadline = await self._ask_first(path, marker, mount.origin, key)
         match reconcile(SyncStep.REMOVE, state):
-            case RemoveFile(version):
-                return await self._remove_file(path, marker, state, version, deadline, asked=asked)
             case RecordRemoval(in_journal, in_index):
                 if in_journal:
                     self._journal.note(JournalRecord.removed(path))
@@ -107,34 +100,12 @@ class RemovalPropagator:
                     self._namespace.record_removal(path)
                 return True
             case GiveWay(conflict):
-                if conflict:
-                    self._journal.add_conflict(Conflict(path, b"", conflict, time.time()))
-                self._give_way(path, marker)
-        return False
-
-    def _state(
-        self,
-        path: bytes,
-        marker: SafePath,
-        row: JournalRecord | None,
-        *,
-        writer: WriterAnswer | None = None,
-        origin_asked: bool = False,
-    ) -> PathState:
-        base = base_version(marker, path)
-        return self._preconditions.state(path, row, base, writer=writer, origin_asked=origin_asked)
-
-    async def _remove_file(
-        self,
-        path: bytes,
-        marker: SafePath,
-        state: PathState,
-        version: Version,
-        deadline: Deadline,
-        *,
-        asked: bool,
-    ) -> bool:
-        mount, key = self._preconditions.place(path)
+                self._give_way(path, marker, conflict)
+                return False
+            case RemoveFile(version):
+                pass
+            case _:
+                return False
         self._journal.note(JournalRecord.removal(path, version))
         await self._write_ahead.flush()
         failpoint.hit("persist.removing")
@@ -145,9 +116,8 @@ class RemovalPropagator:
         except ConflictError as error:
             if not asked and await self._preconditions.others_put(path):
                 return await self.remove(path, marker, asked=True)
-            self._journal.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
-            self._give_way(path, marker)
+            self._give_way(path, marker, str(error))
             return False
         failpoint.hit("persist.removed")
         if state.listed_file is not None:
@@ -155,9 +125,31 @@ class RemovalPropagator:
         self._journal.note(JournalRecord.removed(path, version))
         return True
 
-    def _give_way(self, path: bytes, safe_path: SafePath) -> None:
+    async def _ask_first(
+        self, path: bytes, marker: SafePath, origin: Origin, key: str
+    ) -> tuple[PathState, Deadline]:
+        """Return the state of a removal when its questions are answered, and the deadline of its requests."""
+        state = self._state(path, marker)
+        if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
+            is_persisted = await self._preconditions.settle_base(path, marker)
+            writer = WriterAnswer.PERSISTED if is_persisted else WriterAnswer.REPLACED
+            state = structs.replace(self._state(path, marker), writer=writer)
+        deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
+        if state.row is not None and reconcile(SyncStep.REMOVE, state) is AskFirst.ORIGIN:
+            row = await self._preconditions.ask_origin(state.row, origin, key, deadline)
+            state = structs.replace(
+                self._state(path, marker), row=row, writer=state.writer, origin_asked=True
+            )
+        return state, deadline
+
+    def _state(self, path: bytes, marker: SafePath) -> PathState:
+        return self._preconditions.state(path, base_version(marker, path))
+
+    def _give_way(self, path: bytes, marker: SafePath, conflict: str) -> None:
         """Drop our change: the name means what the origin, or another node, has there."""
-        self.drop_marker(path, safe_path)
+        if conflict:
+            self._journal.add_conflict(Conflict(path, b"", conflict, time.time()))
+        self.drop_marker(path, marker)
         self._journal.drop(path)
         self._namespace.invalidate_parent(path)
         self._on_written([path])
@@ -209,7 +201,7 @@ class RemovalPropagator:
         file."""
         with self._upper.lock:
             safe_path = self._upper.at(path)
-            if must_hide(self._state(path, safe_path, self._journal.get(path))):
+            if must_hide(self._state(path, safe_path)):
                 return False
             self.drop_marker(path, safe_path)
             return True
@@ -255,8 +247,8 @@ class RemovalPropagator:
 
     async def clear(self, path: bytes) -> None:
         """Remove what the origin has at a path in whose place something else is now."""
-        row, safe_path = self._journal.get(path), self._upper.at(path)
-        if reconcile(SyncStep.CLEAR, self._state(path, safe_path, row)) == RemoveDirectory():
+        safe_path = self._upper.at(path)
+        if reconcile(SyncStep.CLEAR, self._state(path, safe_path)) == RemoveDirectory():
             await self.unmake(path)
         else:
             await self.remove(path, safe_path)
