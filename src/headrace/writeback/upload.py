@@ -315,8 +315,8 @@ def _open_file(safe_path: SafePath) -> int | None:
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and not (MARKS.single_owner and is_whiteout(found)):
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and not (MARKS.single_owner and is_whiteout(status)):
         return fd
     os.close(fd)
     return None
