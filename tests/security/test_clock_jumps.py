@@ -88,9 +88,9 @@ async def _list_and_jump(index: Index, clock: Clock, jump_s: int) -> None:
 
 
 def test_a_client_of_the_host_asks_the_same_clock(index: Index, clock: Clock) -> None:
-    welcome = Welcome(protocol=PROTOCOL, index=index.folder, volumes=[], generation=index.generation)
+    welcome = Welcome(protocol=PROTOCOL, index=index.folder, volumes=[], generation=index.state.generation)
     local = LocalCache(welcome, lambda _: None, index)
-    index.set_fresh_until(ROOT_ID, boot_clock.now_ns() + 60 * 10**9)
+    index.names.set_fresh_until(ROOT_ID, boot_clock.now_ns() + 60 * 10**9)
     for jump_s in (-DAY_S, DAY_S):
         clock.jump(jump_s)
         assert 50 < local.fresh_for_s(ROOT_ID) <= 60
@@ -104,7 +104,7 @@ def test_a_listing_of_another_boot_is_known_and_stale(tmp_path: Path) -> None:
         if number:
             assert index.fresh_until_ns(ROOT_ID) == 1
             assert index.whole_file(ROOT_ID, b"f", 0) is None
-        index.set_fresh_until(ROOT_ID, FOREVER_NS if number % 2 else 10**18)
+        index.names.set_fresh_until(ROOT_ID, FOREVER_NS if number % 2 else 10**18)
         assert index.fresh_until_ns(ROOT_ID) == (FOREVER_NS if number % 2 else 10**18)
         index.close(clean=True)
         index = Index.open(folder, writable=True, boot_id=f"boot {number}")
@@ -116,10 +116,12 @@ def test_a_listing_of_another_boot_is_known_and_stale(tmp_path: Path) -> None:
 def test_what_an_older_release_called_fresh_is_asked_again(index: Index, written_ns: int) -> None:
     """It wrote wall clock time. And what is written now is past to it, should it come back."""
     with index.batch():
-        index._put(index._directories, ROOT_ID.to_bytes(8, "big"), written_ns.to_bytes(8, "little"))
+        index._transactions.put(
+            index._environment.directories, ROOT_ID.to_bytes(8, "big"), written_ns.to_bytes(8, "little")
+        )
     assert index.fresh_until_ns(ROOT_ID) == 1
-    index.set_fresh_until(ROOT_ID, FOREVER_NS)
-    value = index._get(index._directories, ROOT_ID.to_bytes(8, "big"))
+    index.names.set_fresh_until(ROOT_ID, FOREVER_NS)
+    value = index._transactions.get(index._environment.directories, ROOT_ID.to_bytes(8, "big"))
     assert value is not None and 1 < int.from_bytes(value, "little") < 1_700_000_000 * 10**9
 
 
@@ -193,7 +195,7 @@ def test_after_a_step_back_no_unsynced_file_is_trusted(tmp_path: Path, clock: Cl
         )
 
     store = open_store("one")
-    id, _ = store.index.put_file(ROOT_ID, b"f", Version(5, 1, "v"))
+    id, _ = store.index.names.put_file(ROOT_ID, b"f", Version(5, 1, "v"))
     entry = store.index.entry(FileId(id))
     assert entry is not None
     store.complete_small(entry, b"bytes")

@@ -61,7 +61,7 @@ def test_the_client_tower_sees_of_the_node_tower_only(room: str) -> None:
 
 def test_only_the_index_speaks_lmdb_and_only_origins_speak_to_clouds() -> None:
     foreign = {
-        "lmdb": {"store/index.py", "store/environment.py"},
+        "lmdb": {"store/index.py", "store/environment.py", "store/transactions.py"},
         "obstore": {
             "origin",
             "testing",

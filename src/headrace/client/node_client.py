@@ -125,18 +125,18 @@ class NodeClient:
 
     def mount_of(self, path: bytes) -> str:
         """Return the path of the mount that a path belongs to; "" above all mounts."""
-        return _mount_of(os.fsdecode(path), self.local.index.mounts())
+        return _mount_of(os.fsdecode(path), self.local.index.mounts.all())
 
     def takes_name(self, path: bytes) -> bool:
         """Return whether the store behind a path can have an object of that name."""
-        mounts = self.local.index.mounts()
+        mounts = self.local.index.mounts.all()
         mount = _mount_of(os.fsdecode(path), mounts)
         room = key_room(mounts[mount]["url"]) if mount else None
         return room is None or len(path) - len(os.fsencode(mount.rstrip("/"))) - 1 <= room
 
     def mounts(self) -> dict[str, str]:
         """Return the URL of the origin of each mount, by the path of the mount."""
-        return {path: record["url"] for path, record in self.local.index.mounts().items()}
+        return {path: record["url"] for path, record in self.local.index.mounts.all().items()}
 
     def describe(self, id: FileId) -> ObjectMetadata | None:
         """Return the metadata, headers and tags of an object, which the node requests from the origin. None: the
@@ -270,7 +270,7 @@ class NodeClient:
         if entry is not None:
             state["version"] = entry.version.text
             path = self.local.index.path_of(id)
-            state["origin"] = _origin_of(path, self.local.index.mounts()) if path is not None else ""
+            state["origin"] = _origin_of(path, self.local.index.mounts.all()) if path is not None else ""
         return state
 
     def ask(self, request: Message, cancel: Cancel | None = None) -> Answer:

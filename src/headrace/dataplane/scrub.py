@@ -247,11 +247,11 @@ class Scrub:
 
     def _save(self) -> None:
         self._saved_s = time.monotonic()
-        self._store.index.put_meta(META, msgspec.msgpack.encode(self._progress))
+        self._store.index.state.put(META, msgspec.msgpack.encode(self._progress))
 
 
 def _saved(store: Store) -> ScrubProgress:
     try:
-        return decode_msgpack(store.index.meta(META) or b"", ScrubProgress)
+        return decode_msgpack(store.index.state.get(META) or b"", ScrubProgress)
     except msgspec.MsgspecError:
         return ScrubProgress()

@@ -98,12 +98,12 @@ class PendingRows:
 
     def _show(self, directory: FileId, name: bytes, row: NameRow | None) -> bool:
         if row is None:
-            return self._index.remove(directory, name)
+            return self._index.names.remove(directory, name)
         before = self._index.lookup(directory, name)
         if row.kind == Kind.DIRECTORY:
-            self._index.ensure_directory(directory, name)
+            self._index.names.ensure_directory(directory, name)
             return before is None or before.kind is not Kind.DIRECTORY
-        self._index.put_file(directory, name, version_of(row))
+        self._index.names.put_file(directory, name, version_of(row))
         return before is None or before.kind is not Kind.FILE or before.version != version_of(row)
 
     def put(self, folder: bytes, name: bytes, row: NameRow | None) -> None:

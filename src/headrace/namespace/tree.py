@@ -35,7 +35,8 @@ from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.origin.origin import ListPage, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.upper import join, split
-from headrace.store.index import Index, ListingWriter
+from headrace.store.index import Index
+from headrace.store.listing import ListingWriter
 from headrace.store.schema import FOREVER_NS
 from headrace.wire.peer_messages import NameRow, Names
 
@@ -149,7 +150,7 @@ class Namespace:
                 if self._index.fresh_until_ns(directory) == 0:
                     raise
                 log.warning("origin is unavailable, using the old listing directory=%x", directory)
-                self._index.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
+                self._index.names.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
 
     async def resolve(self, path: bytes) -> Entry:
         """Return the entry at a path. Raise PathNotFoundError or NotADirectoryPathError."""
@@ -206,7 +207,7 @@ class Namespace:
             if entry is None or entry.version != version:
                 raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
             return entry
-        id, _ = self._index.put_file(parent, name, version)
+        id, _ = self._index.names.put_file(parent, name, version)
         adopted = self._index.entry(id)
         assert adopted is not None
         return adopted
@@ -218,14 +219,14 @@ class Namespace:
             raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
         directory = ROOT_ID
         for name in [part for part in path.split(b"/") if part]:
-            directory = self._index.ensure_directory(directory, name)
+            directory = self._index.names.ensure_directory(directory, name)
         return directory
 
     def expire(self, path: bytes) -> None:
         """Mark the existing listings at and below a path as stale."""
         entry = self.entry_at(path)
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._index.expire_all(entry.id, to_ns=STALE_NS)
+            self._index.names.expire_all(entry.id, to_ns=STALE_NS)
 
     async def relist_below(self, path: bytes, *, below: bool = True) -> None:
         """List again what was listed at a path and, with `below`, below it. A listing that fails is repeated at the
@@ -282,9 +283,9 @@ class Namespace:
         directory = ROOT_ID
         with self._index.batch():
             for part in folders:
-                directory = self._index.ensure_directory(directory, part)
-            self._index.outdate(directory, name)
-            self._index.put_file(directory, name, version, attributes)
+                directory = self._index.names.ensure_directory(directory, part)
+            self._index.names.outdate(directory, name)
+            self._index.names.put_file(directory, name, version, attributes)
         row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
         self._pending_rows.put(split(path)[0], name, row)
 
@@ -293,8 +294,8 @@ class Namespace:
         directory = ROOT_ID
         with self._index.batch():
             for part in [part for part in path.split(b"/") if part]:
-                self._index.outdate(directory, part)
-                directory = self._index.ensure_directory(directory, part)
+                self._index.names.outdate(directory, part)
+                directory = self._index.names.ensure_directory(directory, part)
         folder, name = split(path)
         self._pending_rows.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
@@ -304,8 +305,8 @@ class Namespace:
         above, name = split(path)
         parent = self.entry_at(above)
         if parent is not None and name:
-            self._index.outdate(parent.id, name, folder=folder)
-            self._index.remove(parent.id, name)
+            self._index.names.outdate(parent.id, name, folder=folder)
+            self._index.names.remove(parent.id, name)
         self._pending_rows.put(above, name, None)
 
     def invalidate_parent(self, path: bytes) -> None:
@@ -316,7 +317,7 @@ class Namespace:
         """Expire the listing of a directory; the next lookup in it lists it again."""
         folder = self.entry_at(path)
         if folder is not None and self._index.fresh_until_ns(folder.id):
-            self._index.set_fresh_until(folder.id, STALE_NS)
+            self._index.names.set_fresh_until(folder.id, STALE_NS)
 
     async def refresh_path(self, path: bytes) -> None:
         """Refresh a directory by path. Do nothing if it was never listed or is no directory any more."""
@@ -360,9 +361,9 @@ class Namespace:
         self._mounts.add(mount)
         directory = ROOT_ID
         for name in _names_of(mount.path):
-            self._index.set_fresh_until(directory, STALE_NS)
-            directory = self._index.ensure_directory(directory, name)
-        self._index.expire_all(directory, to_ns=STALE_NS if known else 0)
+            self._index.names.set_fresh_until(directory, STALE_NS)
+            directory = self._index.names.ensure_directory(directory, name)
+        self._index.names.expire_all(directory, to_ns=STALE_NS if known else 0)
 
     def detach(self, path: str) -> Mount:
         """Remove a mount from the table and the tree. Its names disappear at once; those of mounts below it stay."""
@@ -379,12 +380,12 @@ class Namespace:
             while len(ancestors) > 1 and not self._answers(path.rsplit("/", 1)[0]):
                 ancestors.pop()  # this directory existed only because of this mount
                 path = path.rsplit("/", 1)[0]
-            self._index.remove(*ancestors[-1])
+            self._index.names.remove(*ancestors[-1])
             self._on_changed([ancestors[-1]])
             return mount
-        self._index.expire_all(directory)
+        self._index.names.expire_all(directory)
         if self._mounts.find(path) is None:
-            writer = self._index.listing(directory)
+            writer = ListingWriter(self._index.names, directory)
             for child in self._mounts.below(path):
                 writer.keep(os.fsencode(child))
             self._on_changed(writer.finish(FOREVER_NS))
@@ -423,7 +424,7 @@ class Namespace:
             raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
         directory = ROOT_ID
         for part in [part for part in folder.split(b"/") if part]:
-            directory = self._index.ensure_directory(directory, part)
+            directory = self._index.names.ensure_directory(directory, part)
         return directory, name
 
     def _owned(self, directory: FileId) -> bool:
@@ -517,7 +518,10 @@ class Namespace:
 
     async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
         """Take the listing from the owner. Return False if the owner fails; then the caller asks the origin."""
-        writer, listing = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
+        writer, listing = (
+            ListingWriter(self._index.names, directory),
+            self._pending_rows.listing(os.fsencode(path)),
+        )
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
@@ -537,7 +541,10 @@ class Namespace:
         return True
 
     async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
-        writer, listing = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
+        writer, listing = (
+            ListingWriter(self._index.names, directory),
+            self._pending_rows.listing(os.fsencode(path)),
+        )
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
@@ -595,11 +602,11 @@ class Namespace:
             info = await mount.origin.head(child, deadline=deadline)
         except PathNotFoundError:
             if await _is_directory(mount.origin, child, deadline):
-                self._index.ensure_directory(parent, name)
-            elif os.fsdecode(name) not in self._mounts.below(path) and self._index.remove(parent, name):
+                self._index.names.ensure_directory(parent, name)
+            elif os.fsdecode(name) not in self._mounts.below(path) and self._index.names.remove(parent, name):
                 self._on_changed([(parent, name)])
             return
-        _, changed = self._index.put_file(parent, name, info.version)
+        _, changed = self._index.names.put_file(parent, name, info.version)
         if changed:
             self._on_changed([(parent, name)])
 
@@ -607,12 +614,12 @@ class Namespace:
         """Enter the owner's answer about one name into the index."""
         for row in rows:
             if row.kind == Kind.DIRECTORY:
-                self._index.ensure_directory(parent, name)
-            elif self._index.put_file(parent, name, version_of(row))[1]:
+                self._index.names.ensure_directory(parent, name)
+            elif self._index.names.put_file(parent, name, version_of(row))[1]:
                 self._on_changed([(parent, name)])
         if rows or os.fsdecode(name) in self._mounts.below(path):
             return
-        if self._index.remove(parent, name):
+        if self._index.names.remove(parent, name):
             self._on_changed([(parent, name)])
 
 

@@ -65,17 +65,17 @@ class Attachments:
         """Attach the mounts of the configuration, then those that the index remembers at other paths. The index also
         stores the URLs of configured mounts, because clients name origins by it; entries of an earlier configuration
         are deleted."""
-        remembered = self._index.mounts()
+        remembered = self._index.mounts.all()
         for path, record in remembered.items():
             if CONFIGURED in record:
-                self._index.drop_mount(path)
+                self._index.mounts.drop(path)
         configured = {normal_path(path): mount for path, mount in self._config.mounts.items()}
         for path, mount in configured.items():
             known = remembered.get(path, {}).get("url") == mount.url
             # only for the configuration: other sources may not name files of this host
             options = resolve_options(mount.options)
             await self._attach(path, mount.url, options, check=check, known=known)
-            self._index.put_mount(path, {"url": mount.url, CONFIGURED: "true"})
+            self._index.mounts.put(path, {"url": mount.url, CONFIGURED: "true"})
         for path, record in remembered.items():
             if CONFIGURED not in record and path not in configured:
                 await self._attach_remembered(path, record)
@@ -92,7 +92,7 @@ class Attachments:
     async def attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
         """Attach a mount that was added on another node; its origin need not answer now."""
         await self._attach(path, url, options, check=False)
-        self._index.put_mount(path, {"url": url, **options})
+        self._index.mounts.put(path, {"url": url, **options})
         self._invalidate(path)
 
     async def add(self, path: str, url: str, options: dict[str, str], *, by_operator: bool = False) -> None:
@@ -100,13 +100,13 @@ class Attachments:
         check_places([volume.folder for volume in self._config.cache], [url])
         await self._attach(path, url, options, check=True)
         mark = {BY_OPERATOR: "true"} if by_operator else {}
-        self._index.put_mount(path, {"url": url, **public_options(options), **mark})
+        self._index.mounts.put(path, {"url": url, **public_options(options), **mark})
         self._invalidate(path)
 
     async def remove(self, path: str) -> None:
         """Detach a mount on this node, and close its origin."""
         mount = self._namespace.detach(path)
-        self._index.drop_mount(path)
+        self._index.mounts.drop(path)
         await mount.origin.close()
 
     async def _attach(

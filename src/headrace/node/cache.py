@@ -56,7 +56,7 @@ def remembers_mounts(config: Config) -> bool:
     except HeadraceError:
         return True
     try:
-        return bool(index.mounts())
+        return bool(index.mounts.all())
     finally:
         index.close(clean=False)
 

@@ -1,6 +1,6 @@
 """The LMDB environment of an index: open it, keep its checkpoint, limit its file, copy it without free pages.
 
-index.py reads and writes through it. No other file calls LMDB.
+transactions.py reads and writes through it. Only these two, and the lookup of a hit in index.py, call LMDB.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
 
 
 class Environment:
-    """An open environment. env, databases: LMDB's. is_new: nothing was ever committed in it. restored: it was reset to
-    its checkpoint. lock: held by the thread that commits."""
+    """An open environment. env: LMDB's. databases: all its tables, each also an attribute. is_new: nothing was ever
+    committed in it. restored: it was reset to its checkpoint. lock: held by the thread that commits."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
         """Open the environment. CorruptIndexError, StoreError."""
@@ -76,6 +76,7 @@ class Environment:
             index_checkpoint.check_length(data, info["last_pgno"])
             self.is_new = info["last_txnid"] == 0
             self.databases = [self.env.open_db(name, create=self._writable) for name in DATABASES]
+            self.entries, self.names, self.directories, self.files, self.mounts, self.meta = self.databases
             if self._writable:
                 self.env.reader_check()
                 self._growth = Growth(data)

@@ -9,28 +9,26 @@ empty before.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from headrace.base.model import Entry, FileId, Kind, Version
-
-if TYPE_CHECKING:
-    from headrace.store.index import Index
-
-NAME_BYTES_MAX = 255
+from headrace.store.names import NameWriter
+from headrace.store.schema import NAME_BYTES_MAX
 
 
 class ListingWriter:
-    """A listing in progress, made by Index.listing. Not thread-safe."""
+    """A listing of one directory in progress; `names` tells it of changes until `close`. Not thread-safe."""
 
-    def __init__(self, index: Index, directory: FileId, *, was_empty: bool) -> None:
+    def __init__(self, names: NameWriter, directory: FileId) -> None:
         self.skipped = 0  # names that no filesystem can show
-        self._index = index
+        self._names = names
         self._directory = directory
+        was_empty = next(names.rows.children(directory), None) is None
         self._listed: set[bytes] | None = None if was_empty else set()
         # a client with the previous listing may hold that a name does not exist
-        self._tell_new = index.fresh_until_ns(directory) != 0
+        self._tell_new = names.rows.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
         self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
+        names.begin_listing(directory, self)
 
     def keep(self, name: bytes) -> None:
         """Keep a name from being removed, listed or not."""
@@ -59,8 +57,8 @@ class ListingWriter:
         self.skipped += len(rows) - len(good)
         if self._outdated:
             good = [row for row in good if not self._is_outdated(*row)]
-        with self._index.batch():
-            self._changed += self._index.put_children(self._directory, good, tell_new=self._tell_new)
+        with self._names.batch():
+            self._changed += self._names.put_children(self._directory, good, tell_new=self._tell_new)
         for name, _, _ in good:
             self.keep(name)
 
@@ -70,20 +68,22 @@ class ListingWriter:
         missing: list[Entry] = []
         if self._listed is not None:
             missing = [
-                entry for entry in self._index.children(self._directory) if entry.name not in self._listed
+                entry
+                for entry in self._names.rows.children(self._directory)
+                if entry.name not in self._listed
             ]
-        with self._index.batch():
+        with self._names.batch():
             for entry in missing:
                 if entry.name not in (self._listed or ()):
-                    self._index.remove(self._directory, entry.name)
+                    self._names.remove(self._directory, entry.name)
                     self._changed.append((self._directory, entry.name))
-            self._index.set_fresh_until(self._directory, fresh_until_ns)
+            self._names.set_fresh_until(self._directory, fresh_until_ns)
         return self.close()
 
     def close(self) -> list[tuple[FileId, bytes]]:
         """End the listing, complete or not, and return changed names that were not returned yet. Always call it: until
-        then the index records names that change meanwhile here."""
-        self._index.end_listing(self._directory, self)
+        then names that change meanwhile are recorded here."""
+        self._names.end_listing(self._directory, self)
         changed, self._changed = self._changed, []
         return changed
 

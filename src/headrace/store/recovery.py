@@ -57,10 +57,10 @@ def recover(index: Index, volumes: list[Volume]) -> int:
             raise CorruptIndexError(
                 f"index {index.folder}", why=f"it names volume {cached.volume}, which is not given"
             )
-    if index.clean:
+    if index.state.clean:
         return 0
     marked = 0
-    if index.restored:
+    if index.state.restored:
         suspects: list[CachedFile] = []
         for cached in index.cached_files():
             if not _was_synced(index, volumes[cached.volume], cached):
@@ -69,25 +69,25 @@ def recover(index: Index, volumes: list[Volume]) -> int:
                 marked += _mark(index, suspects)
                 suspects = []
         marked += _mark(index, suspects)
-    if index.restored or index.created:
+    if index.state.restored or index.state.created:
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
     failpoint.hit("recover.marked")
-    if index.unsettled:
-        index.checkpoint()
+    if index.state.unsettled:
+        index.state.checkpoint()
     return marked
 
 
 def _was_synced(index: Index, volume: Volume, cached: CachedFile) -> bool:
     """Return whether a file's bytes reached the disk. A file that was deleted after the last sync and fetched again has
     its old record back, but new bytes, which may be lost: its ctime is later."""
-    if not cached.complete or cached.sequence > index.synced_sequence:
+    if not cached.complete or cached.sequence > index.state.synced_sequence:
         return False
     try:
         status = os.stat(volume.data_path(cached.id))
     except OSError:
         return False
-    return status.st_size == cached.size_bytes and status.st_ctime_ns <= index.synced_ns
+    return status.st_size == cached.size_bytes and status.st_ctime_ns <= index.state.synced_ns
 
 
 def _mark(index: Index, suspects: list[CachedFile]) -> int:

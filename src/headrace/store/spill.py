@@ -43,12 +43,12 @@ def open_spill(folder: str, name: str, disks: Sequence[Volume]) -> Volume | None
 def note_spilled(index: Index, volume: Volume) -> None:
     """Record the spill before the first record of a file there, so that the next node forgets those records."""
     volume.open()
-    index.put_meta(_META, volume.number.to_bytes(2, "little"))
+    index.state.put(_META, volume.number.to_bytes(2, "little"))
 
 
 def forget_spilled(index: Index) -> None:
     """Delete the records of files that were in the spill."""
-    number = index.meta(_META)
+    number = index.state.get(_META)
     if not number:
         return
     volume = int.from_bytes(number, "little")
@@ -56,7 +56,7 @@ def forget_spilled(index: Index) -> None:
     with index.batch():
         for id in spilled:
             index.drop_cached(id)
-        index.put_meta(_META, b"")
+        index.state.put(_META, b"")
 
 
 def remove_spill(volume: Volume) -> None:

@@ -86,7 +86,7 @@ class Store:
         self._unreported, self._closed = list[FileId](), False
         self._victims = Victims(index, self._accounts, self._is_open)
         self.unverified_found = recover(index, self.disks)
-        self._sequence = index.synced_sequence
+        self._sequence = index.state.synced_sequence
         for cached in index.cached_files():
             self._add_to_accounts(cached)
 
@@ -135,7 +135,7 @@ class Store:
 
     @property
     def generation(self) -> int:
-        return self.index.generation
+        return self.index.state.generation
 
     @property
     def used_bytes(self) -> int:
@@ -293,7 +293,7 @@ class Store:
         return True
 
     def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
-        self.index.heed_clock()
+        self.index.state.heed_clock()
         size_bytes = entry.version.size_bytes
         volume = self._choose(size_bytes, spilled=spilled)
         if spilled:
@@ -390,9 +390,9 @@ class Store:
             raise
         failpoint.hit("sync.volumes")
         if self._sync_failed:
-            self.index.checkpoint()
+            self.index.state.checkpoint()
         else:
-            self.index.checkpoint(synced_sequence=sequence, synced_ns=at_ns)
+            self.index.state.checkpoint(synced_sequence=sequence, synced_ns=at_ns)
 
     def keep_room(self) -> None:
         """Reserve space for the index on a disk that others fill, too; call it regularly. It suppresses OSErrors."""
@@ -580,7 +580,7 @@ class Store:
         return CachedFile.of(entry, volume=volume.number, sequence=self._next_sequence(), **details)
 
     def _next_sequence(self) -> int:
-        self.index.heed_clock()
+        self.index.state.heed_clock()
         self._sequence += 1
         return self._sequence
 
@@ -630,7 +630,7 @@ class Store:
         self._sequence = max(self._sequence, cached.sequence)
         self._accounts.add(cached)
         if cached.superseded:
-            self.index.superseded.append(cached.id)
+            self.index.supersede(cached.id)
 
     def _discard(self, ids: list[FileId]) -> int:
         """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed

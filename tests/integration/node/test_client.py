@@ -81,8 +81,8 @@ def test_an_index_made_small_by_a_start_is_read_from_then_on(running: Running) -
         "import sys; from headrace.store.index import Index\n"
         "index = Index.open(sys.argv[1], writable=True)\n"
         "with index._env.begin():\n"  # while somebody reads, no page is used again
-        "    for number in range(2000): index.put_mount('/m', {'url': str(number)})\n"
-        "    index.drop_mount('/m')\n"
+        "    for number in range(2000): index.mounts.put('/m', {'url': str(number)})\n"
+        "    index.mounts.drop('/m')\n"
         "index.close(clean=False)\n"
     )
     subprocess.run([sys.executable, "-c", code, running.base / "cache/index"], check=True, timeout=60)

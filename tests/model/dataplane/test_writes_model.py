@@ -60,7 +60,7 @@ def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(tmp_path: Path, lo
         theirs = scene.truth / "f"
         theirs.write_bytes(b"theirs")
         await asyncio.to_thread(scene.session.tree)
-        scene.here.index.set_fresh_until(ROOT_ID, FOREVER_NS)
+        scene.here.index.names.set_fresh_until(ROOT_ID, FOREVER_NS)
         scene.held.lose("put")
         await scene.write(b"/f", b"second")
         while theirs.read_bytes() != b"second":  # noqa: ASYNC110
@@ -238,7 +238,9 @@ def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path
         scene.held.hold_listing()
         listing = asyncio.ensure_future(scene.here.namespace.refresh(ROOT_ID))
         await scene.held.begun.wait()
-        scene.here.index.set_fresh_until(ROOT_ID, FOREVER_NS)  # so that the program does not wait for it
+        scene.here.index.names.set_fresh_until(
+            ROOT_ID, FOREVER_NS
+        )  # so that the program does not wait for it
         await scene.do(lambda: scene.session.rmdir(b"/f"))
         while folder.exists() or scene.here.upper.names(b"/"):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -171,7 +171,7 @@ class NodeFixture:
 
 def open_index(folder: str) -> Index:
     index = Index.open(folder, writable=True)
-    index.checkpoint()
+    index.state.checkpoint()
     return index
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.base.model import ROOT_ID, FileId, Kind, Version
 from headrace.store.index import Index
+from headrace.store.listing import ListingWriter
 
 NAMES = st.sampled_from([b"a", b"b", b"c", b"a\xff", b"zz"])
 VERSIONS = st.sampled_from([Version(1, 1, "x"), Version(2, 2, "y")])
@@ -22,7 +23,7 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = tempfile.mkdtemp()
         self.index = Index.open(self.folder, writable=True)
-        self.index.checkpoint()  # of a new one, by who recovers
+        self.index.state.checkpoint()  # of a new one, by who recovers
         self.tree: dict[FileId, dict[bytes, Node]] = {ROOT_ID: {}}
         self.used: set[FileId] = {ROOT_ID}
 
@@ -42,7 +43,7 @@ class IndexMachine(RuleBasedStateMachine):
     def put_file(self, number: int, name: bytes, version: Version) -> None:
         parent = self.pick(number)
         old = self.tree[parent].get(name)
-        id, changed = self.index.put_file(parent, name, version)
+        id, changed = self.index.names.put_file(parent, name, version)
         if old is not None and old[1:] == (Kind.FILE, version):
             assert (id, changed) == (old[0], False)
             return
@@ -55,7 +56,7 @@ class IndexMachine(RuleBasedStateMachine):
     def ensure_directory(self, number: int, name: bytes) -> None:
         parent = self.pick(number)
         old = self.tree[parent].get(name)
-        id = self.index.ensure_directory(parent, name)
+        id = self.index.names.ensure_directory(parent, name)
         if old is not None and old[1] is Kind.DIRECTORY:
             assert id == old[0]
             return
@@ -66,7 +67,7 @@ class IndexMachine(RuleBasedStateMachine):
     def remove(self, number: int, name: bytes) -> None:
         parent = self.pick(number)
         old = self.tree[parent].pop(name, None)
-        assert self.index.remove(parent, name) == (old is not None)
+        assert self.index.names.remove(parent, name) == (old is not None)
         if old is not None:
             self.drop(old)
 
@@ -83,7 +84,7 @@ class IndexMachine(RuleBasedStateMachine):
         before = dict(self.tree[directory])
         rows = {name: version for name, version in files.items() if name not in directories}
         listed = self.index.fresh_until_ns(directory) != 0
-        writer = self.index.listing(directory)
+        writer = ListingWriter(self.index.names, directory)
         for name in kept:
             writer.keep(name)
         writer.add(rows.items(), directories)

@@ -57,7 +57,7 @@ def test_up_without_an_origin_takes_what_is_configured_or_remembered(tmp_path: P
     check_has_origin(Config(run_folder=str(tmp_path), cache=cache, cluster="etcd://127.0.0.1:1/x"))
     check_has_origin(Config(run_folder=str(tmp_path), cache=cache, rest_address="127.0.0.1:0"))
     index = Index.open(str(tmp_path / "cache/index"), writable=True)
-    index.put_mount("/data", {"url": "file:///data"})
+    index.mounts.put("/data", {"url": "file:///data"})
     index.close(clean=True)
     check_has_origin(Config(run_folder=str(tmp_path), cache=cache))
 

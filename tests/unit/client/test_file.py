@@ -28,7 +28,7 @@ class OneFile:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store.open(str(folder / "v/index"), [Volume(0, str(folder / "v"), 64 * MIB)])
-        id, _ = self.store.index.put_file(ROOT_ID, b"f", Version(len(BODY), 1, "t"))
+        id, _ = self.store.index.names.put_file(ROOT_ID, b"f", Version(len(BODY), 1, "t"))
         found = self.store.index.entry(id)
         assert found is not None
         self.entry: Entry = found

@@ -139,7 +139,7 @@ def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: OpenSto
 @pytest.mark.parametrize("saved", [b"", b"\xff nonsense", b"\x80"])
 def test_what_was_kept_may_be_anything(open_store: OpenStore, saved: bytes) -> None:
     store = open_store()
-    store.index.put_meta(b"scrub", saved)
+    store.index.state.put(b"scrub", saved)
     filled(store, [100])
     host = Host(store)
     run(host.run_until(lambda: host.progress().passes >= 1))

@@ -194,7 +194,7 @@ def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
             await tree.namespace.refresh(ROOT_ID)
         assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
         assert await tree.names("/") == ["a", "b", "c", "d"]
-        assert not tree.index._listings
+        assert not tree.index.names._listings
 
     run(test)
 
@@ -208,8 +208,8 @@ def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
         assert await tree.names("/") == ["a", "b", "c", "d"]
         origin.broken = True
         assert await tree.names("/") == ["a", "b", "c", "d"]
-        assert not tree.index._listings
-        tree.index.expire_all(ROOT_ID)
+        assert not tree.index.names._listings
+        tree.index.names.expire_all(ROOT_ID)
         with pytest.raises(OriginUnavailableError):
             await tree.namespace.list(ROOT_ID)
 
@@ -228,6 +228,6 @@ def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
             tree.namespace.locate(file)
         with pytest.raises(StaleIdError):
             await tree.namespace.lookup(directory, b"f")
-        assert tree.index.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False
+        assert tree.index.names.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False
 
     run(test)

@@ -96,15 +96,15 @@ def test_the_index_is_opened_and_written_on_a_full_disk(disk: Path) -> None:
     reserve, folder = Reserve(str(disk)), str(disk / "index")
     reserve_readers(folder, reserve)
     index = Index.open(folder, writable=True)
-    index.checkpoint()
+    index.state.checkpoint()
     keep_index_room(folder, reserve)
     fill(disk)
     index.close(clean=False)
     for turn in range(5):
         index = Index.open(folder, writable=True)
         for name in range(20):
-            index.put_file(1, f"{turn} {name}".encode(), Version(1, 2, "t"))  # type: ignore[arg-type]
-            index.checkpoint()
+            index.names.put_file(1, f"{turn} {name}".encode(), Version(1, 2, "t"))  # type: ignore[arg-type]
+            index.state.checkpoint()
         index.close(clean=turn % 2 == 0)
     index = Index.open(folder, writable=True)
     assert len([*index.children(1)]) == 100  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_an_index_without_room_is_no_damaged_one(disk: Path) -> None:
     fill(disk)
     with pytest.raises(NoSpaceError):
         for name in range(10_000):
-            index.put_file(1, f"{name}".encode(), Version(1, 2, "t"))  # type: ignore[arg-type]
+            index.names.put_file(1, f"{name}".encode(), Version(1, 2, "t"))  # type: ignore[arg-type]
     (disk / "ballast").unlink()
-    index.put_file(1, b"after", Version(1, 2, "t"))  # type: ignore[arg-type]
+    index.names.put_file(1, b"after", Version(1, 2, "t"))  # type: ignore[arg-type]
     index.close(clean=True)

@@ -42,7 +42,7 @@ def crash(store: Store) -> None:
 
 
 def named(store: Store, name: bytes, size_bytes: int, token: str = "t") -> Entry:
-    id, _ = store.index.put_file(ROOT_ID, name, Version(size_bytes, 5, token))
+    id, _ = store.index.names.put_file(ROOT_ID, name, Version(size_bytes, 5, token))
     entry = store.index.entry(id)
     assert entry is not None
     return entry

@@ -10,6 +10,7 @@ import pytest
 from headrace.base.errors import CorruptIndexError, NotSupportedError, PathNotFoundError, StoreBusyError
 from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.store.index import Index
+from headrace.store.listing import ListingWriter
 from headrace.store.schema import CachedFile, pack_cached, pack_entry, unpack_cached, unpack_entry
 
 V1, V2 = Version(1, 1, "a"), Version(2, 2, "b")
@@ -54,12 +55,12 @@ def test_records_come_back_as_they_went(token: str) -> None:
 def test_a_whole_file_is_found_by_name(folder: str) -> None:
     index = Index.open(folder, writable=True)
     try:
-        parent = index.ensure_directory(ROOT_ID, b"d")
-        id, _ = index.put_file(parent, b"f", Version(9, 1, "a"), Attributes(5, 0o600, 1, 2))
-        index.ensure_directory(parent, b"below")
+        parent = index.names.ensure_directory(ROOT_ID, b"d")
+        id, _ = index.names.put_file(parent, b"f", Version(9, 1, "a"), Attributes(5, 0o600, 1, 2))
+        index.names.ensure_directory(parent, b"below")
         index.put_cached(cached_file(id, volume=3, size_bytes=9))
         assert index.whole_file(parent, b"f", 0) is None  # its listing was never taken
-        index.set_fresh_until(parent, 100_000_000)
+        index.names.set_fresh_until(parent, 100_000_000)
         found = index.whole_file(parent, b"f", 99_000_000)
         assert found is not None and found[:3] == (id, 9, 3)
         assert index.whole_file(parent, b"f", 100_000_000) is None
@@ -77,15 +78,15 @@ def test_a_whole_file_is_found_by_name(folder: str) -> None:
 def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
     index = Index.open(folder, writable=True)
     mine = Attributes(5, 0o600, 1, 2)
-    id, _ = index.put_file(ROOT_ID, b"f", V1)
-    assert index.put_file(ROOT_ID, b"f", V1, mine) == (id, False)
-    writer = index.listing(ROOT_ID)
+    id, _ = index.names.put_file(ROOT_ID, b"f", V1)
+    assert index.names.put_file(ROOT_ID, b"f", V1, mine) == (id, False)
+    writer = ListingWriter(index.names, ROOT_ID)
     writer.add([(b"f", V1), (b"g", V1)], [])
     assert writer.finish(1) == []
     found = index.lookup(ROOT_ID, b"f")
     assert found is not None
     assert (found.id, found.attributes) == (id, mine)
-    index.put_file(ROOT_ID, b"f", V2)
+    index.names.put_file(ROOT_ID, b"f", V2)
     found = index.lookup(ROOT_ID, b"f")
     assert found is not None
     assert (found.version, found.attributes, found.mtime_ns) == (V2, None, V2.mtime_ns)
@@ -93,16 +94,16 @@ def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
 
 def test_names_ids_and_paths(folder: str) -> None:
     index = Index.open(folder, writable=True)
-    a = index.ensure_directory(ROOT_ID, b"a")
-    assert index.ensure_directory(a, b"b") == index.ensure_directory(a, b"b")
-    id, changed = index.put_file(a, b"f", V1)
+    a = index.names.ensure_directory(ROOT_ID, b"a")
+    assert index.names.ensure_directory(a, b"b") == index.names.ensure_directory(a, b"b")
+    id, changed = index.names.put_file(a, b"f", V1)
     assert not changed
     assert index.path_of(id) == b"/a/f"
     assert index.path_of(ROOT_ID) == b"/"
     assert [entry.name for entry in index.children(a)] == [b"b", b"f"]
     assert [entry.name for entry in index.children(a, after=b"b")] == [b"f"]
-    assert index.put_file(a, b"f", V1) == (id, False)
-    other, changed = index.put_file(a, b"f", V2)
+    assert index.names.put_file(a, b"f", V1) == (id, False)
+    other, changed = index.names.put_file(a, b"f", V2)
     assert changed
     assert other != id
     assert index.entry(id) is None
@@ -115,12 +116,12 @@ def test_names_ids_and_paths(folder: str) -> None:
 
 def test_replacing_or_removing_supersedes_what_is_cached(folder: str) -> None:
     index = Index.open(folder, writable=True)
-    a = index.ensure_directory(ROOT_ID, b"a")
-    first, _ = index.put_file(a, b"f", V1)
+    a = index.names.ensure_directory(ROOT_ID, b"a")
+    first, _ = index.names.put_file(a, b"f", V1)
     index.put_cached(cached_file(first))
-    second, _ = index.put_file(a, b"f", V2)
+    second, _ = index.names.put_file(a, b"f", V2)
     index.put_cached(cached_file(second))
-    assert index.remove(ROOT_ID, b"a")
+    assert index.names.remove(ROOT_ID, b"a")
     assert [*index.superseded] == [first, second]
     for id in index.superseded:
         cached = index.cached(id)
@@ -128,23 +129,23 @@ def test_replacing_or_removing_supersedes_what_is_cached(folder: str) -> None:
         assert cached.superseded
     assert index.lookup(ROOT_ID, b"a") is None
     assert index.entry(second) is None
-    assert not index.remove(ROOT_ID, b"a")
+    assert not index.names.remove(ROOT_ID, b"a")
     index.close(clean=True)
 
 
 def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> None:
     index = Index.open(folder, writable=True)
-    d = index.ensure_directory(ROOT_ID, b"d")
-    writer = index.listing(d)
+    d = index.names.ensure_directory(ROOT_ID, b"d")
+    writer = ListingWriter(index.names, d)
     writer.add([(b"one", V1), (b"two", V1)], [b"sub"])
     assert index.fresh_until_ns(d) == 0
     assert writer.finish(99_000_000) == []
     assert index.fresh_until_ns(d) == 99_000_000
-    index.ensure_directory(d, b"mount")
-    writer = index.listing(d)
+    index.names.ensure_directory(d, b"mount")
+    writer = ListingWriter(index.names, d)
     writer.keep(b"mount")
     writer.add([(b"one", V2), (b"three", V1)], [])
-    index.put_file(d, b"late", V1)  # by another request, after the page that would have had it
+    index.names.put_file(d, b"late", V1)  # by another request, after the page that would have had it
     assert {entry.name for entry in index.children(d)} == {
         b"late",
         b"mount",
@@ -156,7 +157,7 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
     # three is new: whoever saw the listing before may believe that there is no such name
     assert sorted(writer.finish(100)) == [(d, b"one"), (d, b"sub"), (d, b"three"), (d, b"two")]
     assert [entry.name for entry in index.children(d)] == [b"late", b"mount", b"one", b"three"]
-    index.expire_all(ROOT_ID)
+    index.names.expire_all(ROOT_ID)
     assert index.fresh_until_ns(d) == 0
     index.close(clean=True)
 
@@ -164,20 +165,20 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
 def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(folder: str) -> None:
     index = Index.open(folder, writable=True)
     for name in (b"removed", b"replaced", b"theirs"):
-        index.put_file(ROOT_ID, name, V1)
-    index.ensure_directory(ROOT_ID, b"gone")
-    writer = index.listing(ROOT_ID)
+        index.names.put_file(ROOT_ID, name, V1)
+    index.names.ensure_directory(ROOT_ID, b"gone")
+    writer = ListingWriter(index.names, ROOT_ID)
     for name in (b"removed", b"replaced", b"theirs", b"gone", b"new"):
-        index.outdate(ROOT_ID, name)
+        index.names.outdate(ROOT_ID, name)
     for name in (b"removed", b"gone", b"theirs"):
-        index.remove(ROOT_ID, name)
+        index.names.remove(ROOT_ID, name)
     for name in (b"replaced", b"new"):
-        index.put_file(ROOT_ID, name, V2)
+        index.names.put_file(ROOT_ID, name, V2)
     writer.add([(b"removed", V1), (b"replaced", V1), (b"theirs", V2)], [b"gone"])
     writer.finish(1)
     found = {one.name: one.version for one in index.children(ROOT_ID)}
     assert found == {b"replaced": V2, b"new": V2, b"theirs": V2}
-    later = index.listing(ROOT_ID)
+    later = ListingWriter(index.names, ROOT_ID)
     later.add([(b"removed", V1)], [])
     later.finish(1)
     assert [one.name for one in index.children(ROOT_ID)] == [b"removed"]
@@ -187,14 +188,14 @@ def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(fold
 def test_children_over_many_batches_and_names_too_long(folder: str) -> None:
     index = Index.open(folder, writable=True)
     names = [b"%05d" % number for number in range(1500)]
-    writer = index.listing(ROOT_ID)
+    writer = ListingWriter(index.names, ROOT_ID)
     writer.add([(name, V1) for name in names] + [(b"x" * 256, V1)], [])
     writer.finish(1)
     assert writer.skipped == 1
     assert [entry.name for entry in index.children(ROOT_ID)] == names
     assert index.statistics()["entries"] == 1500
     with pytest.raises(NotSupportedError):
-        index.put_file(ROOT_ID, b"x" * 256, V1)
+        index.names.put_file(ROOT_ID, b"x" * 256, V1)
     assert index.lookup(ROOT_ID, b"x" * 600) is None
     index.close(clean=True)
 
@@ -204,24 +205,24 @@ def test_a_batch_that_fails_leaves_nothing_and_no_id_twice(folder: str) -> None:
     lost = FileId(0)
     with pytest.raises(RuntimeError):
         with index.batch():
-            lost, _ = index.put_file(ROOT_ID, b"a", V1)
+            lost, _ = index.names.put_file(ROOT_ID, b"a", V1)
             assert index.lookup(ROOT_ID, b"a") is not None
             raise RuntimeError
     assert index.lookup(ROOT_ID, b"a") is None
-    assert index.put_file(ROOT_ID, b"b", V1)[0] > lost
+    assert index.names.put_file(ROOT_ID, b"b", V1)[0] > lost
     index.close(clean=True)
 
 
 def test_mounts_are_remembered(folder: str) -> None:
     index = Index.open(folder, writable=True)
-    index.put_mount("/data", {"url": "s3://b"})
-    index.put_mount("/x", {"url": "s3://c"})
-    index.drop_mount("/x")
-    generation = index.generation
+    index.mounts.put("/data", {"url": "s3://b"})
+    index.mounts.put("/x", {"url": "s3://c"})
+    index.mounts.drop("/x")
+    generation = index.state.generation
     index.close(clean=True)
     index = Index.open(folder, writable=True)
-    assert index.mounts() == {"/data": {"url": "s3://b"}}
-    assert index.generation == generation
+    assert index.mounts.all() == {"/data": {"url": "s3://b"}}
+    assert index.state.generation == generation
     index.close(clean=True)
 
 
@@ -231,7 +232,7 @@ def test_one_writer_many_readers(folder: str) -> None:
     index = Index.open(folder, writable=True)
     with pytest.raises(StoreBusyError, match=str(os.getpid())):
         Index.open(folder, writable=True)
-    id, _ = index.put_file(ROOT_ID, b"a", V1)
+    id, _ = index.names.put_file(ROOT_ID, b"a", V1)
     code = (
         "import sys; from headrace.store.index import Index\n"
         "index = Index.open(sys.argv[1], writable=False)\n"
@@ -266,7 +267,7 @@ def _wipe_pages(path: Path) -> None:
 @pytest.mark.parametrize("damage", [_garbage, _empty, _cut, _wipe_pages])
 def test_a_damaged_index_is_an_error_and_no_crash(folder: str, damage: object) -> None:
     index = Index.open(folder, writable=True)
-    writer = index.listing(ROOT_ID)
+    writer = ListingWriter(index.names, ROOT_ID)
     writer.add([(b"%05d" % number, V1) for number in range(5000)], [])
     writer.finish(1)
     index.close(clean=True)
@@ -279,7 +280,7 @@ def test_a_damaged_index_is_an_error_and_no_crash(folder: str, damage: object) -
 def test_another_format_or_a_damaged_checkpoint_is_an_error(folder: str) -> None:
     index = Index.open(folder, writable=True)
     with index.batch():
-        index._put(index._meta, b"format", b"\x63\0")
+        index._transactions.put(index._environment.meta, b"format", b"\x63\0")
     index.close(clean=True)
     with pytest.raises(CorruptIndexError, match="format 99"):
         Index.open(folder, writable=True)
@@ -292,15 +293,15 @@ def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
     """Pages written after the checkpoint never reach the disk here; those before did."""
     index = Index.open(folder, writable=True, boot_id="one")
     for number in range(300):
-        index.put_file(ROOT_ID, b"before%d" % number, V1)
-    index.checkpoint()
+        index.names.put_file(ROOT_ID, b"before%d" % number, V1)
+    index.state.checkpoint()
     at_checkpoint = (Path(folder) / "data.mdb").read_bytes()
     for tens in range(0, 300, 10):  # few commits: after many, the checkpoint is renewed
         with index.batch():
             for number in range(tens, tens + 10):
-                index.put_file(ROOT_ID, b"after%d" % number, V1)
-                index.remove(ROOT_ID, b"before%d" % number)
-    lost = index._next_id
+                index.names.put_file(ROOT_ID, b"after%d" % number, V1)
+                index.names.remove(ROOT_ID, b"before%d" % number)
+    lost = index._transactions.next_id
     after = (Path(folder) / "data.mdb").read_bytes()
     index.close(clean=False)
     data = bytearray(after)
@@ -312,11 +313,11 @@ def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
             data[at : at + 4096] = bytes(4096)
     (Path(folder) / "data.mdb").write_bytes(data)
     index = Index.open(folder, writable=True, boot_id="two")
-    assert index.restored
+    assert index.state.restored
     assert sorted(entry.name for entry in index.children(ROOT_ID)) == sorted(
         b"before%d" % n for n in range(300)
     )
-    assert index.put_file(ROOT_ID, b"new", V1)[0] > lost
+    assert index.names.put_file(ROOT_ID, b"new", V1)[0] > lost
     for number in range(300):
-        index.put_file(ROOT_ID, b"again%d" % number, V1)
+        index.names.put_file(ROOT_ID, b"again%d" % number, V1)
     index.close(clean=True)

@@ -31,11 +31,13 @@ class Churn:
         self.chance = random.Random(7)
         self.ids: list[FileId] = []
         for number in range(40):
-            folder = index.ensure_directory(ROOT_ID, b"folder-%d" % number)
+            folder = index.names.ensure_directory(ROOT_ID, b"folder-%d" % number)
             with index.batch():
                 for name in range(500):
-                    self.ids.append(index.put_file(folder, b"name-%06d" % name, Version(1, 1, "a" * 32))[0])
-                index.set_fresh_until(folder, FOREVER_NS)
+                    self.ids.append(
+                        index.names.put_file(folder, b"name-%06d" % name, Version(1, 1, "a" * 32))[0]
+                    )
+                index.names.set_fresh_until(folder, FOREVER_NS)
         self.cached = self.chance.sample(self.ids, 4000)
         with index.batch():
             for id in self.cached:
@@ -59,14 +61,14 @@ def wait_for_renewal() -> None:
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     index = Index.open(str(tmp_path / "index"), writable=True)
-    index.checkpoint()  # as after a recovery
+    index.state.checkpoint()  # as after a recovery
     return index
 
 
 def bloated(index: Index) -> Churn:
     """As if no checkpoint could be made for a while; then the node is killed."""
     churn = Churn(index)
-    index.checkpoint()
+    index.state.checkpoint()
     with index._env.begin():  # a reader that never ends keeps all pages
         churn.go(3000)
         wait_for_renewal()
@@ -75,12 +77,12 @@ def bloated(index: Index) -> Churn:
 
 def state_of(index: Index) -> tuple[object, ...]:
     entries = [entry for folder in index.children(ROOT_ID) for entry in index.children(folder.id)]
-    return entries, list(index.cached_files()), index.mounts(), index.generation
+    return entries, list(index.cached_files()), index.mounts.all(), index.state.generation
 
 
 def test_churn_does_not_outgrow_what_is_live(index: Index) -> None:
     churn = Churn(index)
-    index.checkpoint()
+    index.state.checkpoint()
     most = 0.0
     for _ in range(ROUNDS):
         churn.go(COMMITS_A_ROUND)
@@ -93,7 +95,7 @@ def test_churn_does_not_outgrow_what_is_live(index: Index) -> None:
 
 def test_a_churn_that_outruns_the_disk_waits_for_it(index: Index) -> None:
     churn = Churn(index)
-    index.checkpoint()
+    index.state.checkpoint()
     for _ in range(30):
         churn.go(1000)
         figures = index.statistics()
@@ -103,7 +105,7 @@ def test_a_churn_that_outruns_the_disk_waits_for_it(index: Index) -> None:
 
 def test_free_pages_are_those_that_are_reused_before_the_file_grows(index: Index) -> None:
     churn = bloated(index)
-    index.checkpoint()
+    index.state.checkpoint()
     pin = index._env.begin()
     with open(f"{index.folder}/data.mdb", "rb") as file:
         before = reusable_pages(file.fileno(), pin.id(), 1 << 40)
@@ -157,9 +159,9 @@ def files_removed_and_open(folder: str) -> list[str]:
 
 def test_a_start_makes_the_file_small_again(index: Index) -> None:
     bloated(index)
-    index.put_mount("/m", {"url": "file:///x"})
+    index.mounts.put("/m", {"url": "file:///x"})
     before, size_bytes = state_of(index), index.size_bytes
-    directory, highest = next(iter(index.children(ROOT_ID))).id, index._next_id - 1
+    directory, highest = next(iter(index.children(ROOT_ID))).id, index._transactions.next_id - 1
     assert size_bytes > index.statistics()["live_bytes"] * 4
     index.close(clean=True)
     reader = Index.open(index.folder, writable=False)
@@ -169,7 +171,7 @@ def test_a_start_makes_the_file_small_again(index: Index) -> None:
     assert reader.fresh_until_ns(directory) == 0  # so whoever still reads this file asks the node
     assert state_of(reader) == before
     again = Index.open(index.folder, writable=False)
-    assert again.clean
+    assert again.state.clean
     assert not again.is_replaced
     assert again.fresh_until_ns(directory) == FOREVER_NS
     assert state_of(again) == before
@@ -179,7 +181,7 @@ def test_a_start_makes_the_file_small_again(index: Index) -> None:
     assert not files_removed_and_open(index.folder)  # its space is free when nobody reads it any more
     again.close(clean=True)
     again = Index.open(index.folder, writable=True)
-    assert again.put_file(ROOT_ID, b"new", Version(1, 1, "n"))[0] > highest
+    assert again.names.put_file(ROOT_ID, b"new", Version(1, 1, "n"))[0] > highest
     again.close(clean=True)
     assert sorted(os.listdir(index.folder)) == [
         "checkpoint",
@@ -209,15 +211,15 @@ def test_a_client_that_is_stopped_while_it_opens_the_index_does_not_stop_the_sta
 def test_a_kill_in_a_compaction_loses_nothing(tmp_path: Path, failpoint: str, boot_id: str) -> None:
     """boot_id two: the machine was restarted, too."""
     index = Index.open(str(tmp_path / "index"), writable=True, boot_id="one")
-    index.checkpoint()
+    index.state.checkpoint()
     bloated(index)
     before = state_of(index)
     index.close(clean=True)
     assert start_elsewhere(index.folder, failpoint, "one") == -signal.SIGKILL
     again = Index.open(index.folder, writable=True, boot_id=boot_id)
-    assert again.restored == (boot_id == "two")
+    assert again.state.restored == (boot_id == "two")
     assert state_of(again) == before
-    again.checkpoint()
+    again.state.checkpoint()
     again.close(clean=True)
     again = Index.open(index.folder, writable=True, boot_id=boot_id)
     assert state_of(again) == before

@@ -50,7 +50,7 @@ def open_at(folder: str) -> Store:
 
 def entry_of(store: Store, name: bytes):  # type: ignore[no-untyped-def]
     body = BODIES[name]
-    return store.index.entry(store.index.put_file(ROOT_ID, name, Version(len(body), 1, "t"))[0])
+    return store.index.entry(store.index.names.put_file(ROOT_ID, name, Version(len(body), 1, "t"))[0])
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
@@ -98,7 +98,7 @@ def refill(store: Store, id: FileId, body: bytes) -> None:
 
 def open_and_close(folder: str) -> bool:
     store = open_at(folder)
-    clean = store.index.clean
+    clean = store.index.state.clean
     store.close()
     return clean
 
@@ -108,7 +108,7 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
     folder = str(tmp_path)
     store = open_at(folder)
     store.complete_small_many([(entry_of(store, b"small"), SMALL)])
-    store.index.checkpoint()  # the record is on the disk, the file's bytes perhaps not
+    store.index.state.checkpoint()  # the record is on the disk, the file's bytes perhaps not
     id = entry_of(store, b"small").id
     Path(store.volumes[0].data_path(id)).write_bytes(b"T" * len(SMALL))
     stray = Path(store.volumes[0].data_path(FileId(id + 1)))

@@ -223,7 +223,7 @@ def test_the_index_takes_its_part_of_the_capacity(open_store: OpenStore) -> None
     store = open_store(20 * MIB)
     with store.index.batch():
         for number in range(30_000):
-            store.index.put_file(ROOT_ID, b"name-%06d" % number, Version(1, 1, "t" * 40))
+            store.index.names.put_file(ROOT_ID, b"name-%06d" % number, Version(1, 1, "t" * 40))
     index_bytes = store.index.size_bytes
     assert 3 * MIB < index_bytes < 5 * MIB
     fill(store, b"a", 10 * MIB)
@@ -325,7 +325,7 @@ def test_after_a_power_loss_nothing_unsynced_is_trusted(open_store: OpenStore) -
         fill(store, b"small", 500),
         fill(store, b"sound", 3 * MIB),
     )
-    store.index.checkpoint()  # the index got there, the bytes did not
+    store.index.state.checkpoint()  # the index got there, the bytes did not
     crash(store)
     for id, at, length in ((large, MIB, MIB), (small, 0, 500)):
         with open(store.volumes[0].data_path(id), "r+b") as file:
@@ -389,7 +389,7 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
     for entry in (small, large):
         assert noted(store.volumes, cached(store, entry.id)) == told
     redated = Version(5, small.version.mtime_ns + 10**9, small.version.token)
-    assert store.index.put_file(small.parent, b"small", redated) == (small.id, False)
+    assert store.index.names.put_file(small.parent, b"small", redated) == (small.id, False)
     assert noted(store.volumes, cached(store, small.id)) is None
     assert content(store, small.id) == b"12345"
 
@@ -424,7 +424,10 @@ def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -
         assert records[name].token == token
         if records[name].content_type_code is not None or os.geteuid() == 0:
             assert noted(store.volumes, records[name]) == one, name
-    assert store.index.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (entries["jpeg"].id, False)
+    assert store.index.names.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (
+        entries["jpeg"].id,
+        False,
+    )
     assert noted(store.volumes, cached(store, entries["jpeg"].id)) is None
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
-from headrace.store.index import Index
 from headrace.store.store import Store
+from headrace.store.transactions import Transactions
 
 from .conftest import OpenStore, crash, named
 from .test_store import cached, fill
@@ -192,7 +192,7 @@ def test_threads_never_meet_in_one_transaction(open_store: OpenStore) -> None:
     index = open_store().index
     met: list[bool] = []
 
-    class Watched(Index):
+    class Watched(Transactions):
         """Lets the last writer look at the very moment when the next transaction is there."""
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -201,9 +201,9 @@ def test_threads_never_meet_in_one_transaction(open_store: OpenStore) -> None:
                 met.append(worker.submit(lambda: self._owner == threading.get_ident()).result())
 
     with ThreadPoolExecutor(1) as worker:
-        worker.submit(index.put_file, ROOT_ID, b"a", Version(1, 1, "t")).result()
-        index.__class__ = Watched
-        index.put_file(ROOT_ID, b"b", Version(1, 1, "t"))
+        worker.submit(index.names.put_file, ROOT_ID, b"a", Version(1, 1, "t")).result()
+        index._transactions.__class__ = Watched
+        index.names.put_file(ROOT_ID, b"b", Version(1, 1, "t"))
     assert met == [False]
 
 
