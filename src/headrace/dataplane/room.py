@@ -23,7 +23,7 @@ async def with_room(store: Store, work: Callable[[], Awaitable[Result]]) -> Resu
         try:
             return await work()
         except NoSpaceError:
-            if not store.room_is_coming or time.monotonic() > until_s:
+            if not store.space.room_is_coming or time.monotonic() > until_s:
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(PAUSE_S_MAX, 2 * pause_s)

@@ -186,7 +186,7 @@ class Scrub:
         self._pace.spend(max(0, FILE_BYTES_MIN - cached.size_bytes))
         verify = partial(verify_on_disk, before_read=self._pace.spend)
         blocks = bad_blocks(self._store.volumes[cached.volume], cached, verify=verify)
-        return self._store.settle(cached, blocks)
+        return self._store.verifier.settle(cached, blocks)
 
     async def _repair(self, cached: CachedFile, lost: str) -> None:
         """Fetch a file again whose bad blocks were dropped. Sessions forget it first."""

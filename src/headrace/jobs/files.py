@@ -84,7 +84,7 @@ class FileWork:
         for _ in range(VERIFY_ATTEMPTS):
             size_bytes = await self.load(entry, spans, priority=priority)
             async with self._slots.take(priority):
-                if await loop.run_in_executor(self._disk, self._store.verify, entry.id):
+                if await loop.run_in_executor(self._disk, self._store.verifier.verify, entry.id):
                     return size_bytes
         raise CorruptBlockError(
             "check after loading",

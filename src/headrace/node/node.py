@@ -121,7 +121,7 @@ class Node:
         else:
             self.write = None if writing is None else writing.write_back
         self.reads = self._build_reads()
-        store.evicted.add(self._evicted)
+        store.space.evicted.add(self._evicted)
         # what works over whole directories, and over the whole cache
         self.attachments = Attachments(
             config,

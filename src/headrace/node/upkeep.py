@@ -78,8 +78,8 @@ class Upkeep:
 
     async def _evict(self) -> None:
         self._store.keep_room()
-        self._store.set_written(self._bytes_written())
-        while self._store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
+        self._store.space.set_written(self._bytes_written())
+        while self._store.space.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
 
     async def _sync(self) -> None:

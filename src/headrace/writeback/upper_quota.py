@@ -49,5 +49,5 @@ class UpperQuota:
     def _limit_bytes(self, own_bytes: int) -> int:
         """Return half of what can be had, of the capacity or of the disk, which others use, too. own_bytes: of the
         layer."""
-        free_bytes = 2 * self._bytes_max if self._store is None else self._store.room_for_written()
+        free_bytes = 2 * self._bytes_max if self._store is None else self._store.space.room_for_written()
         return min(self._bytes_max, (own_bytes + free_bytes) // 2)

@@ -95,7 +95,7 @@ class ReadsModel:
             on_complete=lambda _: None,
             on_damaged=lambda _: asyncio.sleep(0),
         )
-        self.store.evicted.add(self.reads.forget)
+        self.store.space.evicted.add(self.reads.forget)
         self.complaints: list[str] = []
         self.compared_bytes = 0
         for name in NAMES:
@@ -178,7 +178,7 @@ class ReadsModel:
                     except HeadraceError:
                         pass
             else:
-                self.store.evict_if_needed()
+                self.store.space.evict_if_needed()
 
     async def run(self, readers: int, steps: int) -> None:
         asyncio.get_running_loop().set_exception_handler(self.heard)

@@ -169,7 +169,7 @@ def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoi
         writer.write(0, wrong)
         writer.close()
         assert await w.loaded("f") == body
-        assert w.store.verify(entry.id)
+        assert w.store.verifier.verify(entry.id)
         assert w.damaged == [entry.id]
 
     run(world, test)

@@ -588,11 +588,11 @@ def test_borrowed_files_go_first(world: NodesFixture) -> None:
             await node.read(name)
         owned = [name for name in world.bodies if world.owner(name) is node]
         node.store.volumes[0].capacity_bytes = node.store.used_bytes
-        while node.store.evict_if_needed():
+        while node.store.space.evict_if_needed():
             pass
         ids = {name: (await node.entry(name)).id for name in owned}
         assert all(node.store.index.cached(id) is not None for id in ids.values())
-        assert node.store.evicted_files > 0
+        assert node.store.space.evicted_files > 0
 
     asyncio.run(world.run(test))
 

@@ -64,7 +64,7 @@ class ReadPathFixture:
             on_complete=self.whole.extend,
             on_damaged=self._damaged,
         )
-        self.store.evicted.add(self.reads.forget)
+        self.store.space.evicted.add(self.reads.forget)
         self.heard: list[object] = []
 
     async def _damaged(self, ids: list[FileId]) -> None:

@@ -176,7 +176,7 @@ class Runner:
             on_complete=lambda _: None,
             on_damaged=lambda _: asyncio.sleep(0),
         )
-        self.store.evicted.add(self.reads.forget)
+        self.store.space.evicted.add(self.reads.forget)
         self.jobs = ClusterJobs(
             id,
             records,

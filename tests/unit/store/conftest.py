@@ -34,7 +34,7 @@ def crash(store: Store) -> None:
     if store._closed:
         return
     store._closed = True
-    for writer in list(store._writers.values()):
+    for writer in list(store._files.writers.values()):
         writer.close()
     store.index.close(clean=False)
     for volume in store.volumes:

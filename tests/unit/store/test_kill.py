@@ -39,7 +39,7 @@ def scenario(folder: str) -> None:
     bad = entry_of(store, b"bad").id
     with open(store.volumes[0].data_path(bad), "r+b") as file:
         file.write(b"rotten")
-    store.verify(bad)
+    store.verifier.verify(bad)
     store.sync()
     store.close()
 
@@ -81,7 +81,7 @@ def check(store: Store, name: bytes, body: bytes, *, rotten: bool) -> None:
         store.complete_small(entry, body) if len(body) < BLOCK_SIZE_BYTES else refill(store, entry.id, body)
     elif not cached.trusted:
         if cached.unverified:
-            store.verify(entry.id)
+            store.verifier.verify(entry.id)
         refill(store, entry.id, body)
     found = Path(store.volumes[0].data_path(entry.id)).read_bytes()
     assert found == body or (rotten and found[6:] == body[6:])
@@ -127,7 +127,7 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
     store = Store.open(f"{folder}/index", [Volume(0, folder, 1 << 30, "")], boot_id="after")
     found = store.index.cached(id)
     assert found is not None and found.unverified
-    assert not store.verify(id)
+    assert not store.verifier.verify(id)
     assert not stray.exists()
     store.close()
 

@@ -86,7 +86,7 @@ def test_a_file_of_the_layer_becomes_a_cache_file(
     file = tmp_path / "written"
     file.write_bytes(data)
     took = file.stat().st_blocks * 512
-    store.set_written(took)
+    store.space.set_written(took)
     here = Root(os.fsencode(tmp_path))
     sums = [block_checksum(data[at : at + MIB]) for at in range(0, size_bytes, MIB)]
     with pytest.raises(StoreError):
@@ -98,7 +98,7 @@ def test_a_file_of_the_layer_becomes_a_cache_file(
     assert begun is None or begun.closed
     done = cached(store, entry.id)
     assert (done.trusted, done.borrowed) == (True, True)
-    assert store.verify(entry.id)
+    assert store.verifier.verify(entry.id)
     assert 0 <= store.used_bytes - took <= 8192
     assert store.free(entry.id) > 0
     assert store.used_bytes == 0
@@ -122,7 +122,7 @@ def test_threads_write_different_blocks(open_store: OpenStore) -> None:
         thread.join()
     assert writer.complete
     id = store.complete(writer).id
-    assert store.verify(id)
+    assert store.verifier.verify(id)
     assert store.used_bytes == pytest.approx(32 * MIB, abs=8192)
 
 
@@ -134,7 +134,7 @@ def test_small_files_empty_ones_and_one_block_by_blocks(open_store: OpenStore) -
     assert content(store, entries[1].id) == b"0123456789"
     id = fill(store, b"one", MIB)
     assert not os.path.exists(store.volumes[0].map_path(id))
-    assert all(store.verify(one) for one in (entries[0].id, entries[1].id, id))
+    assert all(store.verifier.verify(one) for one in (entries[0].id, entries[1].id, id))
     empty = store.create(named(store, b"e2", 0))
     assert empty.complete
     assert store.complete(empty).trusted
@@ -187,7 +187,7 @@ def test_a_file_made_anew_is_never_taken_for_the_complete_one(open_store: OpenSt
 def test_eviction_makes_room_but_never_of_pinned_files(open_store: OpenStore, policy: str) -> None:
     store = open_store(20 * MIB, policy=policy)
     told: list[FileId] = []
-    store.evicted.add(told.extend)
+    store.space.evicted.add(told.extend)
     pinned = fill(store, b"pinned", 4 * MIB)
     store.pin(pinned, True)
     ids = [fill(store, b"f%d" % n, 2 * MIB) for n in range(20)]
@@ -213,9 +213,9 @@ def test_superseded_files_go_first_then_abandoned_ones(open_store: OpenStore) ->
     del writer
     index_bytes = int(store.index.size_bytes / 0.9)
     store.volumes[0].capacity_bytes = 17 * MIB + index_bytes
-    assert store.evict_if_needed() == [old]
+    assert store.space.evict_if_needed() == [old]
     store.volumes[0].capacity_bytes = 14 * MIB + index_bytes
-    assert store.evict_if_needed() == [partial.id]
+    assert store.space.evict_if_needed() == [partial.id]
     assert all(store.index.cached(id) for id in good)
 
 
@@ -227,15 +227,15 @@ def test_the_index_takes_its_part_of_the_capacity(open_store: OpenStore) -> None
     index_bytes = store.index.size_bytes
     assert 3 * MIB < index_bytes < 5 * MIB
     fill(store, b"a", 10 * MIB)
-    assert store.evict_if_needed() == []
+    assert store.space.evict_if_needed() == []
     fill(store, b"b", 6 * MIB)
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert index_bytes + store.used_bytes <= 20 * MIB
     assert index_bytes + store.statistics()["used_bytes"] <= 20 * MIB
     store.volumes[0].capacity_bytes = 8 * MIB  # of which it takes half at most: files are still cached
     fill(store, b"c", 2 * MIB)
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert store.used_bytes >= 2 * MIB
 
@@ -341,18 +341,18 @@ def test_after_a_power_loss_nothing_unsynced_is_trusted(open_store: OpenStore) -
     for id in (large, small, sound, partial.id):
         assert not cached(store, id).trusted
         assert store.writer(id) is None
-    assert store.verify(sound)
+    assert store.verifier.verify(sound)
     assert cached(store, sound).trusted
-    assert not store.verify(large)
+    assert not store.verifier.verify(large)
     again = store.writer(large)
     assert again is not None
     assert again.missing(0, 3 * MIB) == [(MIB, 2 * MIB)]
     again.write(MIB, b"z" * MIB)
     assert store.complete(again).trusted
-    assert store.verify(large)
-    assert not store.verify(small)
+    assert store.verifier.verify(large)
+    assert not store.verifier.verify(small)
     assert store.index.cached(small) is None
-    assert not store.verify(partial.id)
+    assert not store.verifier.verify(partial.id)
     again = store.writer(partial.id)
     assert again is not None
     assert again.missing(0, 4 * MIB) == [(MIB, 4 * MIB)]
@@ -475,7 +475,7 @@ def test_a_file_that_is_larger_than_what_is_beside_the_disks_is_begun_anew(tmp_p
     try:
         assert one.spill is not None
         gone: list[int] = []
-        one.evicted.add(gone.extend)
+        one.space.evicted.add(gone.extend)
         count = one.spill.capacity_bytes // BLOCK_SIZE_BYTES + 1
         entry = named(one, b"large", count * BLOCK_SIZE_BYTES)
         writer = one.create(entry, spilled=True)
@@ -484,14 +484,14 @@ def test_a_file_that_is_larger_than_what_is_beside_the_disks_is_begun_anew(tmp_p
                 writer.write(block * BLOCK_SIZE_BYTES, bytes(BLOCK_SIZE_BYTES))
         assert writer.blocks_present == count - 1
         assert one.index.cached(entry.id) is None
-        one.evict_if_needed()
+        one.space.evict_if_needed()
         assert gone == [entry.id]
         again = one.create(entry, spilled=True)
         again.write(0, bytes(BLOCK_SIZE_BYTES))
-        one.evict_if_needed()  # it is being read
+        one.space.evict_if_needed()  # it is being read
         assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
         one.complete_small_many([(named(one, b"small", 5), b"hello")], spilled=True)
-        one.evict_if_needed()  # a disk takes it, next time
+        one.space.evict_if_needed()  # a disk takes it, next time
         assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
     finally:
         one.close()

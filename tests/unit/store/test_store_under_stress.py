@@ -112,7 +112,7 @@ def test_a_file_fetched_again_after_the_last_sync_is_not_trusted_after_a_power_l
     assert not cached(store, entries[0].id).trusted
     assert not cached(store, entries[1].id).trusted
     assert cached(store, entries[2].id).trusted
-    assert not store.verify(entries[1].id)
+    assert not store.verifier.verify(entries[1].id)
 
 
 def test_after_a_failed_sync_nothing_new_is_trusted(
@@ -143,12 +143,12 @@ def test_eviction_goes_in_steps(open_store: OpenStore) -> None:
         fill(store, b"%d" % n, MIB)
     steps = 0
     store.volumes[0].capacity_bytes = 40 * MIB
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         steps += 1
     assert steps == 4  # 62 → 36 MiB, 8 at a time
     assert store.used_bytes <= 36 * MIB
     fill(store, b"one more", MIB)
-    assert not store.evict_if_needed()  # between the watermarks
+    assert not store.space.evict_if_needed()  # between the watermarks
 
 
 def test_making_room_takes_no_more_than_it_must(open_store: OpenStore) -> None:
@@ -172,7 +172,7 @@ def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own
 ) -> None:
     store = open_store(20 * MIB)
     told: list[FileId] = []
-    store.evicted.add(told.extend)
+    store.space.evicted.add(told.extend)
     first, second = (store.create(named(store, name, 12 * MIB)) for name in (b"a", b"b"))
     for n in range(10):
         in_thread(partial(first.write, n * MIB, bytes(MIB)))
@@ -182,7 +182,7 @@ def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own
     assert second.complete
     assert store.used_bytes <= 20 * MIB
     assert told == []  # only the thread that opened the store tells
-    store.evict_if_needed()
+    store.space.evict_if_needed()
     assert told == [first.id]
     assert store.complete(second).trusted
 
@@ -238,7 +238,7 @@ def test_fsck_works_while_the_store_is_used(open_store: OpenStore) -> None:
 def test_a_bad_block_of_an_open_file_is_told(open_store: OpenStore) -> None:
     store = open_store()
     told: list[FileId] = []
-    store.evicted.add(told.extend)
+    store.space.evicted.add(told.extend)
     id = fill(store, b"f", 2 * MIB)
     with open(store.volumes[0].data_path(id), "r+b") as file:
         file.write(b"rotten")
@@ -313,13 +313,13 @@ def test_a_part_of_a_large_file_has_its_place_in_the_policy(
         writer.close()
     newer = [fill(store, b"newer%d" % n, MIB) for n in range(30)]
     store.volumes[0].capacity_bytes = 50 * MIB
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert store.index.cached(small.id) is None  # an ordinary part is the first to go
     assert store.index.cached(entry.id) is not None  # this one only after what was used before it
     assert sum(store.index.cached(id) is None for id in older) >= 8
     store.volumes[0].capacity_bytes = 20 * MIB
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert store.index.cached(entry.id) is None
     assert sum(store.index.cached(id) is not None for id in newer) >= 15
@@ -331,7 +331,7 @@ def test_a_part_of_a_large_file_has_its_place_in_the_policy(
 
 def test_borrowed_files_have_a_share_and_go_first(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(64 * MIB, policy="lru")
-    store._borrowed_share = 0.25
+    store.space._borrowed_share = 0.25
     owned = [fill(store, b"owned%d" % n, MIB) for n in range(20)]
     entries = [named(store, b"borrowed%d" % n, 1000) for n in range(5)] + [
         named(store, b"large%d" % n, 2 * MIB) for n in range(10)
@@ -344,7 +344,7 @@ def test_borrowed_files_have_a_share_and_go_first(open_store: OpenStore, tmp_pat
         writer.write(0, b"l" * (2 * MIB))
         store.complete(writer)
     assert store.statistics()["borrowed_bytes"] > 20 * MIB
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert store.statistics()["borrowed_bytes"] <= 16 * MIB
     assert all(store.index.cached(id) is not None for id in owned)
@@ -355,7 +355,7 @@ def test_borrowed_files_have_a_share_and_go_first(open_store: OpenStore, tmp_pat
     crash(store)
     store = open_store(25 * MIB, policy="lru")
     assert cached(store, owned[0]).borrowed
-    while store.evict_if_needed():
+    while store.space.evict_if_needed():
         pass
     assert store.index.cached(owned[0]) is None
     assert store.index.cached(kept[-1]) is not None

@@ -1,0 +1,79 @@
+"""Keep together what a node knows of each cache file: its record in the index, its bytes and rank, its open writer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from headrace.base import failpoint
+from headrace.base.model import Entry, FileId
+from headrace.store.index import Index
+from headrace.store.schema import CachedFile
+from headrace.store.usage import Accounts
+from headrace.store.volume import Volume
+from headrace.store.writer import CacheWriter
+
+
+class FileRegistry:
+    """The cache files of a store, loaded from a recovered index. volumes: by number.
+
+    lock: the store's lock, which every caller of a method holds; it comes before the lock of a writer and of the index.
+    writers: the open ones; a writer that nobody uses any more leaves by itself.
+    """
+
+    def __init__(self, index: Index, volumes: list[Volume], policy: str) -> None:
+        self.index = index
+        self.volumes = volumes
+        self.accounts = Accounts(volumes, policy)
+        self.lock = threading.RLock()
+        self.writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
+        self.sequence = index.state.synced_sequence
+        for cached in index.cached_files():
+            self.add(cached)
+
+    def is_open(self, id: FileId) -> bool:
+        writer = self.writers.get(id)
+        return writer is not None and not writer.closed
+
+    def record(self, entry: Entry, volume: Volume, **details: Any) -> CachedFile:
+        return CachedFile.of(entry, volume=volume.number, sequence=self.next_sequence(), **details)
+
+    def next_sequence(self) -> int:
+        self.index.state.heed_clock()
+        self.sequence += 1
+        return self.sequence
+
+    def watch(self, writer: CacheWriter) -> CacheWriter:
+        """Register a writer of this store."""
+        self.writers[writer.id] = writer
+        return writer
+
+    def forget_writer(self, id: FileId) -> None:
+        writer = self.writers.pop(id, None)
+        if writer is not None:
+            writer.close()
+
+    def add(self, cached: CachedFile) -> None:
+        """Add the record of a file to the accounts."""
+        self.sequence = max(self.sequence, cached.sequence)
+        self.accounts.add(cached)
+        if cached.superseded:
+            self.index.supersede(cached.id)
+
+    def discard(self, ids: list[FileId]) -> int:
+        """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed
+        bytes."""
+        records = [cached for cached in map(self.index.cached, ids) if cached is not None]
+        if not records:
+            return 0
+        with self.index.batch():
+            for cached in records:
+                self.index.drop_cached(cached.id)
+        failpoint.hit("discard.records")
+        freed = 0
+        for cached in records:
+            self.accounts.pinned.discard(cached.id)
+            freed += self.accounts.remove(cached.id)
+            self.volumes[cached.volume].unlink(cached.id)
+        return freed

@@ -1,0 +1,239 @@
+"""Give space on the volumes to files that are filled, and evict others for it.
+
+The lock is the registry's. Only the thread that constructed the space reports evictions: files that another thread
+evicts are reported at its next call.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from headrace.base.errors import EvictedError, NoSpaceError
+from headrace.base.listeners import Listeners
+from headrace.base.model import FileId
+from headrace.store.file_registry import FileRegistry
+from headrace.store.room import choose_volume
+from headrace.store.spill import note_spilled
+from headrace.store.victims import Victims
+from headrace.store.volume import Volume
+from headrace.store.writer import CacheWriter
+
+EVICT_STEP_BYTES = 8 << 20
+"""Bytes evicted per acquisition of the lock, beyond the bytes needed at once: some 60 ms for files of 4 KiB."""
+
+
+class CacheSpace:
+    """The space of a node's disks and of its spill. evicted: called with the ids of evicted files.
+
+    high, low: shares of a volume's capacity where eviction begins and ends. borrowed_share: the share for files that
+    other nodes own. No method waits for another process; deleting files blocks for the disk.
+    """
+
+    def __init__(
+        self,
+        files: FileRegistry,
+        disks: list[Volume],
+        spill: Volume | None,
+        *,
+        high: float,
+        low: float,
+        borrowed_share: float,
+    ) -> None:
+        self.evicted: Listeners[[list[FileId]]] = Listeners()
+        self.evicted_files = 0
+        self.written_bytes = self._index_bytes = 0
+        self._files = files
+        self._disks = disks
+        self._spill = spill
+        self._has_spilled = False
+        self._high, self._low, self._borrowed_share = high, low, borrowed_share
+        self._lock = files.lock
+        self._home = threading.get_ident()
+        self._unreported = list[FileId]()
+        self._draining: set[int] = set()  # volumes that were above the high watermark
+        self._victims = Victims(files.index, files.accounts, files.is_open)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes of cache files and the upper layer, without the index."""
+        return self._files.accounts.used_bytes - self._index_bytes
+
+    def note_evicted(self, ids: list[FileId]) -> None:
+        """Report files at the next report, so that readers open them again. The caller holds the lock."""
+        self._unreported += ids
+
+    def choose(self, size_bytes: int, *, spilled: bool) -> Volume:
+        if spilled:
+            return self._open_spill()
+        return choose_volume(self._disks, size_bytes, high=self._high, make_room=self.make_room)
+
+    @property
+    def open_volumes(self) -> list[Volume]:
+        return self._files.volumes if self._has_spilled else self._disks
+
+    def _open_spill(self) -> Volume:
+        if self._spill is None:
+            raise NoSpaceError("reading past the cache", why="there is no space for it outside of its disks")
+        if not self._has_spilled:
+            note_spilled(self._files.index, self._spill)
+            self._has_spilled = True
+        return self._spill
+
+    def set_written(self, size_bytes: int) -> None:
+        """Set how many bytes of the first volume the upper layer takes, beside the cache files."""
+        with self._lock:
+            self._disks[0].used_bytes += size_bytes - self.written_bytes
+            self.written_bytes = size_bytes
+
+    def _count_index(self) -> None:
+        """Add the index to the first volume's used bytes, at most half of the capacity: it can't be evicted."""
+        previous, half = self._index_bytes, self._disks[0].capacity_bytes // 2
+        self._index_bytes = min(self._files.index.size_bytes, half)
+        self._disks[0].used_bytes += self._index_bytes - previous
+
+    def evict_if_needed(self) -> list[FileId]:
+        """Bring each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
+        again while it returns some: in between, others get the lock."""
+        with self._lock:
+            evicted: list[FileId] = []
+            self._count_index()
+            for volume in self.open_volumes:
+                if volume.used_bytes > self._high * volume.capacity_bytes:
+                    self._draining.add(volume.number)
+                evicted += self._trim_borrowed(volume)
+                surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
+                if surplus <= 0:
+                    self._draining.discard(volume.number)
+                if volume.number not in self._draining:
+                    surplus = 0
+                # other programs and the upper layer fill the disk, too
+                surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
+                if surplus > 0:
+                    evicted += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
+            self._unreported += evicted + self._drop_spilled()
+        self.report_evicted()
+        return evicted
+
+    def _drop_spilled(self) -> list[FileId]:
+        """Delete spilled files that are not being filled, if a disk can accept them next time."""
+        spill = self._spill
+        if spill is None or not spill.used_bytes or all(disk.disk_is_full for disk in self._disks):
+            return []
+        self._files.discard(ids := self._victims.all_idle(spill))
+        return ids
+
+    def _trim_borrowed(self, volume: Volume) -> list[FileId]:
+        """Evict a step of the borrowed files beyond their share, and return the ids."""
+        policy = self._files.accounts.policies[volume.number]
+        surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
+        if surplus <= 0:
+            return []
+        ids = policy.borrowed_victims(
+            min(surplus, EVICT_STEP_BYTES), self._files.accounts.pinned.__contains__
+        )
+        self._files.discard(ids)
+        self.evicted_files += len(ids)
+        return ids
+
+    def make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
+        """Evict files until that many bytes fit. NoSpaceError if that is impossible. keep: a file that must stay."""
+        over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
+        if max(over, short) <= 0:
+            return
+        spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+        if (most := max(over, short - volume.coming_bytes)) > 0:
+            self._unreported += self._evict(volume, most, spare=spare, keep=keep)
+        self.report_evicted()
+        if volume.short_on_disk(size_bytes, share=0.5) > 0:
+            raise NoSpaceError(
+                f"the disk of cache volume {volume.folder} is full",
+                why=f"{size_bytes} bytes are needed and no cached file can be evicted",
+                hint="free space on it",
+            )
+        if volume.used_bytes + size_bytes > volume.capacity_bytes:
+            raise NoSpaceError(
+                f"cache volume {volume.folder} is full",
+                why=f"{size_bytes} bytes are needed and pinned files and files in use can't be evicted",
+                hint="unpin files, or give it more capacity",
+            )
+
+    def make_room_on_disk(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> bool:
+        """Evict files from a full disk whose capacity is not used up. Return False if nothing can be evicted."""
+        with self._lock:
+            spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+            evicted = self._evict(volume, size_bytes, spare=spare, keep=keep)
+            self._unreported += evicted
+        self.report_evicted()
+        return bool(evicted)
+
+    @property
+    def room_is_coming(self) -> bool:
+        """Report evicted files; return whether recent ones still hold space, because somebody has them open."""
+        self.report_evicted()
+        with self._lock:
+            return any(volume.coming_bytes for volume in self._disks)
+
+    def room_for_written(self) -> int:
+        """Return how much larger the upper layer could be if no file were cached, in bytes."""
+        volume = self._disks[0]
+        return volume.used_bytes - self.written_bytes + volume.free_bytes
+
+    def report_evicted(self) -> None:
+        if threading.get_ident() == self._home:
+            evicted, self._unreported = self._unreported, []
+            if evicted:
+                self.evicted(evicted)
+
+    def _evict(
+        self, volume: Volume, bytes_needed: int, *, spare: int, keep: FileId | None = None
+    ) -> list[FileId]:
+        """Evict superseded files first, then idle incomplete ones, then the policy's, with spare bytes more than
+        needed. Files that are being filled are evicted only for the needed bytes."""
+        evicted: list[FileId] = []
+        bytes_left = bytes_needed + spare
+        # each step's list is made only if the previous ones were not enough
+        for step in self._victims.steps:
+            if step == self._victims.partial_open:
+                bytes_left -= spare
+            if bytes_left <= 0:
+                break
+            ids = step(volume, bytes_left, keep)
+            for id in ids:
+                self._files.forget_writer(id)
+            bytes_left -= self._files.discard(ids)
+            evicted += ids
+        self.evicted_files += len(evicted)
+        return evicted
+
+    def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
+        """Free space on the disk itself, as WriterRoom says."""
+        return self.make_room_on_disk(writer.volume, count, keep=writer.id)
+
+    def grow(self, writer: CacheWriter, count: int) -> None:
+        """Account for bytes of a file that is being filled. NoSpaceError if nothing can be evicted for it."""
+        with self._lock:
+            if self._files.writers.get(writer.id) is not writer or not self._files.accounts.is_partial(
+                writer.id
+            ):
+                if count < 0:
+                    return
+                raise EvictedError(
+                    f"cache file {writer.id:x} can't be written", why="it was evicted or freed"
+                )
+            if count > 0:
+                self._make_room_to_grow(writer, count)
+            self._files.accounts.grow(writer.id, count)
+
+    def _make_room_to_grow(self, writer: CacheWriter, count: int) -> None:
+        """Make space for more bytes of a file. In the spill, that drops the file's earlier bytes: EvictedError."""
+        try:
+            self.make_room(writer.volume, count, keep=writer.id)
+        except NoSpaceError as error:
+            if writer.volume is not self._spill:
+                raise
+            self._files.forget_writer(writer.id)
+            self._unreported.append(writer.id)
+            self._files.discard([writer.id])
+            raise EvictedError(
+                f"cache file {writer.id:x} can't be written", why="its earlier bytes are dropped"
+            ) from error
