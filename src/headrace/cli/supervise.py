@@ -196,15 +196,7 @@ class Supervisor:
     # ------------------------------------------------------------ while it runs
 
     def _step(self) -> None:
-        fds = [self._wake, self._fd_store_exit_fd]
-        if self._node is not None:
-            fds += [self._node.ready_fd, self._node.exit_fd]
-        for gateway in self._gateways:
-            fds += gateway.descriptors()
-        dues_s = [self._again_at_s, *(gateway.again_at_s for gateway in self._gateways)]
-        due_s = [due for due in dues_s if due is not None]
-        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
-        ready, _, _ = select.select([fd for fd in fds if fd >= 0], [], [], wait_s)
+        ready = self._wait()
         if self._stopping:
             return
         if self._wake in ready:
@@ -221,6 +213,18 @@ class Supervisor:
             self._read_ready_again()
         elif self._node is not None and self._node.exit_fd in ready:
             self._on_node_ended(f"status {self._node.process.wait()}")
+
+    def _wait(self) -> list[int]:
+        """Wait for a descriptor or the next restart that is due; return the descriptors that are ready."""
+        fds = [self._wake, self._fd_store_exit_fd]
+        if self._node is not None:
+            fds += [self._node.ready_fd, self._node.exit_fd]
+        for gateway in self._gateways:
+            fds += gateway.descriptors()
+        dues_s = [self._again_at_s, *(gateway.again_at_s for gateway in self._gateways)]
+        due_s = [due for due in dues_s if due is not None]
+        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
+        return select.select([fd for fd in fds if fd >= 0], [], [], wait_s)[0]
 
     def _read_ready_again(self) -> None:
         assert self._node is not None

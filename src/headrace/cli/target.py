@@ -35,16 +35,14 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     --socket may name REST APIs, too. Raises NodeUnavailableError when there is no node, UsageError when there are
     several. A process of root becomes the user of the node (`lowered`).
     """
-    if socket is not None and ("://" in socket or socket.startswith("unix:")):
+    if socket is not None and _is_api(socket):
         return Target(socket, _namespace_path(path))
     loaded = load()
     run_folder = loaded.config.run_folder
     become_owner(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     mounted = _below_mountpoint(path, [*states, *lab_states(run_folder)])
-    node_socket = socket
-    if node_socket is None and cache is not None:
-        node_socket = socket_path_of(run_folder, cache.split(":", 1)[0])
+    node_socket = _named_socket(socket, cache, run_folder)
     if mounted is not None:
         return mounted if node_socket is None else Target(node_socket, mounted.path)
     running = [node_socket] if node_socket is not None else running_sockets(run_folder, states)
@@ -58,6 +56,16 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     if not running and loaded.config.nodes:
         return Target(loaded.config.nodes, _namespace_path(path))
     return Target(select_node(running, loaded, states, hint=CHOOSE), _namespace_path(path))
+
+
+def _is_api(socket: str) -> bool:
+    return "://" in socket or socket.startswith("unix:")
+
+
+def _named_socket(socket: str | None, cache: str | None, run_folder: str) -> str | None:
+    if socket is None and cache is not None:
+        return socket_path_of(run_folder, cache.split(":", 1)[0])
+    return socket
 
 
 def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None:

@@ -140,11 +140,13 @@ class ObjectWriter:
             return {"e_tag": condition.token}
         meta = await self._meta_of(key, target)
         check_condition(target, condition, None if meta is None else version_of(meta))
-        if meta is not None and support.update:
-            if self._by_generation and meta["version"]:
-                return {"version": meta["version"]}
-            if not self._by_generation and can_match(meta["e_tag"] or ""):
-                return {"e_tag": version_of(meta).token}
+        return self._mode_that_matches(meta) if meta is not None and support.update else "overwrite"
+
+    def _mode_that_matches(self, meta: ObjectMeta) -> PutMode:
+        if self._by_generation and meta["version"]:
+            return {"version": meta["version"]}
+        if not self._by_generation and can_match(meta["e_tag"] or ""):
+            return {"e_tag": version_of(meta).token}
         return "overwrite"
 
     async def _meta_of(self, key: str, target: str) -> ObjectMeta | None:

@@ -137,11 +137,7 @@ class View:
             raise NotADirectoryPathError(_text(path), why="it is not a directory")
         if not may(user, self.modes(directory), READ | ENTER):
             raise not_allowed(path)
-        lower: list[Entry] = []
-        if directory.lower is not None:
-            if not self._namespace.is_fresh(directory.lower.id):
-                raise StaleError(directory.lower, None)
-            lower = list(islice(self._index.children(directory.lower.id, after=after), ROWS_MAX))
+        lower = [] if directory.lower is None else self._lower_page(directory.lower, after)
         last_lower = lower[-1].name if len(lower) == ROWS_MAX else None
         rows = {entry.name: self._lower_row(entry.name, entry) for entry in lower}
         for name in sorted(self._upper_names(path)):
@@ -154,6 +150,11 @@ class View:
         page = _fitting(sorted(rows)[:ROWS_MAX], rows)
         is_more = len(rows) > len(page)
         return BrokerNames([rows[name] for name in page], page[-1] if is_more else last_lower or b"")
+
+    def _lower_page(self, directory: Entry, after: bytes) -> list[Entry]:
+        if not self._namespace.is_fresh(directory.id):
+            raise StaleError(directory, None)
+        return list(islice(self._index.children(directory.id, after=after), ROWS_MAX))
 
     def may_be_long(self, path: bytes) -> bool:
         """Return whether the directory may have names in the upper layer; then each page reads all of them."""

@@ -1,0 +1,150 @@
+"""A class has at most 25 methods, a constructor at most 8 arguments, a function at most complexity 15.
+
+Methods are the functions in a class's body, with properties and private ones. Arguments are those of `__init__`
+without `self`, or the fields of a data class that has behaviour: one with a public method that is no property. Data
+classes without one are options or records, however many fields they have. Complexity counts as radon does: one more
+for each branch, loop, handler, condition, assertion, comprehension and case, and for each further operand of `and`
+and `or`. Functions within a function count for both.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
+METHODS_MAX = 25
+ARGUMENTS_MAX = 8
+COMPLEXITY_MAX = 15
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+FUSE = "the kernel dictates the operations: one method for each"
+FSSPEC = "fsspec dictates the methods of a file system"
+LIBRARY = "the public library: users call its methods by these names"
+OPTIONS = "a record of options; its methods only derive values from them"
+LATER = "to be split"
+EXCEPTIONS = {
+    "base/beneath.py:SafePath": LATER,
+    "bench/checkpoint_layout.py:Model": OPTIONS,
+    "bench/checkpoints.py:run": LATER,
+    "bench/workloads.py:Workload": OPTIONS,
+    "checkpoint/job.py:SaveJob": LATER,
+    "checkpoint/job.py:write_slots": LATER,
+    "checkpoint/tensors.py:build": LATER,
+    "client/node_client.py:NodeClient": LATER,
+    "cluster/etcd.py:EtcdRecords": LATER,
+    "dataplane/fill.py:Fill": LATER,
+    "dataplane/read.py:ReadPath": LATER,
+    "dataplane/read.py:_open": LATER,
+    "dataplane/source.py:ClusterSourceFactory": LATER,
+    "diagnose/attribute.py:_computing": LATER,
+    "fuse/namespace_ops.py:NamespaceOperations": FUSE,
+    "fuse/namespace_ops.py:_rename": LATER,
+    "fuse/operations.py:Operations": FUSE,
+    "http/connection.py:HttpServerConnection": LATER,
+    "http/server.py:HttpServer": LATER,
+    "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,
+    "integrations/torch_data.py:Loader": LATER,
+    "jobs/cluster_jobs.py:ClusterJobs": LATER,
+    "jobs/task.py:JobTask": LATER,
+    "lab/lab.py:Lab": LATER,
+    "namespace/tree.py:Namespace": LATER,
+    "node/cluster_services.py:ClusterServices": LATER,
+    "node/node.py:Node": LATER,
+    "node/node.py:_answer": LATER,
+    "origin/local.py:LocalOrigin": LATER,
+    "origin/options.py:OriginOptions": OPTIONS,
+    "overlay/merged_tree.py:MergedTree": LATER,
+    "overlay/upper.py:Upper": LATER,
+    "peer/client.py:PeerClient": LATER,
+    "s3/listing.py:_level": LATER,
+    "s3/objects.py:_respond": LATER,
+    "sdk/cache.py:Cache": LIBRARY,
+    "store/index.py:Index": LATER,
+    "store/index.py:_read_meta": LATER,
+    "store/store.py:Store": LATER,
+    "store/store.py:complete_small_many": LATER,
+    "vfs/local_vfs.py:LocalVfs": LATER,
+    "vfs/remote/cluster_client.py:_first": LATER,
+    "vfs/remote/remote_vfs.py:RemoteVfs": LATER,
+    "vfs/vfs_reader.py:find": LATER,
+    "webhdfs/read_ops.py:ReadOperations": LATER,
+    "writeback/removal.py:remove": LATER,
+}
+
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ExceptHandler,
+    ast.IfExp,
+    ast.Assert,
+    ast.comprehension,
+)
+
+
+def complexity(function: Function) -> int:
+    count = 1
+    for node in ast.walk(function):
+        if isinstance(node, (*BRANCHES, ast.match_case)):
+            count += 1
+        elif isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+    return count
+
+
+def methods(definition: ast.ClassDef) -> list[Function]:
+    return [node for node in definition.body if isinstance(node, Function)]
+
+
+def arguments(definition: ast.ClassDef) -> int:
+    """How many arguments the constructor takes; 0 for a record."""
+    for method in methods(definition):
+        if method.name == "__init__":
+            taken = method.args
+            return len(taken.posonlyargs) + len(taken.args) + len(taken.kwonlyargs) - 1
+    is_data = any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list)
+    if is_data and any(is_behaviour(method) for method in methods(definition)):
+        return sum(isinstance(node, ast.AnnAssign) for node in definition.body)
+    return 0
+
+
+def is_behaviour(method: Function) -> bool:
+    return not method.name.startswith("_") and not method.decorator_list
+
+
+def excesses(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(Name, what exceeds) of each class and function beyond a limit."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            if (count := len(methods(node))) > METHODS_MAX:
+                yield node.name, f"{count} methods"
+            if (count := arguments(node)) > ARGUMENTS_MAX:
+                yield node.name, f"{count} arguments"
+        elif isinstance(node, Function) and (count := complexity(node)) > COMPLEXITY_MAX:
+            yield node.name, f"complexity {count}"
+
+
+def test_nothing_is_larger_than_the_limits() -> None:
+    large: dict[str, list[str]] = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        for name, excess in excesses(ast.parse(path.read_text())):
+            large.setdefault(f"{path.relative_to(SOURCES)}:{name}", []).append(excess)
+    assert {name: excess for name, excess in large.items() if name not in EXCEPTIONS} == {}, "split it"
+    assert [name for name in EXCEPTIONS if name not in large] == [], "no exception is needed any more"
+
+
+def test_each_limit_is_checked() -> None:
+    fields = "".join(f"    field{number}: int\n" for number in range(ARGUMENTS_MAX + 1))
+    record = f"@dataclass\nclass Wide:\n{fields}"
+    branches = "".join(f"    if {number}: pass\n" for number in range(COMPLEXITY_MAX))
+    many = "class Many:\n" + "".join(f"    def m{number}(self): ...\n" for number in range(METHODS_MAX + 1))
+    taken = ", ".join(f"a{number}" for number in range(ARGUMENTS_MAX + 1))
+    constructor = f"class Taker:\n    def __init__(self, {taken}): ...\n"
+    assert list(excesses(ast.parse(record))) == []
+    assert list(excesses(ast.parse(f"{record}    def work(self): ...\n"))) == [("Wide", "9 arguments")]
+    assert list(excesses(ast.parse(f"def branch():\n{branches}"))) == [("branch", "complexity 16")]
+    assert list(excesses(ast.parse(many))) == [("Many", "26 methods")]
+    assert list(excesses(ast.parse(constructor))) == [("Taker", "9 arguments")]
