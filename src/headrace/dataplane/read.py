@@ -294,7 +294,9 @@ class ReadPath:
 
     async def _has_sound_blocks(self, id: FileId) -> bool:
         """Return whether all cached blocks match their checksums. Drop the others."""
-        is_sound = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.verifier.verify, id)
+        is_sound = await asyncio.get_running_loop().run_in_executor(
+            self._disk, self._store.verifier.verify, id
+        )
         if not is_sound:
             path = os.fsdecode(self._store.index.path_of(id) or b"")
             log.warning("cached file failed its checksum, bad blocks are dropped id=%x path=%s", id, path)

@@ -123,15 +123,24 @@ def _claim(
     error_code: str,
     expires_s: int | None = None,
 ) -> SignatureFields:
+    is_kept = len(credential) + len(headers) <= KEPT_CHARACTERS_MAX
+    parse = _parsed_scope if is_kept else _parsed_scope.__wrapped__
+    access_key, date, region, names = parse(credential, headers, error_code)
+    if seconds_of(amz_date) is None or not amz_date.startswith(date):
+        raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
+    return SignatureFields(access_key, date, region, names, signature, amz_date, expires_s)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed_scope(credential: str, headers: str, error_code: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return access key, date, region and the names of the signed headers. Cached: a client repeats them all day."""
     words = credential.rsplit("/", 4)
     if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
         raise S3Error(error_code, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
-    if seconds_of(amz_date) is None or not amz_date.startswith(words[1]):
-        raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
     names = tuple(headers.lower().split(";"))
     if "host" not in names:
         raise S3Error(error_code, "host must be among the signed headers")
-    return SignatureFields(words[0], words[1], words[2], names, signature, amz_date, expires_s)
+    return words[0], words[1], words[2], names
 
 
 @functools.lru_cache(maxsize=1024)
