@@ -18,9 +18,9 @@ from headrace.base import boot_clock
 from headrace.base.boot_clock import Moment
 from headrace.base.model import ROOT_ID, FileId, Version
 from headrace.checkpoint import layout
+from headrace.checkpoint.posix_storage import PosixStorage
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
-from headrace.checkpoint.storage import PosixStorage
 from headrace.client.local import LocalCache
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
-from headrace.checkpoint.storage import PosixReader, PosixStorage
+from headrace.checkpoint.posix_storage import PosixReader, PosixStorage
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import rename

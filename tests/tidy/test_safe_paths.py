@@ -50,7 +50,7 @@ MODULES = (
         "s3/listing.py",
         "s3/objects.py",
     ),
-    *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/storage.py"),
+    *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/posix_storage.py"),
     "checkpoint/node_storage.py",
 )
 """Those that know what lies there."""
@@ -84,9 +84,9 @@ ALLOWED = {
     ("vfs/local_vfs.py", "open"): "/proc",
     ("webhdfs/read_ops.py", "open"): "a file of the cache",
     ("origin/local.py", "isdir"): "the folder itself",
-    ("checkpoint/storage.py", "isdir"): "the folder itself, and those above it",
-    ("checkpoint/storage.py", "mkdir"): "the folder itself, and those above it",
-    ("checkpoint/storage.py", "open"): "/proc, and descriptors",
+    ("checkpoint/posix_storage.py", "isdir"): "the folder itself, and those above it",
+    ("checkpoint/posix_storage.py", "mkdir"): "the folder itself, and those above it",
+    ("checkpoint/posix_storage.py", "open"): "/proc, and descriptors",
 }
 
 

@@ -5,11 +5,11 @@ from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__):
     from headrace.checkpoint.folder import pin, steps, unpin
+    from headrace.checkpoint.posix_storage import PosixStorage
     from headrace.checkpoint.restore import load, verify
     from headrace.checkpoint.retention import Retention
     from headrace.checkpoint.save import Saver, save
     from headrace.checkpoint.saving import SaveHandle, SaveOptions, SaveResult
-    from headrace.checkpoint.storage import PosixStorage
 
 __all__ = [
     "PosixStorage",

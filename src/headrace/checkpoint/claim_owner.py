@@ -11,15 +11,12 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from headrace.base import boot_clock
 from headrace.base.boot_clock import boot_id
 from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError, PathNotFoundError
 from headrace.checkpoint import layout
-
-if TYPE_CHECKING:
-    from headrace.checkpoint.storage import CheckpointStorage
+from headrace.checkpoint.storage import CheckpointStorage
 
 ABANDONED_AFTER_S = 24 * 3600.0
 _NOTE_BYTES_MAX = 200

@@ -23,7 +23,8 @@ from headrace.base.errors import (
 )
 from headrace.base.os_errors import translating_os_errors
 from headrace.checkpoint.claim_owner import is_owner_alive, write_claim
-from headrace.checkpoint.storage import STORAGE_ERRORS, PosixReader, PosixWriter, SaveClaim
+from headrace.checkpoint.posix_storage import STORAGE_ERRORS, PosixReader, PosixWriter
+from headrace.checkpoint.storage import SaveClaim
 from headrace.sdk.namespace import Content, join, open_local_vfs, split, stat_of
 
 SCHEME = "headrace://"

@@ -27,8 +27,9 @@ from headrace.checkpoint import folder, layout, plan, tensors
 from headrace.checkpoint.compression import decompress
 from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, is_own_mapping, page_aligned
+from headrace.checkpoint.open_storage import storage_at
 from headrace.checkpoint.pack import key_of
-from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileReader, storage_at
+from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileReader
 from headrace.checkpoint.worker_pool import WorkerPool
 
 THREADS = 4

@@ -34,11 +34,12 @@ from headrace.checkpoint import folder, layout, plan, prune
 from headrace.checkpoint.commit import Attempt
 from headrace.checkpoint.job import SaveJob, StageEvent
 from headrace.checkpoint.manifest import Leaf, RankPart
+from headrace.checkpoint.open_storage import storage_at
 from headrace.checkpoint.part import PartSaver, manifest_of
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.saving import SaveHandle, SaveOptions, SaveResult
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.storage import CheckpointStorage, storage_at
+from headrace.checkpoint.storage import CheckpointStorage
 from headrace.checkpoint.tensors import HostLeaf, flatten
 from headrace.checkpoint.worker_pool import WorkerPool
 

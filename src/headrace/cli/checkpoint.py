@@ -269,6 +269,6 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 def _place(folder: str) -> CheckpointStorage:
     if "://" not in folder and not os.path.isdir(folder):
         raise PathNotFoundError(folder, why="no such directory")
-    from headrace.checkpoint.storage import storage_at
+    from headrace.checkpoint.open_storage import storage_at
 
     return storage_at(folder)

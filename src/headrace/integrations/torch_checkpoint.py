@@ -65,6 +65,7 @@ from headrace.checkpoint.commit import Attempt
 from headrace.checkpoint.job import SaveJob, StageEvent
 from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
+from headrace.checkpoint.open_storage import storage_at
 from headrace.checkpoint.part import PartSaver, manifest_of
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.restore import THREADS, PackReaders, Read, fetch, open_checkpoint, reads_of
@@ -72,7 +73,7 @@ from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.save import available_bytes
 from headrace.checkpoint.saving import SaveHandle, SaveOptions
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.storage import CheckpointStorage, storage_at
+from headrace.checkpoint.storage import CheckpointStorage
 from headrace.checkpoint.tensors import HostLeaf
 from headrace.checkpoint.worker_pool import WorkerPool
 

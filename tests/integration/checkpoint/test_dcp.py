@@ -13,7 +13,7 @@ from headrace.base.errors import CheckpointMismatchError
 from headrace.checkpoint import folder as checkpoint_folder
 from headrace.checkpoint import load, verify
 from headrace.checkpoint.export import export
-from headrace.checkpoint.storage import PosixStorage
+from headrace.checkpoint.posix_storage import PosixStorage
 from tests.integration.gloo import run_ranks
 
 pytestmark = pytest.mark.timeout(200)

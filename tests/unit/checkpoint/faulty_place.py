@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.checkpoint.storage import PosixStorage
+from headrace.checkpoint.posix_storage import PosixStorage
 
 
 class FaultyPlace:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.checkpoint import SaveOptions, Saver, load, save, steps
-from headrace.checkpoint.storage import PosixStorage
+from headrace.checkpoint.posix_storage import PosixStorage
 from headrace.cli.examples import FIELDS
 from headrace.cli.main import main
 

@@ -18,7 +18,7 @@ import pytest
 
 from headrace.base.errors import CheckpointNotFoundError
 from headrace.checkpoint import folder, load, save, steps, verify
-from headrace.checkpoint.storage import PosixStorage
+from headrace.checkpoint.posix_storage import PosixStorage
 from tests.unit.checkpoint.crasher import RETENTION, options_of
 from tests.unit.checkpoint.states import same, state_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
-from headrace.checkpoint.storage import _is_cached
+from headrace.checkpoint.posix_storage import _is_cached
 from headrace.dataplane.scrub import Scrub, ScrubPace, ScrubProgress, _StoppedError
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader, verify_on_disk
