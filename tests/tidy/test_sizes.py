@@ -29,16 +29,11 @@ LATER = "to be split"
 EXCEPTIONS = {
     "base/beneath.py:SafePath": CALLS,
     "bench/checkpoint_layout.py:Model": OPTIONS,
-    "bench/checkpoints.py:run": LATER,
     "bench/workloads.py:Workload": OPTIONS,
     "checkpoint/job.py:SaveJob": LATER,
-    "checkpoint/job.py:write_slots": LATER,
-    "checkpoint/tensors.py:build": LATER,
     "client/node_client.py:NodeClient": SESSION,
     "cluster/etcd.py:EtcdRecords": LATER,
-    "diagnose/attribute.py:_computing": LATER,
     "fuse/namespace_ops.py:NamespaceOperations": FUSE,
-    "fuse/namespace_ops.py:_rename": LATER,
     "fuse/operations.py:Operations": FUSE,
     "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,
     "integrations/torch_data.py:Loader": LIBRARY,
@@ -50,7 +45,6 @@ EXCEPTIONS = {
     "origin/options.py:OriginOptions": OPTIONS,
     "overlay/upper.py:Upper": LATER,
     "peer/client.py:PeerClient": LATER,
-    "vfs/remote/cluster_client.py:_first": LATER,
 }
 
 BRANCHES = (

@@ -86,25 +86,8 @@ def run(plan: CheckpointPlan, *, say: Say) -> CheckpointResult:
     made = [
         (tempfile.mkdtemp(prefix="headrace-bench-", dir=folder), inside) for folder, inside in plan.folders
     ]
-    dropped = "kept, as asked"
-    writes, reads = [], []
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as notes:
-            processes = _start(made, files, notes)
-            try:
-                for number in range(plan.writes):
-                    for folder, _ in made:
-                        os.mkdir(folder_of(folder, number))
-                    writes.append(_turn(processes, "write", number))
-                    say(f"write {number + 1} of {plan.writes}: {writes[-1].bytes_s / 2**30:.3f} GiB/s")
-                for number in range(min(plan.reads, plan.writes)):
-                    if plan.drop:
-                        dropped = pagecache.drop(_paths(made, number))
-                    reads.append(_turn(processes, "read", number))
-                    say(f"read {number + 1} of {plan.reads}: {reads[-1].bytes_s / 2**30:.3f} GiB/s")
-            finally:
-                for process in processes:
-                    process.kill()
+        writes, reads, dropped = _write_and_read(plan, made, files, say)
     finally:
         if not plan.keep:
             for folder, _ in made:
@@ -125,6 +108,33 @@ def run(plan: CheckpointPlan, *, say: Say) -> CheckpointResult:
         page_cache=dropped,
         notes=_notes(plan, one, total, dropped),
     )
+
+
+def _write_and_read(
+    plan: CheckpointPlan, made: Sequence[tuple[str, Sequence[str]]], files: Sequence[dict[str, int]], say: Say
+) -> tuple[list[PhaseResult], list[PhaseResult], str]:
+    """Write and read each checkpoint with a process for each rank. → the writes, the reads, how the page cache was
+    dropped."""
+    dropped = "kept, as asked"
+    writes: list[PhaseResult] = []
+    reads: list[PhaseResult] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as notes:
+        processes = _start(made, files, notes)
+        try:
+            for number in range(plan.writes):
+                for folder, _ in made:
+                    os.mkdir(folder_of(folder, number))
+                writes.append(_turn(processes, "write", number))
+                say(f"write {number + 1} of {plan.writes}: {writes[-1].bytes_s / 2**30:.3f} GiB/s")
+            for number in range(min(plan.reads, plan.writes)):
+                if plan.drop:
+                    dropped = pagecache.drop(_paths(made, number))
+                reads.append(_turn(processes, "read", number))
+                say(f"read {number + 1} of {plan.reads}: {reads[-1].bytes_s / 2**30:.3f} GiB/s")
+        finally:
+            for process in processes:
+                process.kill()
+    return writes, reads, dropped
 
 
 def scaled(size: int, scale: float) -> int:

@@ -86,54 +86,73 @@ def write_slots(
     copies get the processor and the memory bandwidth; and by then the share of changed chunks is known. chain: number
     of packs that the base refers to. choose_codecs: decides on compression, given the first slots.
     """
-    held_slots: list[tuple[Slot, Future[list[Hashed]] | None]] = []
-    written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]] = []
+    slots = _SlotWriter(job, writer, base)
+    held_slots: list[Slot] = []
     is_decided = False
-    full = not base
-    failures: list[bool] = []
-
-    def write_slot(
-        slot: Slot, hashed: Future[list[Hashed]] | None
-    ) -> tuple[list[Hashed], dict[tuple[int, int], Stored]]:
-        try:
-            if failures:
-                return [], {}
-            chunks = hashed.result() if hashed else hash_slot(slot, job.options.chunk_bytes)
-            return chunks, writer.put(slot, chunks, {} if full else base)
-        except BaseException:
-            failures.append(True)
-            raise
-        finally:
-            job.arena.give_back(slot)
-
     try:
         while not job.is_over:
             message = job.take()
             if isinstance(message, Slot):
-                if is_decided:
-                    written.append(job.pool.submit(write_slot, message, None))
-                else:
-                    held_slots.append((message, None))
+                slots.submit(message) if is_decided else held_slots.append(message)
             elif not is_decided:
                 is_decided = True
-                choose_codecs([slot for slot, _ in held_slots])
-                if not full:
-                    chunk_bytes = job.options.chunk_bytes
-                    held_slots = [
-                        (slot, job.pool.submit(hash_slot, slot, chunk_bytes)) for slot, _ in held_slots
-                    ]
-                    full = _is_full([hashed for _, hashed in held_slots if hashed], base, job.options, chain)
+                choose_codecs(list(held_slots))
+                slots.decide(held_slots, chain)
                 while held_slots:
-                    slot, hashed = held_slots.pop(0)
-                    written.append(job.pool.submit(write_slot, slot, hashed))
+                    slots.submit(held_slots.pop(0))
     finally:
-        for slot, hashed in held_slots:
+        slots.wait(held_slots)
+    return _collected(slots.written, full=slots.is_full)
+
+
+class _SlotWriter:
+    """Hashes and writes slots in the job's threads, and gives each back to the arena. After a failure the others are
+    given back unwritten."""
+
+    def __init__(self, job: SaveJob, writer: PackWriter, base: Base) -> None:
+        self._job = job
+        self._writer = writer
+        self._base = base
+        self._hashed: dict[int, Future[list[Hashed]]] = {}
+        self._has_failed = False
+        self.is_full = not base
+        self.written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]] = []
+
+    def decide(self, slots: list[Slot], chain: int) -> None:
+        """Hash the first slots, and decide by what has changed whether the save is full."""
+        if self.is_full:
+            return
+        options = self._job.options
+        hashed = [self._job.pool.submit(hash_slot, slot, options.chunk_bytes) for slot in slots]
+        self._hashed = {id(slot): future for slot, future in zip(slots, hashed, strict=True)}
+        self.is_full = _is_full(hashed, self._base, options, chain)
+
+    def submit(self, slot: Slot) -> None:
+        self.written.append(self._job.pool.submit(self._write, slot, self._hashed.pop(id(slot), None)))
+
+    def wait(self, held_slots: list[Slot]) -> None:
+        """Give back the slots that were not submitted, and wait until the threads have given back the others."""
+        for slot in held_slots:
+            hashed = self._hashed.pop(id(slot), None)
             if hashed is not None:
                 hashed.exception()
-            job.arena.give_back(slot)
-        for write in written:
-            write.exception()  # all slots are back
-    return _collected(written, full=full)
+            self._job.arena.give_back(slot)
+        for write in self.written:
+            write.exception()
+
+    def _write(
+        self, slot: Slot, hashed: Future[list[Hashed]] | None
+    ) -> tuple[list[Hashed], dict[tuple[int, int], Stored]]:
+        try:
+            if self._has_failed:
+                return [], {}
+            chunks = hashed.result() if hashed else hash_slot(slot, self._job.options.chunk_bytes)
+            return chunks, self._writer.put(slot, chunks, {} if self.is_full else self._base)
+        except BaseException:
+            self._has_failed = True
+            raise
+        finally:
+            self._job.arena.give_back(slot)
 
 
 def _collected(

@@ -172,24 +172,36 @@ def build(
     match tree:
         case ["d", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):
             keys = [plain_value(key) for key, _ in items]
-            pairs = [
-                (key, build(item, leaf, is_wanted, (*path, key)))
-                for key, (_, item) in zip(keys, items, strict=True)
-            ]
-            selected = {key: value for key, value in pairs if value is not MISSING}
-            return selected if selected or not pairs else MISSING
+            return _selected_items(
+                [
+                    (key, build(item, leaf, is_wanted, (*path, key)))
+                    for key, (_, item) in zip(keys, items, strict=True)
+                ]
+            )
         case ["l" | "u" as kind, list(items)]:
-            values = [build(item, leaf, is_wanted, (*path, index)) for index, item in enumerate(items)]
-            if values and all(value is MISSING for value in values):
-                return MISSING
-            values = [None if value is MISSING else value for value in values]
-            return values if kind == "l" else tuple(values)
+            values = _selected_values(
+                [build(item, leaf, is_wanted, (*path, index)) for index, item in enumerate(items)]
+            )
+            return tuple(values) if kind == "u" and values is not MISSING else values
     if not is_wanted(where(path)):
         return MISSING
     match tree:
         case ["a", int(index)] if index >= 0:
             return leaf(index, path)
     return plain_value(tree)
+
+
+def _selected_items(items: list[tuple[Any, Any]]) -> Any:
+    """Return a dict of the items that are selected; MISSING when there are items, and none is."""
+    selected = {key: value for key, value in items if value is not MISSING}
+    return selected if selected or not items else MISSING
+
+
+def _selected_values(values: list[Any]) -> Any:
+    """Return the values with None for those that are not selected; MISSING when there are values, and none is."""
+    if values and all(value is MISSING for value in values):
+        return MISSING
+    return [None if value is MISSING else value for value in values]
 
 
 def where(path: Path) -> str:

@@ -323,27 +323,29 @@ def _fetching(thread: Thread, share: float, places: Places, *, in_main: bool) ->
 
 def _computing(moment: TimelineSample, phase: TrainerPhase, recording: Recording) -> Iterator[Blamed]:
     main = moment.main
-    if _gpu_is_busy(moment):
-        return
-    if main.call is KernelCall.LOCK and main.stack and not waits(main.stack):
-        others = [thread for thread in moment.others if thread.call is KernelCall.RUN and thread.stack]
-        if others:
-            yield Cause.LOCK, 1.0, (("line", _line(main)), *(("holder", _line(thread)) for thread in others))
-        return
-    if main.call is not KernelCall.RUN or (main.stack and waits(main.stack)):
-        return  # it waits for the accelerator or a substitute, or was woken just now
-    rivals = [
-        thread
-        for thread in moment.others
-        if thread.call is KernelCall.RUN and thread.stack and not waits(thread.stack)
-    ]
+    if _gpu_is_busy(moment) or (main.stack and waits(main.stack)):
+        return  # the accelerator works, or the trainer waits for it or for a substitute
+    others = _running(moment.others)
+    if main.call is KernelCall.LOCK and main.stack and others:
+        yield Cause.LOCK, 1.0, _line_and_holders(main, others)
+    if main.call is not KernelCall.RUN:
+        return  # it was woken just now
+    rivals = [thread for thread in others if not waits(thread.stack)]
     if rivals:
-        share = len(rivals) / (len(rivals) + 1)
-        yield _RIVALS, share, (("line", _line(main)), *(("holder", _line(thread)) for thread in rivals))
+        yield _RIVALS, len(rivals) / (len(rivals) + 1), _line_and_holders(main, rivals)
     if moment.running > 1 or recording.cores == 1:
         return
     kind = "overhead" if phase is TrainerPhase.OPTIMIZER or in_torch(main.stack) else "work"
     yield _UNSETTLED, 1.0, (("kind", kind), ("phase", phase.name.lower()), ("line", _line(main)))
+
+
+def _running(threads: tuple[Thread, ...]) -> list[Thread]:
+    """Return the threads that ran Python code."""
+    return [thread for thread in threads if thread.call is KernelCall.RUN and thread.stack]
+
+
+def _line_and_holders(main: Thread, threads: list[Thread]) -> tuple[tuple[str, str], ...]:
+    return (("line", _line(main)), *(("holder", _line(thread)) for thread in threads))
 
 
 def _gpu_is_busy(moment: TimelineSample) -> bool:

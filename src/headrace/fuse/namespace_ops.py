@@ -452,26 +452,6 @@ class NamespaceOperations(Operations):
         if len(names[1]) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
 
-        def work(*, copied: bool) -> Answer:
-            source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
-            replaced = self._tree.view.look(target)
-            moved = self._tree.view.look(source)
-            if (
-                self._tree.view.seen(source) is None
-                and replaced is not None
-                and self._is_applied_resend(unique, target, source)
-            ):
-                return 0
-            source_node = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
-            target_node = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
-            self._tree.rename(source, target, flags, copied=copied)
-            if flags & EXCHANGE:
-                self._nodes.moved(target_node, new, old)
-            else:
-                self._nodes.removed(target_node, new)
-            self._nodes.moved(source_node, old, new)
-            return 0
-
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
             for path in (source, target) if flags & EXCHANGE else (source,):
@@ -480,7 +460,7 @@ class NamespaceOperations(Operations):
             if lower is not None and lower.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(lower.id, cancel)
             try:
-                answer = self._apply(lambda: work(copied=True))
+                answer = self._apply(lambda: self._rename_once(unique, old, new, flags, copied=True))
             except NeedsContentError:
                 return after_copy  # the source changed meanwhile
             for place in (new, old) if flags & EXCHANGE else (new,):
@@ -488,11 +468,34 @@ class NamespaceOperations(Operations):
             return answer
 
         try:
-            return self._apply(lambda: work(copied=False))
+            return self._apply(lambda: self._rename_once(unique, old, new, flags, copied=False))
         except NeedsContentError:
             return after_copy
         except LeaseRequiredError as error:
             return self._after_lease(error.folder, lambda: self._rename(unique, parents, names, flags))
+
+    def _rename_once(
+        self, unique: int, old: tuple[int, bytes], new: tuple[int, bytes], flags: int, *, copied: bool
+    ) -> int:
+        """Rename between two (directory, name) pairs, under the layer's lock, and record which nodes moved."""
+        source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
+        replaced = self._tree.view.look(target)
+        moved = self._tree.view.look(source)
+        if (
+            self._tree.view.seen(source) is None
+            and replaced is not None
+            and self._is_applied_resend(unique, target, source)
+        ):
+            return 0
+        source_node = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
+        target_node = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
+        self._tree.rename(source, target, flags, copied=copied)
+        if flags & EXCHANGE:
+            self._nodes.moved(target_node, new, old)
+        else:
+            self._nodes.removed(target_node, new)
+        self._nodes.moved(source_node, old, new)
+        return 0
 
     def _is_applied_resend(self, unique: int, *paths: bytes) -> bool:
         """Return whether the kernel resent a request that the earlier session may have applied before it died, and

@@ -287,22 +287,25 @@ class ClusterClient:
                 except NodeUnavailableError as error:
                     node.bad, node.probe_at_s = True, time.monotonic() + PROBE_S
                     failed = failed or error
-                    continue
                 except HeadraceError as error:
-                    missing = error.code == "path.not_found" and missing_of_home and node is not self._home
-                    if not missing and error.code not in ANOTHER_MAY_HAVE_IT:
+                    if not self._may_have(error, node, missing_of_home=missing_of_home):
                         raise
                     failed = error
-                    continue
-                node.bad = False
-                if self._home.bad and not only:
-                    self._home = node
-                return result
+                else:
+                    node.bad = False
+                    if self._home.bad and not only:
+                        self._home = node
+                    return result
             assert failed is not None
             if not isinstance(failed, NodeUnavailableError) or give_up.passed():
                 raise failed
             time.sleep(PAUSE_S)
             order = order if only else self._order()
+
+    def _may_have(self, error: HeadraceError, node: ClusterNode, *, missing_of_home: bool) -> bool:
+        """Return whether another node may have what this one reported an error for."""
+        missing = error.code == "path.not_found" and missing_of_home and node is not self._home
+        return missing or error.code in ANOTHER_MAY_HAVE_IT
 
     def _refresh(self) -> None:
         """Update the view of the cluster, in one thread at a time. The other threads use the current view."""
