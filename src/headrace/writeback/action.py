@@ -28,10 +28,10 @@ def upper_entry(
 ) -> UpperEntry:
     """Read what a step depends on of the entry at a path, which looks like `status`. Of a file that is only `status`: a
     scan reads no attribute of a million files."""
+    if is_whiteout(status):  # first: with `--user` a whiteout is a file
+        return UpperEntry(UpperKind.WHITEOUT, status)
     if stat.S_ISREG(status.st_mode):
         return UpperEntry(UpperKind.FILE, status)
-    if is_whiteout(status):
-        return UpperEntry(UpperKind.WHITEOUT, status)
     base = base_version(safe_path, path)
     if not stat.S_ISDIR(status.st_mode):
         return UpperEntry(UpperKind.OTHER, status, base)

@@ -117,10 +117,12 @@ class Preconditions:
     def replaces(self, path: bytes, safe_path: SafePath, status: os.stat_result) -> Version | None:
         """Return the origin's version that the entry at a path stands for, or hides; None if there is none."""
         base = base_version(safe_path, path)
-        if stat.S_ISREG(status.st_mode):
-            condition = self.condition(path, base)
-            return condition if isinstance(condition, Version) else None
-        return version_to_remove(self.state(path, base)) if is_whiteout(status) else base
+        if is_whiteout(status):  # first: with `--user` a whiteout is a file
+            return version_to_remove(self.state(path, base))
+        if not stat.S_ISREG(status.st_mode):
+            return base
+        condition = self.condition(path, base)
+        return condition if isinstance(condition, Version) else None
 
     async def others_put(self, path: bytes) -> bool:
         """Return whether the origin has an earlier state of our file, which another node uploaded in this node's
