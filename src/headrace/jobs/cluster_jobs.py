@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
@@ -70,6 +70,16 @@ class _LocalJob:
         self.published: TaskRecord | None = None
         self.published_s = float("-inf")
         self.shown = TaskProgress()
+
+    async def drop_task(self, records: Records, id: str, me: str) -> None:
+        """Stop this node's task of the job, and delete the task's record."""
+        if self.task is not None:
+            await self.task.stop()
+            self.task = None
+        if me in self.tasks or self.published is not None:
+            await records.delete(task_key(id, me))
+            self.tasks.pop(me, None)
+            self.published = None
 
 
 class ClusterJobs:
@@ -316,7 +326,7 @@ class ClusterJobs:
         if record is None or not state.raw:
             await self._on_deleted(id, state)
         elif record.state != RUNNING:
-            await self._drop_task(id, state)
+            await state.drop_task(self._records, id, self._me)
         else:
             await self._ensure_task(record, state)
             await self._publish(id, state)
@@ -334,21 +344,11 @@ class ClusterJobs:
         if not state.tasks:
             del self._states[id]
 
-    async def _drop_task(self, id: str, state: _LocalJob) -> None:
-        """Stop this node's task of a job and delete the task's record."""
-        if state.task is not None:
-            await state.task.stop()
-            state.task = None
-        if self._me in state.tasks or state.published is not None:
-            await self._records.delete(task_key(id, self._me))
-            state.tasks.pop(self._me, None)
-            state.published = None
-
     async def _ensure_task(self, record: JobRecord, state: _LocalJob) -> None:
         """Start this node's task, or restart it if the ring or the attempt has changed."""
         ring = self._view().ring
         if self._me not in self._members(record):
-            await self._drop_task(record.id, state)
+            await state.drop_task(self._records, record.id, self._me)
             return
         before = state.task
         is_same_attempt = before is not None and before.job.attempt == record.attempt
@@ -402,12 +402,14 @@ class ClusterJobs:
         if await self._records.replace(job_key(record.id), state.raw, new):
             log.info("job ended id=%s state=%s failed=%d", record.id, outcome, summary.failed_files)
             self._on_record(job_key(record.id), new)
-            await self._prune()
+            await _prune(self._records, self._states)
 
-    async def _prune(self) -> None:
-        ended = [id for id, state in self._states.items() if state.record and state.record.state in ENDS]
-        for id in sorted(ended, key=_order)[:-ENDED_KEPT_MAX]:
-            await self._records.delete(job_key(id))
+
+async def _prune(records: Records, states: Mapping[str, _LocalJob]) -> None:
+    """Delete the records of the oldest jobs that have ended."""
+    ended = [id for id, state in states.items() if state.record and state.record.state in ENDS]
+    for id in sorted(ended, key=_order)[:-ENDED_KEPT_MAX]:
+        await records.delete(job_key(id))
 
 
 def _order(id: str) -> tuple[int, str]:

@@ -140,9 +140,9 @@ class Lab:
             net.add(number)
             lab_state.nodes.append(number)
             state.write(self._path, lab_state)
-            self._spawn(lab_state, net, number)
+            _start_node(lab_state, net, number)
         for number in lab_state.nodes:
-            self._wait_ready(lab_state, number)
+            _wait_ready(lab_state, number)
             self._report_progress(f"node {number} ready at {net.address(number)}, {self.mountpoint(number)}")
 
     def down(self) -> None:
@@ -174,8 +174,8 @@ class Lab:
         _network_of(lab_state).add(number)
         lab_state.nodes.append(number)
         state.write(self._path, lab_state)
-        self._spawn(lab_state, _network_of(lab_state), number)
-        self._wait_ready(lab_state, number)
+        _start_node(lab_state, _network_of(lab_state), number)
+        _wait_ready(lab_state, number)
         return number
 
     def start(self, number: int) -> None:
@@ -184,8 +184,8 @@ class Lab:
         if processes.marked(self.folder(number)):
             raise UsageError(f"node {number} is running")
         _unmount_below(self.folder(number))
-        self._spawn(lab_state, _network_of(lab_state), number)
-        self._wait_ready(lab_state, number)
+        _start_node(lab_state, _network_of(lab_state), number)
+        _wait_ready(lab_state, number)
 
     def kill(self, number: int, *, only_node: bool = False) -> list[int]:
         """Kill a node with SIGKILL and return the pids. `only_node` kills only the daemon: the session stays, and the
@@ -300,34 +300,6 @@ class Lab:
             )
         return lab_state
 
-    # ---- start
-
-    def _spawn(self, lab_state: state.LabState, net: Network, number: int) -> None:
-        folder = _part(lab_state, f"node-{number}")
-        mountpoint, cache = os.path.join(folder, "mnt"), os.path.join(folder, "cache")
-        for path in (mountpoint, cache):
-            os.makedirs(path, exist_ok=True)
-        words = [*net.inside(number), *services.python_words(), "up", lab_state.origin, mountpoint]
-        words += ["--cache", f"{cache}:{lab_state.cache_bytes}", "--json"]
-        words += option_words(lab_state.origin_options, folder)
-        id = f"node-{number}"
-        settings = {key: value.replace("{node}", id) for key, value in lab_state.settings.items()}
-        environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}
-        if lab_state.cluster:
-            environment["HEADRACE_CLUSTER"] = lab_state.cluster
-            environment["HEADRACE_CLUSTER_INSECURE"] = "true"  # no other machine is in the lab's network
-            environment["HEADRACE_NODE_ID"] = id
-            environment["HEADRACE_LISTEN"] = f"{net.address(number)}:{network.PORT}"
-            environment["HEADRACE_ZONE"] = _zone(lab_state, number)
-            if "tls_certificate" not in settings:
-                environment["HEADRACE_PEERS_INSECURE"] = "true"
-        open(processes.log_of(folder, "up"), "wb").close()  # removes the output of an earlier run
-        processes.spawn(words, folder, name="up", environment=environment)
-
-    def _wait_ready(self, lab_state: state.LabState, number: int) -> None:
-        folder = _part(lab_state, f"node-{number}")
-        processes.wait_until(lambda: _has_reported_ready(folder), folder, name="up", within_s=READY_WITHIN_S)
-
 
 def _check_reachable(plan: LabPlan) -> None:
     """Raise UsageError if the origin is on this machine's loopback: a namespace has a loopback of its own."""
@@ -392,3 +364,31 @@ def _large_folder() -> str:
 
 def _words(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
+
+
+def _start_node(lab_state: state.LabState, net: Network, number: int) -> None:
+    folder = _part(lab_state, f"node-{number}")
+    mountpoint, cache = os.path.join(folder, "mnt"), os.path.join(folder, "cache")
+    for path in (mountpoint, cache):
+        os.makedirs(path, exist_ok=True)
+    words = [*net.inside(number), *services.python_words(), "up", lab_state.origin, mountpoint]
+    words += ["--cache", f"{cache}:{lab_state.cache_bytes}", "--json"]
+    words += option_words(lab_state.origin_options, folder)
+    id = f"node-{number}"
+    settings = {key: value.replace("{node}", id) for key, value in lab_state.settings.items()}
+    environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}
+    if lab_state.cluster:
+        environment["HEADRACE_CLUSTER"] = lab_state.cluster
+        environment["HEADRACE_CLUSTER_INSECURE"] = "true"  # no other machine is in the lab's network
+        environment["HEADRACE_NODE_ID"] = id
+        environment["HEADRACE_LISTEN"] = f"{net.address(number)}:{network.PORT}"
+        environment["HEADRACE_ZONE"] = _zone(lab_state, number)
+        if "tls_certificate" not in settings:
+            environment["HEADRACE_PEERS_INSECURE"] = "true"
+    open(processes.log_of(folder, "up"), "wb").close()  # removes the output of an earlier run
+    processes.spawn(words, folder, name="up", environment=environment)
+
+
+def _wait_ready(lab_state: state.LabState, number: int) -> None:
+    folder = _part(lab_state, f"node-{number}")
+    processes.wait_until(lambda: _has_reported_ready(folder), folder, name="up", within_s=READY_WITHIN_S)

@@ -287,31 +287,15 @@ class LocalOrigin:
                 raise VersionChangedError(self._where(key), why="the file was removed") from None
             raise
         try:
-            self._compare(file, key, version)
+            _check_version(file, version, self._where(key))
             check_range(self._where(key), start, end, version)
-            body = self._pread(file, start, end)
-            self._compare(file, key, version)
+            body = _read_all(file, start, end)
+            _check_version(file, version, self._where(key))
         finally:
             os.close(file)
         if len(body) != end - start:
             raise OriginUnavailableError(self._where(key), why=f"received {len(body)} of {end - start} bytes")
         return body
-
-    def _pread(self, file: int, start: int, end: int) -> Body:
-        body = os.pread(file, end - start, start)
-        if len(body) == end - start:
-            return body
-        # Short after a signal, on a network file system, or beyond 2 GiB: read the rest in pieces.
-        parts = [body]
-        offset = start + len(body)
-        while offset < end and parts[-1]:
-            parts.append(os.pread(file, end - offset, offset))
-            offset += len(parts[-1])
-        return b"".join(parts)
-
-    def _compare(self, file: int, key: str, version: Version) -> None:
-        if version_of(os.fstat(file)) != version:
-            raise VersionChangedError(self._where(key), why="the origin has another version")
 
     def _pages(self, key: str) -> Iterator[ListPage]:
         """Yield the listing. Continues to read the open directory, one page of names at a time."""
@@ -379,3 +363,21 @@ def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
         return call(path.resolved())
+
+
+def _read_all(file: int, start: int, end: int) -> Body:
+    body = os.pread(file, end - start, start)
+    if len(body) == end - start:
+        return body
+    # Short after a signal, on a network file system, or beyond 2 GiB: read the rest in pieces.
+    parts = [body]
+    offset = start + len(body)
+    while offset < end and parts[-1]:
+        parts.append(os.pread(file, end - offset, offset))
+        offset += len(parts[-1])
+    return b"".join(parts)
+
+
+def _check_version(file: int, version: Version, where: str) -> None:
+    if version_of(os.fstat(file)) != version:
+        raise VersionChangedError(where, why="the origin has another version")
