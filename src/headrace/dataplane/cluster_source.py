@@ -26,12 +26,12 @@ from headrace.wire.peer_messages import FileRange
 log = logging.getLogger(__name__)
 
 VIEWS_MAX = 2
-"""How many views are tried for one read before the origin is asked."""
+"""A read tries this many views before it asks the origin."""
 PEER_RANGES = 32
 """The most ranges of one file in flight from peers while all of it is filled: 256 MiB in ranges of 8 MiB, which is the
 memory that a node takes for that (`fill_bytes_max`)."""
 PERSISTED_MAX = 1000
-"""How many pending versions are kept with the versions at the origin that they became."""
+"""The node keeps this many pending versions, each with the version at the origin that it became."""
 
 
 async def _no_copy(wanted: FileRange) -> Arrived | None:

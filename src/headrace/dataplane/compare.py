@@ -44,7 +44,7 @@ NICENESS = 10
 WARN_S = 60.0
 DIRECTORIES_MAX = 10_000
 OTHERS_MAX = 3
-"""After so many digests of a directory that are not of its files' bytes, and none that is, it is not compared."""
+"""A directory is not compared any more after this many ETags that are no digest of the bytes, and none that is."""
 ORIGIN_OTHERS_MAX = 16
 """The same for an origin."""
 

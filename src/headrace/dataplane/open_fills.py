@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FILLS_MAX = 1024
 """Idle fills beyond this number are closed. Each holds a descriptor and a map."""
 SPILL_READERS = 8
-"""How many readers of large files share the room of the spill."""
+"""The space of the spill is divided among this many readers of large files."""
 CORRUPT_S, CORRUPT_MAX = 30.0, 1000
 """For how long a large file that no two reads agreed on is not fetched again: each attempt reads all of it."""
 

@@ -21,7 +21,7 @@ from headrace.wire.peer_messages import FileRange
 log = logging.getLogger(__name__)
 
 HEDGE_FACTOR = 2.0
-"""After how many times the usual duration a slow peer is late."""
+"""A slow peer is late after this multiple of the usual duration."""
 HEDGE_S = 0.05
 """The same where no usual duration is known; a guess."""
 HEDGED_SHARE, HEDGED_BYTES_MIN = 0.02, 32 << 20
@@ -29,15 +29,15 @@ HEDGED_SHARE, HEDGED_BYTES_MIN = 0.02, 32 << 20
 Beyond that, large ranges wait longer."""
 HEDGE_LATE_S = 1.5
 MISSES_MAX = 64
-"""After so many misses in a row, a node that owned bytes before is not asked again until the members change."""
+"""A former owner that misses this many times in a row is not asked again until the members change."""
 EARLY_MISSES_MAX = 3
 """The same for a node that is asked before the owner: each miss costs a request."""
 VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
-"""How long after a change of the members bytes are looked for at their former owners."""
+"""Former owners are asked for bytes during this time after a change of the members."""
 HANDING_OVER_S = 60.0
-"""How long they are looked for there before the new owner."""
+"""Former owners are asked before the new owner during this time."""
 
 
 class PeerReader:

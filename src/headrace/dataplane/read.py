@@ -50,11 +50,11 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 EVICTED_MAX = 100
-"""How often in a row a file may be evicted while it is filled, before its reader gets an error: the cache has too
+"""A reader gets an error when its file is evicted this often in a row while it is filled: the cache has too
 little room for all readers."""
 NO_SPACE_MAX = 3
-"""How often a reader that may use the spill tries again after NoSpaceError: the error may come from work that it shares
-with a load or a peer, which may not use the spill."""
+"""A reader that may use the spill tries again this often after NoSpaceError: the error may come from work that it
+shares with a load or a peer, which may not use the spill."""
 
 
 class ReadPath:

@@ -14,7 +14,7 @@ WHOLE_SHARE = 4
 """A file is fetched whole once one part in this many was requested, in any order."""
 
 SEGMENTS_MAX = 8
-"""How many segments of a file are fetched in turns. So many owners fill any link, and the next bytes of a sequential
+"""This many segments of a file are fetched in turns. That many owners fill any link, and the next bytes of a sequential
 reader are among them."""
 
 

@@ -38,7 +38,7 @@ BATCH_BYTES = 16 << 20
 TAKE_LIMIT_S = 300.0
 REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
-"""How many files a walk looks at before other tasks of the loop run."""
+"""A walk examines this many files before other tasks of the loop run."""
 
 Offer = tuple[FileId, FileRange]
 

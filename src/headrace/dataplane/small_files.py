@@ -18,7 +18,7 @@ from headrace.store.store import Store
 
 BATCH_FILES = 16
 BATCH_DELAY_S = 0.005
-"""How long a file of a batch waits for others: a commit takes some 80 µs."""
+"""A file of a batch waits this long for others: a commit takes some 80 µs."""
 
 
 @dataclass(frozen=True, slots=True)

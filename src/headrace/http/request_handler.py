@@ -29,7 +29,7 @@ THREADS = 256
 BODY_THREADS = 256
 """Bodies beyond their beginning that are received at one time."""
 ADDRESS_BODIES_MAX = 128
-"""How many of them may come from one address. Further ones wait, which leaves room for other addresses."""
+"""This many of them may come from one address. Further ones wait, which leaves room for other addresses."""
 NEWCOMER_THREADS = 4
 ADDRESS_NEWCOMERS_MAX = 2
 """Threads for the unauthenticated connections of one address."""

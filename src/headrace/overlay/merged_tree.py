@@ -59,13 +59,12 @@ class MergedTree:
         self.other_nodes = LeaseCheck(upper, modes)
         self._exact_modes = False
         self._shadows = WhiteoutBuilder(upper, lower, self.view.names)
-        self._renamer = Renamer(
+        self.rename = Renamer(
             *(self.view, self.copies, lower, upper),
             shadows=self._shadows,
             other_nodes=self.other_nodes,
             on_changed=on_changed,
-        )
-        self.rename = self._renamer.rename
+        ).rename
 
     def take_modes(self, modes: WriteModes) -> None:
         """Take the write modes of a node that restarted with other ones."""

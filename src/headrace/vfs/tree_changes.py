@@ -19,7 +19,7 @@ from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Upper
 
 COPIES_MAX = 10
-"""How often a change copies up a file that disappears again before it fails."""
+"""A change fails after it copied up a file this often that disappeared again."""
 
 Result = TypeVar("Result")
 
