@@ -21,7 +21,7 @@ from typing import Any
 FILES, FILE_BYTES, LARGE_BYTES = 500, 4096, 64 << 20
 PROGRAM = """
 import concurrent.futures.thread, ctypes, hashlib, json, mmap, os, random, sys, time
-import headrace, headrace.sdk.brokered_bulk_read, headrace.vfs.brokered.broker_registry
+import headrace, headrace.sdk.cache, headrace.sdk.brokered_bulk_read, headrace.vfs.brokered.broker_registry
 uid, socket, mount, opens = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 if uid:
     os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
