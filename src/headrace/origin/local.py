@@ -33,6 +33,7 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import CommitPoint, GivenUpError
 from headrace.origin.local_write import (
     directory_of,
+    locked,
     make_directories,
     put_file,
     sweep,
@@ -243,13 +244,19 @@ class LocalOrigin:
             sweep(directory_of(path.resolved()), now_s)
 
     def _remove(self, key: str, condition: Condition) -> None:
+        where = self._where(key)
         try:
-            info = self._head(key)
+            path = self._path(key).resolved(last=False)
+            folder = directory_of(path).held()
         except NotADirectoryError:
-            raise PathNotFoundError(self._where(key), why="the file does not exist") from None
-        check_condition(self._where(key), condition, info.version)
-        path = self._path(key).resolved(last=False)
-        path.unlink()
+            raise PathNotFoundError(where, why="the file does not exist") from None
+        with contextlib.closing(folder), locked(folder, where):
+            try:
+                info = self._head(key)
+            except NotADirectoryError:
+                raise PathNotFoundError(where, why="the file does not exist") from None
+            check_condition(where, condition, info.version)
+            path.unlink()
         sync_directory(directory_of(path))
 
     def _make_directory(self, key: str) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, Root, SafePath
@@ -33,6 +35,13 @@ from headrace.origin.source import FilePutSource
 STALE_S = 24 * 3600
 CHUNK_BYTES = 16 << 20
 """The number of bytes copied between two checks for an abandoned put: some 10 ms on a local disk."""
+
+LOCK_S = 20
+"""The number of seconds that a put waits while another process has its directory locked."""
+_LOCK_AGAIN_S = 0.001
+
+Identity = tuple[int, int] | None
+"""The file system and inode number of a file; None if it is missing."""
 
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EPERM, errno.EBADF, errno.ETXTBSY)
 _NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -102,8 +111,9 @@ def _put_in(
         commit.check()
         os.fsync(file)
         failpoint.hit("origin.filled")
-        commit.take()
-        _take_name(temporary, path, target, condition, version_of)
+        with locked(folder, target):
+            commit.take()
+            _take_name(temporary, path, target, condition, version_of)
         failpoint.hit("origin.named")
         written = os.fstat(file)
     except BaseException:
@@ -203,6 +213,34 @@ def _take_name(
         _exchange(temporary, path, target, condition, version_of)
 
 
+@contextlib.contextmanager
+def locked(folder: Root, target: str) -> Iterator[None]:
+    """Keep other puts and removals, of any process, from changing names in the directory until the block ends. Waits
+    at most LOCK_S; then raises OriginError. Where the file system can't lock a directory (NFS), nothing is locked."""
+    file = folder.at(b"/").open(os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(file, target)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, target: str) -> None:
+    end = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                why = f"another process has locked its directory for {LOCK_S} s"
+                raise OriginError(target, why=why, hint="see /proc/locks for the process") from None
+            time.sleep(_LOCK_AGAIN_S)
+        except OSError as error:
+            if error.errno not in _UNABLE:
+                raise
+            return None
+
+
 def _rename_new(temporary: SafePath, path: SafePath) -> None:
     """Rename without replacing. Raise FileExistsError if the name exists."""
     try:
@@ -221,7 +259,9 @@ def _exchange(
     condition: Version,
     version_of: Callable[[os.stat_result], Version],
 ) -> None:
-    """Exchange the two files, so that the replaced one can still be compared, and exchanged back."""
+    """Exchange the two files, so that the replaced one can still be compared, and exchanged back. The directory is
+    locked: of two puts that exchange back at once, the later one would put the earlier one's file there."""
+    own = _stat(temporary)
     try:
         temporary.rename(path, EXCHANGE)
     except OSError as error:
@@ -233,9 +273,27 @@ def _exchange(
         return
     replaced = _stat(temporary)
     if replaced is None or version_of(replaced) != condition:
-        temporary.rename(path, EXCHANGE)
+        _undo(temporary, path, _identity(own), _identity(replaced))
         check_condition(target, condition, None if replaced is None else version_of(replaced))
     temporary.unlink()
+
+
+def _undo(temporary: SafePath, path: SafePath, expected: Identity, held: Identity) -> None:
+    """Exchange the files back: afterwards `path` has the file that another program put there last. If that program
+    replaced our file meanwhile, its newer file comes out, and goes back in."""
+    while True:
+        try:
+            temporary.rename(path, EXCHANGE)
+        except FileNotFoundError:
+            return  # removed meanwhile, and with it what it had replaced
+        out = _identity(_stat(temporary))
+        if out == expected:
+            return
+        expected, held = held, out
+
+
+def _identity(status: os.stat_result | None) -> Identity:
+    return None if status is None else (status.st_dev, status.st_ino)
 
 
 def _stat(path: SafePath) -> os.stat_result | None:

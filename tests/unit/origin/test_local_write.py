@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from headrace.base import beneath
 from headrace.base.beneath import Root, SafePath
 from headrace.base.deadline import Deadline
-from headrace.base.errors import BucketNotFoundError, ConflictError
+from headrace.base.errors import BucketNotFoundError, ConflictError, OriginError
 from headrace.base.model import Attributes, Version
 from headrace.origin import local_write
 from headrace.origin.commit_point import CommitPoint, GivenUpError
@@ -86,6 +88,69 @@ def test_a_file_replaced_in_the_last_moment_is_put_back(tmp_path: Path) -> None:
         put(path, b"ours", version, version=after_looks(2, lambda: replace(path)))
     assert path.read_bytes() == b"theirs"
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_file_replaced_again_while_the_first_is_put_back_stays(tmp_path: Path) -> None:
+    path, version = old_file(tmp_path)
+    looks = 0
+
+    def look(status: os.stat_result) -> Version:
+        nonlocal looks
+        looks += 1
+        answer = version_of(status)
+        if looks in (2, 3):  # before the exchange, and between it and its undoing
+            (tmp_path / "other").write_bytes(b"theirs %d" % looks)
+            os.replace(tmp_path / "other", path)
+        return answer
+
+    with pytest.raises(ConflictError):
+        put(path, b"ours", version, version=look)
+    assert looks > 3
+    assert path.read_bytes() == b"theirs 3"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_of_puts_in_threads_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
+    def attempt(number: int) -> bytes | None:
+        data = b"by %d" % number
+        try:
+            put(path, data, version)
+        except ConflictError:
+            return None
+        return data
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(100):
+            path, version = old_file(tmp_path)
+            won = [data for data in pool.map(attempt, range(8)) if data is not None]
+            assert len(won) == 1
+            assert path.read_bytes() == won[0]
+
+
+@pytest.mark.parametrize("name", ["put", "remove"])
+def test_a_locked_directory_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path, version = old_file(tmp_path)
+    origin = LocalOrigin(str(tmp_path))
+
+    def change() -> None:
+        if name == "put":
+            put(path, b"new", version)
+        else:
+            asyncio.run(origin.remove("f", condition=version, deadline=NEVER))
+
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    monkeypatch.setattr(local_write, "LOCK_S", 0)
+    with pytest.raises(OriginError, match="another process has locked its directory"):
+        change()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["f"]
+    os.close(lock)
+    change()
+    assert not path.exists() if name == "remove" else path.read_bytes() == b"new"
+    asyncio.run(origin.close())
 
 
 def test_a_file_removed_in_the_last_moment_stays_away(tmp_path: Path) -> None:
