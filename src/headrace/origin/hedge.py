@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.origin import Condition, ListPage, Origin, PutSource
+from headrace.base.model import Arrived, Version
+from headrace.origin.origin import Origin
+from headrace.origin.wrapper import WrapperOrigin
 
 LEAST_S = 2.0
 """The earliest hedge. A guess: longer than the occasional pause of a busy store."""
@@ -66,22 +66,14 @@ class Slowest:
         return max(LEAST_S, FACTOR * max(recent))
 
 
-class HedgeOrigin:
+class HedgeOrigin(WrapperOrigin):
     """An Origin around an Origin that hedges its reads."""
 
     def __init__(self, inner: Origin) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._slowest = Slowest()
         self._allowance = Allowance()
         self.reads_hedged = 0
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def writable(self) -> bool:
-        return self._inner.writable
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
@@ -113,31 +105,6 @@ class HedgeOrigin:
                 task.cancel()
             if len(tasks) > 1 or not all(task.done() for task in tasks):
                 await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        return await self._inner.head(key, deadline=deadline)
-
-    def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        return self._inner.list_directory(key, deadline=deadline)
-
-    async def put(
-        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
-    ) -> ObjectInfo:
-        return await self._inner.put(
-            key, source, condition=condition, attributes=attributes, deadline=deadline
-        )
-
-    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        await self._inner.remove(key, condition=condition, deadline=deadline)
-
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._inner.make_directory(key, deadline=deadline)
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._inner.remove_directory(key, deadline=deadline)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 async def _first(tasks: set[asyncio.Task[Arrived]], limit_s: float | None) -> asyncio.Task[Arrived] | None:

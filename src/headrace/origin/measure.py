@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
@@ -13,8 +12,7 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
 from headrace.origin.origin import Condition, ListPage, Origin, PutSource
-
-CALLS = ("head", "list", "read", "put", "remove", "directory")
+from headrace.origin.wrapper import CALLS, CallName, Result, WrapperOrigin
 
 
 @dataclass(slots=True)
@@ -32,27 +30,19 @@ class _Count:
         self.latency_s_max = max(self.latency_s_max, took_s)
 
 
-class MeasureOrigin:
+class MeasureOrigin(WrapperOrigin):
     """An Origin around an Origin, with statistics(). A cancelled call does not count as a request. `circuit` is that
     of the origin; `hedging` is the layer that hedges its reads, if there is one."""
 
     def __init__(
         self, inner: Origin, circuit: Circuit | None = None, hedging: HedgeOrigin | None = None
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._hedging = hedging
         self.circuit = Circuit(inner.url) if circuit is None else circuit
         self._counts = {call: _Count() for call in CALLS}
         self._bytes_read = 0
         self._bytes_written = 0
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def writable(self) -> bool:
-        return self._inner.writable
 
     def statistics(self) -> dict[str, int | float | str]:
         """Return the circuit's statistics; requests, errors, bytes_read, bytes_written, reads_hedged; and for each of
@@ -73,25 +63,22 @@ class MeasureOrigin:
             statistics[f"{call}_latency_s_max"] = count.latency_s_max
         return statistics
 
-    @contextlib.contextmanager
-    def _counting(self, call: str) -> Iterator[None]:
+    async def _forward(
+        self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
+    ) -> Result:
         begun_s = time.monotonic()
         try:
-            yield
+            result = await call()
         except HeadraceError:
-            self._counts[call].done(begun_s, failed=True)
+            self._counts[name].done(begun_s, failed=True)
             raise
-        self._counts[call].done(begun_s, failed=False)
-
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        with self._counting("head"):
-            return await self._inner.head(key, deadline=deadline)
+        self._counts[name].done(begun_s, failed=False)
+        return result
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        with self._counting("read"):
-            arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+        arrived = await super().read_range(key, start, end, version=version, deadline=deadline)
         self._bytes_read += len(arrived.body)
         return arrived
 
@@ -109,24 +96,6 @@ class MeasureOrigin:
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        with self._counting("put"):
-            info = await self._inner.put(
-                key, source, condition=condition, attributes=attributes, deadline=deadline
-            )
+        info = await super().put(key, source, condition=condition, attributes=attributes, deadline=deadline)
         self._bytes_written += info.version.size_bytes
         return info
-
-    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        with self._counting("remove"):
-            await self._inner.remove(key, condition=condition, deadline=deadline)
-
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        with self._counting("directory"):
-            await self._inner.make_directory(key, deadline=deadline)
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        with self._counting("directory"):
-            await self._inner.remove_directory(key, deadline=deadline)
-
-    async def close(self) -> None:
-        await self._inner.close()

@@ -13,22 +13,21 @@ import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
 
 from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
-from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.base.model import Attributes, ObjectInfo
 from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Condition, ListPage, Origin, PutSource
+from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
 PATIENCE_S = 1.5
 """The patience of callers that retry by themselves, or can answer in another way."""
 
-Result = TypeVar("Result")
 WishedPause = Callable[[str, HeadraceError], Awaitable[float]]
 """A function that returns for how many seconds the origin asked for no requests, after a call about a key failed; 0
 if it did not say."""
@@ -38,39 +37,16 @@ async def no_pause(key: str, error: HeadraceError) -> float:
     return 0.0
 
 
-class RetryOrigin:
+class RetryOrigin(WrapperOrigin):
     """An Origin around an Origin that retries. `circuit` is that of the origin, shared with callers that wait outside
     (`read_range`)."""
 
     def __init__(
         self, inner: Origin, circuit: Circuit | None = None, wished_pause: WishedPause = no_pause
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._circuit = Circuit(inner.url) if circuit is None else circuit
         self._wished_pause = wished_pause
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def writable(self) -> bool:
-        return self._inner.writable
-
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        return await self._with_retries(key, lambda: self._inner.head(key, deadline=deadline), deadline)
-
-    async def read_range(
-        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Arrived:
-        """Read as every Origin does, but don't wait while the circuit is open. A reader occupies one of the reads in
-        flight; it releases that place and waits without it (`Circuit.admitted`)."""
-        return await self._with_retries(
-            key,
-            lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline),
-            deadline,
-            waits=False,
-        )
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         """List a directory. 8 bytes for each yielded name are kept, in case the listing must begin anew."""
@@ -122,7 +98,7 @@ class RetryOrigin:
                 lost = lost or error.retryable
                 raise
 
-        return await self._with_retries(key, attempt, deadline)
+        return await self._forward("put", key, deadline, attempt)
 
     async def _find_own(self, key: str, marked: Attributes, deadline: Deadline) -> ObjectInfo | None:
         """Return the object at the origin if an earlier attempt of this put made it, else None."""
@@ -148,20 +124,14 @@ class RetryOrigin:
                 lost = lost or error.retryable
                 raise
 
-        await self._with_retries(key, attempt, deadline)
+        await self._forward("remove", key, deadline, attempt)
 
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._with_retries(key, lambda: self._inner.make_directory(key, deadline=deadline), deadline)
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._with_retries(key, lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    async def _with_retries(
-        self, key: str, call: Callable[[], Awaitable[Result]], deadline: Deadline, *, waits: bool = True
+    async def _forward(
+        self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
     ) -> Result:
+        """Make the call again until it succeeds. A read doesn't wait while the circuit is open: a reader occupies one
+        of the reads in flight; it releases that place and waits without it (`Circuit.admitted`)."""
+        waits = name != "read"
         attempts = Attempts(self._circuit, key, deadline, waits=waits, wished_pause=self._wished_pause)
         while True:
             await attempts.begin()

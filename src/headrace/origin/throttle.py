@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
+from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 PAID_AT_ONCE_BYTES = 8 << 20
 BURST_S = 0.25  # unused allowance is saved for this long
@@ -76,34 +77,20 @@ class _PacedSource:
         return self._inner.pread(start, end)
 
 
-class ThrottleOrigin:
+class ThrottleOrigin(WrapperOrigin):
     """An Origin around an Origin that keeps limits. A wait that would pass the deadline is refused at once and takes
     nothing."""
 
     def __init__(self, inner: Origin, limits: OriginLimits) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._requests = TokenBucket(limits.requests_per_s) if limits.requests_per_s else None
         self._bytes = TokenBucket(limits.bytes_per_s) if limits.bytes_per_s else None
         self._slots = asyncio.Semaphore(limits.concurrency_max) if limits.concurrency_max else None
 
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def writable(self) -> bool:
-        return self._inner.writable
-
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        async with self._slot(deadline):
-            await self._pay(0, deadline)
-            return await self._inner.head(key, deadline=deadline)
-
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        async with self._slot(deadline):
-            await self._pay(end - start, deadline)
+        async with self._limited(end - start, deadline):
             return await self._inner.read_range(key, start, end, version=version, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
@@ -118,32 +105,25 @@ class ThrottleOrigin:
     ) -> ObjectInfo:
         """Put an object. Counts as one request, however many parts it has. The bytes of a large one are paid part by
         part, as they are read."""
-        async with self._slot(deadline):
-            is_paid_at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
-            await self._pay(source.size_bytes if is_paid_at_once else 0, deadline)
+        is_paid_at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
+        async with self._limited(source.size_bytes if is_paid_at_once else 0, deadline):
             if self._bytes is not None and not is_paid_at_once:
                 source = _PacedSource(source, self._bytes, self.url, deadline)
             return await self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
             )
 
-    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        async with self._slot(deadline):
-            await self._pay(0, deadline)
-            await self._inner.remove(key, condition=condition, deadline=deadline)
+    async def _forward(
+        self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        async with self._limited(0, deadline):
+            return await call()
 
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+    @contextlib.asynccontextmanager
+    async def _limited(self, size_bytes: int, deadline: Deadline) -> AsyncIterator[None]:
         async with self._slot(deadline):
-            await self._pay(0, deadline)
-            await self._inner.make_directory(key, deadline=deadline)
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        async with self._slot(deadline):
-            await self._pay(0, deadline)
-            await self._inner.remove_directory(key, deadline=deadline)
-
-    async def close(self) -> None:
-        await self._inner.close()
+            await self._pay(size_bytes, deadline)
+            yield
 
     @contextlib.asynccontextmanager
     async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:

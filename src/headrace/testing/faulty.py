@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
+
+from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
@@ -16,10 +17,9 @@ from headrace.base.errors import (
     OriginUnavailableError,
     VersionChangedError,
 )
-from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.origin import Condition, ListPage, Origin, PutSource
-
-CALLS = ("head", "list", "read", "put", "remove", "directory")
+from headrace.base.model import Arrived
+from headrace.origin.origin import ListPage, Origin
+from headrace.origin.wrapper import CALLS, CallName, Result, WrapperOrigin
 
 
 class PlannedFault(Enum):
@@ -45,24 +45,16 @@ class PlannedFault(Enum):
     SHORT = "short"
 
 
-class FaultyOrigin:
+class FaultyOrigin(WrapperOrigin):
     """An Origin around an Origin that fails by plan. `asked` has each call so far as (call, key), including failed
     ones."""
 
     def __init__(self, inner: Origin) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan: dict[tuple[str, int], PlannedFault | HeadraceError] = {}
         self._always: dict[str, PlannedFault | HeadraceError] = {}
         self.asked: list[tuple[str, str]] = []
         self.hanging = 0
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def writable(self) -> bool:
-        return self._inner.writable
 
     def fail(
         self, call: str, fault: PlannedFault | HeadraceError, *, numbers: int | range | None = None
@@ -85,21 +77,18 @@ class FaultyOrigin:
     def count(self, call: str) -> int:
         return sum(name == call for name, _ in self.asked)
 
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        fault = self._next("head", key)
+    async def _forward(
+        self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        fault = self._next(name, key)
+        if fault is not None and fault not in (PlannedFault.LOST, PlannedFault.SHORT):
+            await self._raise(fault, key, deadline)
+        result = await call()
+        if fault is PlannedFault.SHORT and isinstance(result, Arrived):
+            return structs.replace(result, body=result.body[: len(result.body) // 2])
         if fault is not None:
             await self._raise(fault, key, deadline)
-        return await self._inner.head(key, deadline=deadline)
-
-    async def read_range(
-        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Arrived:
-        fault = self._next("read", key)
-        if fault is not None and fault is not PlannedFault.SHORT:
-            await self._raise(fault, key, deadline)
-        arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
-        body = arrived.body
-        return Arrived(body[: len(body) // 2]) if fault is PlannedFault.SHORT else arrived
+        return result
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         fault = self._next("list", key)
@@ -109,38 +98,6 @@ class FaultyOrigin:
             yield page
             if fault is not None:
                 await self._raise(fault, key, deadline)
-
-    async def put(
-        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
-    ) -> ObjectInfo:
-        async with self._changing("put", key, deadline):
-            return await self._inner.put(
-                key, source, condition=condition, attributes=attributes, deadline=deadline
-            )
-
-    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        async with self._changing("remove", key, deadline):
-            await self._inner.remove(key, condition=condition, deadline=deadline)
-
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        async with self._changing("directory", key, deadline):
-            await self._inner.make_directory(key, deadline=deadline)
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        async with self._changing("directory", key, deadline):
-            await self._inner.remove_directory(key, deadline=deadline)
-
-    @contextlib.asynccontextmanager
-    async def _changing(self, call: str, key: str, deadline: Deadline) -> AsyncIterator[None]:
-        fault = self._next(call, key)
-        if fault is not None and fault is not PlannedFault.LOST:
-            await self._raise(fault, key, deadline)
-        yield
-        if fault is not None:
-            await self._raise(fault, key, deadline)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
     def _next(self, call: str, key: str) -> PlannedFault | HeadraceError | None:
         number = self.count(call)

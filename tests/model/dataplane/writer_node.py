@@ -19,13 +19,14 @@ from typing import TypeVar
 from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
-from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
+from headrace.base.model import Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteModes
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
-from headrace.origin.origin import Condition, ListPage, PutSource
+from headrace.origin.origin import ListPage
+from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree, Owner
@@ -44,11 +45,12 @@ COPIES_MAX = 20
 Answer = TypeVar("Answer")
 
 
-class FlakyLocalOrigin(LocalOrigin):
-    """A directory behind a bad network. `failing` is the share of calls that fail, before or after they take place."""
+class FlakyLocalOrigin(WrapperOrigin):
+    """A directory behind a bad network. `failing` is the share of calls that fail, before or after they take place;
+    reads never do."""
 
     def __init__(self, folder: str, chance: random.Random, *, failing: float, slow_s: float) -> None:
-        super().__init__(folder)
+        super().__init__(LocalOrigin(folder))
         self._chance = chance
         self.failing = failing
         self._slow_s = slow_s
@@ -59,38 +61,15 @@ class FlakyLocalOrigin(LocalOrigin):
         if self._chance.random() < self.failing:
             raise OriginUnavailableError(what, why="the test says so")
 
-    async def _with_moods(self, what: str, call: Awaitable[Answer]) -> Answer:
-        task = asyncio.ensure_future(call)
-        try:
-            answer = await task
-        finally:
-            task.cancel()
-        await self._delay_or_fail(what)
-        return answer
-
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+    async def _forward(
+        self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        if name == "read":
+            return await call()
         await self._delay_or_fail(key)
-        return await self._with_moods(key, super().head(key, deadline=deadline))
-
-    async def put(
-        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
-    ) -> ObjectInfo:
+        result = await call()
         await self._delay_or_fail(key)
-        return await self._with_moods(
-            key, super().put(key, source, condition=condition, attributes=attributes, deadline=deadline)
-        )
-
-    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        await self._delay_or_fail(key)
-        await self._with_moods(key, super().remove(key, condition=condition, deadline=deadline))
-
-    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._delay_or_fail(key)
-        await self._with_moods(key, super().make_directory(key, deadline=deadline))
-
-    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._delay_or_fail(key)
-        await self._with_moods(key, super().remove_directory(key, deadline=deadline))
+        return result
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         await self._delay_or_fail(key)
