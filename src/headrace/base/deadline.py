@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError
 
 
@@ -20,7 +19,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, *, patience_s: float = float("inf")) -> Deadline:
-        return cls(time.monotonic() + seconds, patience_s=patience_s)
+        return cls(monotonic_s() + seconds, patience_s=patience_s)
 
     @classmethod
     def never(cls) -> Deadline:
@@ -28,10 +27,10 @@ class Deadline:
 
     def left_s(self) -> float:
         """Return the seconds left, at least 0; infinite for never."""
-        return max(0.0, self.at_s - time.monotonic())
+        return max(0.0, self.at_s - monotonic_s())
 
     def passed(self) -> bool:
-        return time.monotonic() >= self.at_s
+        return monotonic_s() >= self.at_s
 
     def check(self, subject: str) -> None:
         """Raise DeadlineExceededError if the deadline has passed. subject: what the caller does, for the message."""

@@ -12,10 +12,10 @@ stays accepted where this node may seal it anew.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.base.clock import monotonic_s
 from headrace.base.refusals import Refusals
 from headrace.cluster.kept_records import Kept, KeptRecords
 from headrace.cluster.records import RecordSeals
@@ -138,7 +138,7 @@ class Beliefs:
     def to_put_back(self) -> dict[str, tuple[bytes | None, bytes]]:
         """Return the records to restore: by key, the bytes in etcd and the accepted bytes."""
         restorable: dict[str, tuple[bytes | None, bytes]] = {}
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         for key in list(self._spoiled):
             held, accepted = self._held.get(key), self._accepted_raw.get(key)
             if held is None or accepted is None:
@@ -151,7 +151,7 @@ class Beliefs:
         """Record an attempt to restore a record. Not done: etcd has another record by now, of which the watch
         notifies this node."""
         self._spoiled.discard(key)
-        self._next_restore_s[key] = time.monotonic() + PUT_BACK_AGAIN_S
+        self._next_restore_s[key] = monotonic_s() + PUT_BACK_AGAIN_S
         if done:
             self._refusals.add("it was changed or deleted, and is restored", address=_address(key))
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
+from headrace.base.clock import monotonic_s
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, HeadraceError, NodeIdTakenError
 from headrace.cluster.etcd import DENIED_PAUSE_S, EtcdRecords
@@ -106,7 +106,7 @@ class Membership:
 
     def status(self) -> dict[str, Any]:
         away_since_s = self._records.away_since_s
-        away_s = 0.0 if away_since_s is None else time.monotonic() - away_since_s
+        away_s = 0.0 if away_since_s is None else monotonic_s() - away_since_s
         trouble = self._eviction
         if not trouble and not self.joined.is_set():
             trouble = (
@@ -162,7 +162,7 @@ class Membership:
         """Keep nodes of the last view that have no record in etcd for a while: they may be about to write theirs
         again, too."""
         if nodes:
-            self._record_lost_s = time.monotonic()
+            self._record_lost_s = monotonic_s()
             self._departed = {id: (info, self._record_lost_s) for id, info in nodes.items()}
             asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
 
@@ -195,7 +195,7 @@ class Membership:
                 if info.instance not in self._displaced:  # otherwise it is the run that this one replaced
                     self._on_replaced(info)
             elif value is None:
-                self._record_lost_s = time.monotonic()
+                self._record_lost_s = monotonic_s()
                 asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
             return
         old_info = self._nodes.pop(id, None)
@@ -203,12 +203,12 @@ class Membership:
             self._nodes[id] = info
             self._departed.pop(id, None)
         elif old_info is not None:
-            self._departed[id] = (old_info, time.monotonic())
+            self._departed[id] = (old_info, monotonic_s())
         self._changed.set()
 
     def _may_return(self) -> dict[str, NodeInfo]:
         """Return the nodes that disappeared together with this node's own record, or since, and a short time ago."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         if now_s > self._record_lost_s + RETURN_S:
             self._departed.clear()
         return {

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import CorruptOriginError, EvictedError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Version, block_range
 from headrace.dataplane.intent import BACKGROUND
@@ -116,8 +116,8 @@ class Digests:
         if not was_wrong:
             return
         self.files_wrong += 1
-        if time.monotonic() >= counts.warned_s + WARN_S:
-            counts.warned_s = time.monotonic()
+        if monotonic_s() >= counts.warned_s + WARN_S:
+            counts.warned_s = monotonic_s()
             log.warning(
                 "origin sent wrong bytes, they are right after reading again url=%s key=%s files=%d",
                 url,

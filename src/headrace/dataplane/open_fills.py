@@ -7,12 +7,12 @@ compared with the digest that its origin names (compare.py), then committed. A f
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import (
     CorruptOriginError,
     EvictedError,
@@ -206,7 +206,7 @@ class OpenFills:
         level = logging.INFO if isinstance(error, EvictedError | VersionChangedError) else logging.WARNING
         log.log(level, "a complete file that may be wrong is dropped id=%x error=%s", id, error)
         if isinstance(error, CorruptOriginError):
-            self._corrupt[id] = (time.monotonic() + CORRUPT_S, error)
+            self._corrupt[id] = (monotonic_s() + CORRUPT_S, error)
             if len(self._corrupt) > CORRUPT_MAX:
                 del self._corrupt[next(iter(self._corrupt))]
         self.close([id])
@@ -217,6 +217,6 @@ class OpenFills:
 
     def _refuse_corrupt(self, id: FileId) -> None:
         until_s, error = self._corrupt.get(id, (0.0, None))
-        if error is not None and time.monotonic() < until_s:
+        if error is not None and monotonic_s() < until_s:
             raise error.copied()
         self._corrupt.pop(id, None)

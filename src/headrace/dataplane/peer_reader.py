@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived
@@ -86,9 +86,9 @@ class PeerReader:
         """Return the peers for a range, by the current view."""
         view = self.view()
         if view.ring is not self._ring:
-            self._ring, self._changed_s = view.ring, time.monotonic()
+            self._ring, self._changed_s = view.ring, monotonic_s()
             self._misses.clear()
-        since_s = time.monotonic() - self._changed_s
+        since_s = monotonic_s() - self._changed_s
         return route(
             *(view, self._me, path, start),
             replicas=self._replicas,
@@ -106,8 +106,8 @@ class PeerReader:
 
     async def newer_view(self, before: ClusterView) -> bool:
         """Wait shortly for a newer view, because a peer has another one than this node. Return whether it came."""
-        end_s = time.monotonic() + VIEW_WAIT_S
-        while self.view() is before and time.monotonic() < end_s:  # noqa: ASYNC110
+        end_s = monotonic_s() + VIEW_WAIT_S
+        while self.view() is before and monotonic_s() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(VIEW_LOOK_S)
         return self.view() is not before
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.concurrency import Gate, Window
@@ -223,19 +223,19 @@ class NodePeerService:
         return HandoverAnswer(refused=refused)
 
     async def _take(self, offered: FileRange) -> None:
-        end_s = time.monotonic() + VIEW_WAIT_S
+        end_s = monotonic_s() + VIEW_WAIT_S
         while not self._owns(offered.path, offered.start):  # the peer may have received the new view first
-            if time.monotonic() >= end_s:
+            if monotonic_s() >= end_s:
                 raise NotOwnerError(os.fsdecode(offered.path), why="this node does not own it")
             await asyncio.sleep(VIEW_LOOK_S)
         entry = await self._entry_of(offered)
         async with self._handovers.enter(offered.end - offered.start, background=True):
-            began_s = time.monotonic()
+            began_s = monotonic_s()
             if (offered.start, offered.end) == (0, offered.size_bytes):
                 await self._reads.load(entry)
             else:
                 await self._reads.load_part(entry, offered.start, offered.end)
-            fetch_s = time.monotonic() - began_s
+            fetch_s = monotonic_s() - began_s
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 

@@ -6,7 +6,6 @@ don't pile up in memory before a disk that is slower than the network.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import Arrived, Entry, Version
@@ -57,7 +57,7 @@ class OriginSource:
             async with self.gate.enter(end - start, background=intent.background):
                 if not is_probe and not self.circuit.closed:
                     continue
-                deadline, began_s = Deadline.after(left_s), time.monotonic()
+                deadline, began_s = Deadline.after(left_s), monotonic_s()
                 try:
                     arrived = await self.origin.read_range(
                         self.key, start, end, version=self.version, deadline=deadline
@@ -67,7 +67,7 @@ class OriginSource:
                     if self.circuit.closed or not left_s:
                         raise
                     continue
-                self.gate.window.record(bytes_read=end - start, seconds=time.monotonic() - began_s)
+                self.gate.window.record(bytes_read=end - start, seconds=monotonic_s() - began_s)
                 yield structs.replace(arrived, from_origin=True)
                 return
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
@@ -115,7 +115,7 @@ class JobTask:
         self._segment_bytes = segment_bytes
         self._on_change = on_change
         self._listed, self._done = SegmentCounter(), SegmentCounter()
-        carried = carried or CarriedProgress((0, 0), (0, 0), set(), time.monotonic())
+        carried = carried or CarriedProgress((0, 0), (0, 0), set(), monotonic_s())
         self._floor_listed, self._floor_done = carried.listed, carried.done
         self._sound = carried.sound
         self._began_s = carried.began_s
@@ -149,12 +149,12 @@ class JobTask:
             failed=self._failed[:],
             listing=self._listing,
             bytes_s=0.0 if self.over else round(self._rate_of(bytes_done), 1),
-            took_s=round(self._took_s or time.monotonic() - self._began_s, 3),
+            took_s=round(self._took_s or monotonic_s() - self._began_s, 3),
         )
         return TaskRecord(self.mark, self.job.attempt, self.over, figures)
 
     def _rate_of(self, bytes_done: int) -> float:
-        now_s, samples = time.monotonic(), self._rate
+        now_s, samples = monotonic_s(), self._rate
         samples.append((now_s, bytes_done))
         while len(samples) > 2 and now_s - samples[0][0] > RATE_WINDOW_S:
             samples.popleft()
@@ -169,7 +169,7 @@ class JobTask:
             self._fail(self.job.path, f"internal error: {error!r}")
         self._listing, self.over = False, True
         self._floor_listed = self._floor_done = (0, 0)
-        self._took_s = time.monotonic() - self._began_s
+        self._took_s = monotonic_s() - self._began_s
         self._on_change()
 
     async def _each_file(self) -> None:

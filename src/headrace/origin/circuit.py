@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Iterator
 
 from headrace.base.breaker import Breaker, BreakerLimits
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     DeadlineExceededError,
@@ -98,7 +98,7 @@ class Circuit:
             if isinstance(error, OriginError | PathNotFoundError) and not error.retryable:
                 self.succeeded()
             return
-        now_s = self._failed_s = time.monotonic()
+        now_s = self._failed_s = monotonic_s()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         self._trouble = error
@@ -116,7 +116,7 @@ class Circuit:
     def statistics(self) -> dict[str, int | float | str]:
         """Return `away_s`, the time for which every call has failed (0 after a success); `waiting`, the number of
         waiting calls; `trouble`, the last error; `next_try_s`, the time until the next probe."""
-        now_s, waiting = time.monotonic(), len(self._waiters) + self._pausing
+        now_s, waiting = monotonic_s(), len(self._waiters) + self._pausing
         is_old = not waiting and now_s - self._failed_s > FORGOTTEN_S
         if self._failing_since_s is None or is_old:
             return {"away_s": 0.0, "waiting": 0, "trouble": "", "next_try_s": 0.0}
@@ -139,7 +139,7 @@ class Circuit:
                 _release(waiter, probe=False)
             self._waiters.clear()
             return
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         if self._waiters and self._breaker.take_probe(now_s):
             fresh = (waiter for waiter, key in self._waiters.items() if key not in self._failed_keys)
             first = next(fresh, None) or next(iter(self._waiters))
@@ -152,7 +152,7 @@ class Circuit:
     def _unavailable_error(self) -> HeadraceError:
         trouble = self._trouble
         why = "no answer" if trouble is None else trouble.why
-        since_s = 0.0 if self._failing_since_s is None else time.monotonic() - self._failing_since_s
+        since_s = 0.0 if self._failing_since_s is None else monotonic_s() - self._failing_since_s
         return OriginUnavailableError(self._name, why=f"{why}; unavailable for {since_s:.0f} s")
 
 

@@ -8,9 +8,9 @@ requests.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Version
@@ -79,9 +79,9 @@ class HedgeOrigin(WrapperOrigin):
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
         async def ask() -> Arrived:
-            begun_s = time.monotonic()
+            begun_s = monotonic_s()
             arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
-            self._slowest.add(end - start, time.monotonic() - begun_s)
+            self._slowest.add(end - start, monotonic_s() - begun_s)
             return arrived
 
         self._allowance.earn()
@@ -111,9 +111,9 @@ async def _first(tasks: set[asyncio.Task[Arrived]], limit_s: float | None) -> as
     """Return a task that has ended, preferably a successful one; None if none ended within the limit. An error counts
     even while another task is silent: the caller retries as that error demands."""
     while True:
-        begun_s = time.monotonic()
+        begun_s = monotonic_s()
         done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if done:
             return min(done, key=lambda task: isinstance(task.exception(), HeadraceError))
-        if limit_s is None or time.monotonic() - begun_s < limit_s + LATE_S:
+        if limit_s is None or monotonic_s() - begun_s < limit_s + LATE_S:
             return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
@@ -23,7 +23,7 @@ class _Count:
     latency_s_max: float = 0.0
 
     def done(self, begun_s: float, *, failed: bool) -> None:
-        took_s = time.monotonic() - begun_s
+        took_s = monotonic_s() - begun_s
         self.requests += 1
         self.errors += failed
         self.latency_s_sum += took_s
@@ -66,7 +66,7 @@ class MeasureOrigin(WrapperOrigin):
     async def _forward(
         self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
     ) -> Result:
-        begun_s = time.monotonic()
+        begun_s = monotonic_s()
         try:
             result = await call()
         except HeadraceError:
@@ -83,12 +83,12 @@ class MeasureOrigin(WrapperOrigin):
         return arrived
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        begun_s = time.monotonic()
+        begun_s = monotonic_s()
         try:
             async for page in self._inner.list_directory(key, deadline=deadline):
                 self._counts["list"].done(begun_s, failed=False)
                 yield page
-                begun_s = time.monotonic()
+                begun_s = monotonic_s()
         except HeadraceError:
             self._counts["list"].done(begun_s, failed=True)
             raise

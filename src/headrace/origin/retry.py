@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from msgspec import structs
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
 from headrace.base.model import Attributes, ObjectInfo
@@ -170,7 +170,7 @@ class Attempts:
         """Prepare an attempt. Raise OriginUnavailableError if the origin stays unavailable for too long."""
         if self._waits and not self._circuit.closed:
             await self._circuit.admitted(self._key, self._limited())
-        self._began_s = time.monotonic()
+        self._began_s = monotonic_s()
 
     def progressed(self) -> None:
         """Record that the origin answers, though the call is not complete."""
@@ -179,7 +179,7 @@ class Attempts:
 
     async def failed(self, error: HeadraceError) -> None:
         """Record a failed attempt and wait before the next one. Raise the error if there is no next one."""
-        took_s = time.monotonic() - self._began_s
+        took_s = monotonic_s() - self._began_s
         wait_s = await self._wished_pause(self._key, error)
         self._circuit.failed(self, self._key, error, took_s=took_s, wait_s=wait_s)
         if not error.retryable:
@@ -201,7 +201,7 @@ class Attempts:
     def _limited(self) -> Deadline:
         """Return the deadline of the attempts. The first use starts the patience."""
         if self._limit is None:
-            until_s = min(self._deadline.at_s, time.monotonic() + self._deadline.patience_s)
+            until_s = min(self._deadline.at_s, monotonic_s() + self._deadline.patience_s)
             self._limit = Deadline(until_s)
         return self._limit
 

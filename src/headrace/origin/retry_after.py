@@ -10,7 +10,6 @@ import asyncio
 import email.utils
 import http.client
 import re
-import time
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, OriginUnavailableError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RetryAfter:
         just before."""
         if not isinstance(error, OriginUnavailableError) or not OVERLOADED.match(error.why):
             return 0.0
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         if now_s - self._asked_s < ASKED_EVERY_S or not isinstance(
             self._store, S3Store | GCSStore | AzureStore
         ):

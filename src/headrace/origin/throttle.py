@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
@@ -35,13 +36,13 @@ class TokenBucket:
     def __init__(self, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
         self._level = rate_per_s * BURST_S
-        self._at_s = time.monotonic()
+        self._at_s = monotonic_s()
         self._lock = threading.Lock()
 
     def reserve(self, amount: float) -> float:
         """Take the amount and return the seconds to wait before using it. May be called from any thread."""
         with self._lock:
-            now_s = time.monotonic()
+            now_s = monotonic_s()
             full = max(self._rate_per_s * BURST_S, 1.0)
             self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
             self._at_s = now_s

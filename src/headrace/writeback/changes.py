@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 
+from headrace.base.clock import monotonic_s
 from headrace.writeback.action import size_of
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
@@ -39,7 +39,7 @@ class ChangeTracker:
 
     def note(self, paths: Iterable[bytes], delay_s: float) -> None:
         """Mark paths as dirty; observers do not learn of it."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         for path in paths:
             if self._layer.persists(path):
                 entry = self.dirty.add(path, now_s, delay_s=delay_s)

@@ -4,9 +4,10 @@ bytes."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from headrace.base.clock import monotonic_s
 
 BACKOFF_S_MAX = 60.0
 ERRORS_SHOWN_MAX = 20
@@ -28,7 +29,7 @@ class DirtyPath:
         """Note a failure: the path is tried again later, and later still after each further failure."""
         self.attempts += 1
         self.error = why
-        self.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
+        self.due_s = monotonic_s() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
 
 
 class DirtySet:
@@ -76,7 +77,7 @@ class DirtySet:
     def postpone(self, paths: Iterable[bytes], delay_s: float) -> None:
         for path in paths:
             if path in self._all:
-                self._all[path].due_s = time.monotonic() + delay_s
+                self._all[path].due_s = monotonic_s() + delay_s
 
     def due(self, now_s: float, most: int) -> list[bytes]:
         return [path for path, entry in self._all.items() if entry.due_s <= now_s][:most]
@@ -106,7 +107,7 @@ class DirtySet:
         return [(name, error) for name, error in errors if error]
 
     def status(self) -> dict[str, object]:
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         return {
             "dirty": len(self._all),
             "dirty_bytes": self._size_bytes,

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.beneath import SafePath
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.namespace.tree import Namespace
@@ -221,7 +221,7 @@ class SyncExecutor:
                 await self._removals.remove_gone(self.put_aside())
             except HeadraceError as error:
                 log.info("removed folders are still at the origin error=%s", error)
-                self.gone_due_s = time.monotonic() + LATER_S
+                self.gone_due_s = monotonic_s() + LATER_S
                 self._changes.wake.set()
                 return [error]
         return []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Iterable
 
+from headrace.base.clock import monotonic_s
 from headrace.base.keyed_lock import KeyedLock
 from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
@@ -75,7 +75,7 @@ class LayerScan:
         rows = {row.path: row for row in self._journal.all()}
         dirty: list[tuple[bytes, int]]
         dirty, clean, size_bytes = await self._layer.in_thread(self._walk_all, rows)
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         for path, size in dirty:
             self._dirty.add(path, now_s, size, delay_s=self._changes.delay_s)
         if dirty:
@@ -111,7 +111,7 @@ class LayerScan:
                 and self._planner.action_by(path, status, rows.get(path)) is not None
             ]
 
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         is_directory = self._upper.at(top).is_folder()
         for path, size in await self._layer.in_thread(walk) if is_directory else walk():
             self._dirty.add(path, now_s, size)
@@ -149,7 +149,7 @@ class LayerScan:
         self._changes.hide(self._removals.went(path))
 
     def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
-        now_s, rows = time.monotonic(), self._journal.below(top)
+        now_s, rows = monotonic_s(), self._journal.below(top)
         for path, status in self._upper.walk(top):
             if path == top or path in actions:
                 continue

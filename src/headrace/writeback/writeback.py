@@ -20,9 +20,9 @@ import contextlib
 import logging
 import math
 import os
-import time
 from collections.abc import Iterable
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
 from headrace.writeback.changes import ChangeTracker
@@ -146,14 +146,14 @@ class WriteBack:
         """Return when everything that was written at and below a path is at the origin. Raises the HeadraceError of the
         first path that could not be persisted, which stays dirty."""
         await self._scan.scan_below(path)
-        begun_s, renamed = time.monotonic(), self._conflicts.count
+        begun_s, renamed = monotonic_s(), self._conflicts.count
         while True:
             dirty = self._dirty.below(path, since_s=begun_s)
             if not dirty and not self._executor.put_aside():
                 if self._conflicts.count == renamed:
                     return
                 # what got another name is to be there, too
-                begun_s, renamed = time.monotonic(), self._conflicts.count
+                begun_s, renamed = monotonic_s(), self._conflicts.count
                 continue
             errors = await self._settle([*self._conflicts.in_the_way(path), *dirty])
             if errors:
@@ -177,10 +177,10 @@ class WriteBack:
     # ------------------------------------------------------------ rounds
 
     async def _run(self) -> None:
-        scanned_s, pause_s, full_due_s = time.monotonic(), SCAN_INTERVAL_S, 0.0
+        scanned_s, pause_s, full_due_s = monotonic_s(), SCAN_INTERVAL_S, 0.0
         while True:
             self._changes.wake.clear()
-            now_s = time.monotonic()
+            now_s = monotonic_s()
             due = self._dirty.due(now_s, ROUND_PATHS_MAX)
             try:
                 if self._suspects:
@@ -191,7 +191,7 @@ class WriteBack:
                 elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
                     await self.look_over()
-                    scanned_s = time.monotonic()
+                    scanned_s = monotonic_s()
                     pause_s = max(SCAN_INTERVAL_S, SCAN_SHARE * (scanned_s - now_s))
                     full_due_s = scanned_s + max(LATER_S, SCAN_SHARE * (scanned_s - now_s))
                     await self._origin_changes.look()
@@ -208,7 +208,7 @@ class WriteBack:
 
     async def _sleep(self) -> None:
         next_s = min(self._executor.gone_due_s, self._dirty.next_due_s() or math.inf)
-        wait_s = min(LATER_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - time.monotonic())
+        wait_s = min(LATER_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.02, wait_s)):

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from headrace.base.clock import CLOCK
+
 
 class FakeClock:
     """Replaces time.monotonic and asyncio.sleep in modules of ours. slept: each sleep, in seconds."""
@@ -24,14 +26,10 @@ class FakeClock:
         await asyncio.tasks.sleep(0)
 
     def rule(self, patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-        replaced: dict[str, dict[str, object]] = {
-            "time": {"monotonic": self.monotonic},
-            "asyncio": {"sleep": self.sleep},
-        }
+        CLOCK.set(self.monotonic)
         for module in modules:
-            for name, fakes in replaced.items():
-                if hasattr(module, name):
-                    patch.setattr(module, name, _Stand(getattr(module, name), fakes))
+            if hasattr(module, "asyncio"):
+                patch.setattr(module, "asyncio", _Stand(asyncio, {"sleep": self.sleep}))
 
 
 class _Stand:

@@ -188,6 +188,7 @@ def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def body() -> None:
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         world.faulty.fail("head", PlannedFault.UNAVAILABLE)
         bad = [asyncio.ensure_future(world.call("head", "k0", 20.0)) for _ in range(50)]
         await asyncio.sleep(1.0)
@@ -195,7 +196,7 @@ def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
             begun_s = loop.time()
             await world.call("read", key)
             assert loop.time() - begun_s <= LIMITS.pause_s_max + 0.01
-        assert loop.time() < 1020
+        assert loop.time() - began_s < 20
         ended = await asyncio.gather(*bad, return_exceptions=True)
         assert all(isinstance(error, OriginUnavailableError) for error in ended)
 

@@ -16,10 +16,10 @@ import asyncio
 import logging
 import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, unquote_to_bytes
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
 from headrace.cluster.records import LeasedRecords
@@ -101,7 +101,7 @@ class DirectoryLeases(WriteObserver):
             if folder not in self._held:
                 await self._take(folder)
                 await self._look(folder)
-                self._held[folder] = time.monotonic()
+                self._held[folder] = monotonic_s()
             self._move_on()
             with self._upper.lock:
                 self.marks.set(self._upper.at(folder), folder, MARKS.leased)
@@ -115,18 +115,18 @@ class DirectoryLeases(WriteObserver):
                 if await self._records.get(_key(folder)) == self._me.encode():
                     await self._records.delete(_key(folder))
                 return
-            await asyncio.sleep(since_s + HOLD_S - time.monotonic())
+            await asyncio.sleep(since_s + HOLD_S - monotonic_s())
             with self._upper.lock:
                 self.marks.clear(self._upper.at(folder), MARKS.leased)
             await self._tell(folder)
             del self._held[folder]
             await self._records.delete(_key(folder))
-            self._given[folder] = time.monotonic()
+            self._given[folder] = monotonic_s()
 
     async def _take(self, folder: bytes) -> None:
         key, mine = _key(folder), self._me.encode()
         deadline, away = Deadline.after(CLAIM_LIMIT_S), Deadline.after(AWAY_LIMIT_S)
-        await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - time.monotonic())
+        await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - monotonic_s())
         while True:
             try:
                 if await self._records.create(key, mine, leased=True):

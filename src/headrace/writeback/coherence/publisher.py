@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.cluster.records import Records
@@ -118,7 +118,7 @@ class DirtyNamesPublisher:
     def note(self, paths: Iterable[bytes], directories: Iterable[bytes] = ()) -> None:
         """Note paths that were written or persisted, so that other nodes learn their present meaning. directories:
         those of them in which more is to be expected."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         folders: set[bytes] = set()
         for path in paths:
             directory, name = split(path)
@@ -200,7 +200,7 @@ class DirtyNamesPublisher:
 
     def _forget_clean(self) -> bool:
         """Forget clean names. Return whether a directory was forgotten."""
-        now_s, left, gone = time.monotonic(), LOOKED_AT_ONCE, False
+        now_s, left, gone = monotonic_s(), LOOKED_AT_ONCE, False
         for path, folder in list(self._folders.items()):
             if now_s - folder.changed_s < KEEP_S:
                 continue

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError
@@ -95,7 +95,7 @@ class DirtyNamesSubscriber:
         """Read the writers' records directly, instead of waiting for the watch. Events that arrive later may be
         older."""
         records = await self._records.list(f"{PREFIX}/")
-        self._listed_s = time.monotonic()
+        self._listed_s = monotonic_s()
         self._listed = {
             key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in records.items()
         }
@@ -115,7 +115,7 @@ class DirtyNamesSubscriber:
         if after:
             self._scopes[writer] = after
         elif writer not in self._view().nodes:
-            self._ended[writer] = before, time.monotonic()
+            self._ended[writer] = before, monotonic_s()
         for query in [query for query in self._answers if query[0] == writer and not after.covers(query[1])]:
             del self._answers[query]
             self._locks.pop(query, None)
@@ -149,13 +149,13 @@ class DirtyNamesSubscriber:
     def writers(self, folder: bytes) -> list[str]:
         """Return the nodes whose records name this directory, sorted, without this node."""
         ids = {writer for writer, scope in self._scopes.items() if scope.covers(folder)}
-        if time.monotonic() < self._listed_s + LISTED_S:
+        if monotonic_s() < self._listed_s + LISTED_S:
             ids |= {writer for writer, scope in self._listed.items() if scope.covers(folder)}
         return sorted(ids - {self._me})
 
     def any_gone(self, folder: bytes) -> bool:
         """Return whether a writer of this directory left the cluster, now or within the last ENDED_S."""
-        nodes, now_s = self._view().nodes, time.monotonic()
+        nodes, now_s = self._view().nodes, monotonic_s()
         self._ended = {
             writer: (scope, ended_s)
             for writer, (scope, ended_s) in self._ended.items()

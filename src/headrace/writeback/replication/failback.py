@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.peer.client import PeerClient
@@ -33,11 +33,11 @@ class Failback:
     async def ask(self) -> None:
         """Note what other nodes persisted of this node's files. A node that does not answer is skipped: the uploads it
         made are recognized by their bytes."""
-        wanted_s = time.monotonic()
+        wanted_s = monotonic_s()
         async with self._asking:
             if self._asked_s > wanted_s:
                 return  # whoever was before has asked for all who waited
-            self._asked_s = time.monotonic()
+            self._asked_s = monotonic_s()
             for node in self._view().nodes.values():
                 if node.id != self._me:
                     await self._ask(node)

@@ -1,0 +1,104 @@
+"""Run a test whose time passes at once when every task waits for it.
+
+`run_virtual` runs a coroutine on an event loop with a clock of its own. asyncio's waits and base/clock.py go by it.
+The clock stands still while tasks run, and jumps to the next timer when none can run, so an hour costs nothing and
+times are exact.
+
+While something outside the loop may answer, the loop waits for it in real time, like any other: work that
+run_in_executor gave to a thread, or a registered socket. Work that reaches threads otherwise isn't seen: its time-outs
+come at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
+
+from headrace.base.clock import CLOCK
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+class _VirtualSelector(selectors.DefaultSelector):
+    """Waits only if somebody outside can end the wait. in_threads: calls that threads run for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = time.monotonic()
+        self.in_threads = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
+        if (
+            timeout is None or self.in_threads or len(self.get_map()) > 1
+        ):  # the loop itself has one, for wake-ups
+            began_s = time.monotonic()
+            events = super().select(timeout)
+            self.now_s += time.monotonic() - began_s
+        else:
+            self.now_s += timeout
+        return events
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop with the clock of its selector."""
+
+    def __init__(self) -> None:
+        self._waits = _VirtualSelector()
+        super().__init__(self._waits)
+
+    def time(self) -> float:
+        return self._waits.now_s
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, Result] | Coroutine[Any, Any, Result],
+        *,
+        context: contextvars.Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[Result]:
+        context = contextvars.copy_context() if context is None else context
+        context.run(CLOCK.set, self.time)
+        return super().create_task(coro, context=context, **options)
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[*Arguments], Result],
+        *args: *Arguments,
+    ) -> asyncio.Future[Result]:
+        future = super().run_in_executor(executor, func, *args)
+        self._waits.in_threads += 1
+        future.add_done_callback(self._returned)
+        return future
+
+    def _returned(self, _: asyncio.Future[Any]) -> None:
+        self._waits.in_threads -= 1
+
+    async def shutdown_default_executor(self, *limits: float | None) -> None:
+        self._waits.in_threads += 1  # a thread joins the executor's
+        try:
+            await super().shutdown_default_executor(*limits)
+        finally:
+            self._waits.in_threads -= 1
+
+
+def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on a virtual loop, and return what it does."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+async def pass_time(seconds: float) -> None:
+    """Let virtual time pass: what is due until then has run on return. RuntimeError: the loop isn't virtual."""
+    if not isinstance(asyncio.get_running_loop(), VirtualLoop):
+        raise RuntimeError("time passes by itself on this loop: wait for a condition")
+    await asyncio.sleep(seconds)

@@ -1,0 +1,80 @@
+"""Virtual time: what passes at once, and what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+
+from headrace.base.clock import monotonic_s
+from headrace.base.deadline import Deadline
+from headrace.testing.virtual_loop import pass_time, run_virtual
+
+DAY_S = 86400.0
+
+
+def test_a_day_passes_at_once_and_every_clock_of_a_task_agrees() -> None:
+    async def body() -> None:
+        began_s, deadline = monotonic_s(), Deadline.after(DAY_S)
+        ticks: list[float] = []
+        asyncio.get_running_loop().call_later(60, lambda: ticks.append(monotonic_s() - began_s))
+        await pass_time(DAY_S - 1)
+        assert ticks == [60]
+        assert deadline.left_s() == pytest.approx(1) and not deadline.passed()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(deadline.left_s()):
+                await asyncio.Event().wait()
+        assert deadline.passed()
+        assert monotonic_s() - began_s == pytest.approx(DAY_S) == asyncio.get_running_loop().time() - began_s
+
+    really_s = time.monotonic()
+    run_virtual(body())
+    assert time.monotonic() - really_s < 60
+    assert abs(monotonic_s() - time.monotonic()) < 60, "the clock is left behind"
+
+
+def test_time_stands_still_for_a_task_that_computes() -> None:
+    async def body() -> float:
+        began_s = monotonic_s()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        return monotonic_s() - began_s
+
+    assert run_virtual(body()) == 0
+
+
+def test_a_thread_is_waited_for() -> None:
+    release = threading.Event()
+
+    async def body() -> None:
+        work = asyncio.ensure_future(asyncio.to_thread(release.wait, 60))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, release.set).start()
+        async with asyncio.timeout(DAY_S):
+            assert await work
+        began_s = monotonic_s()
+        await pass_time(DAY_S)
+        assert monotonic_s() - began_s == pytest.approx(DAY_S)
+
+    run_virtual(body())
+
+
+def test_a_socket_is_waited_for() -> None:
+    async def body() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        threading.Timer(0.05, far.send, (b"x",)).start()
+        async with asyncio.timeout(DAY_S):
+            assert await asyncio.get_running_loop().sock_recv(near, 1) == b"x"
+        near.close()
+        far.close()
+
+    run_virtual(body())
+
+
+def test_on_a_usual_loop_time_can_not_be_passed() -> None:
+    with pytest.raises(RuntimeError, match="wait for a condition"):
+        asyncio.run(pass_time(1))
