@@ -50,10 +50,6 @@ FRAGMENTS = {
         "Beside",
     ),
 }
-PENDING = {
-    "bench",
-}
-"""Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
 
 
@@ -82,8 +78,6 @@ def _bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
-    if package in PENDING:
-        return
     empty = [
         f"{module}:{line} {name}"
         for module, tree in _modules(package)
@@ -96,8 +90,6 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_docstring_begins_with_a_verb(package: str) -> None:
-    if package in PENDING:
-        return
     verbs = spoken_verbs()
     fragments = []
     for module, tree in _modules(package):
@@ -109,7 +101,3 @@ def test_a_docstring_begins_with_a_verb(package: str) -> None:
             if first and (first[0] not in verbs if is_function else first[0] in FRAGMENTS):
                 fragments.append(f"{module}:{getattr(node, 'lineno', 1)} {first[0]}")
     assert fragments == []
-
-
-def test_what_is_pending_exists() -> None:
-    assert set(PACKAGES) >= PENDING

@@ -1,8 +1,8 @@
-"""Which files of how many bytes each rank writes in the checkpoints of MLPerf Storage v2.0. Pure.
+"""Compute which files of which sizes each rank writes in the checkpoints of MLPerf Storage v2.0. Pure.
 
 After DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of the Submission Guidelines:
-a rank has a model file, or one a layer where there are pipeline stages, in fp16, and a file of optimizer states in
-fp32. With ZeRO 1 the model is written by the first data-parallel group only; with ZeRO 3 each rank has its part of it.
+a rank has a model file in fp16 (with pipeline stages, a file for each layer), and a file of optimizer states in fp32.
+With ZeRO 1 only the first data-parallel group writes the model; with ZeRO 3 each rank writes its part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ BIASES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """tensor, pipeline, data: degrees of parallelism; their product is the number of ranks."""
+    """Describe a model and its ranks.
+
+    tensor, pipeline, data: degrees of parallelism; their product is the number of ranks.
+    """
 
     name: str
     layers: int
@@ -49,24 +52,26 @@ class Model:
         return 2 * self.vocabulary * self.hidden + self.hidden + layer * self.layers
 
     def layer_parameters(self, layer: int) -> int:
-        """A rank's share. Layer 0 is the embedding; after the last come the head and its norm."""
+        """Return the parameters of a layer that one rank has. Layer 0 is the embedding; after the last come the head
+        and its norm.
+        """
         parts, shared = self.tensor, self.data if self.zero == 3 else 1
         if layer in (0, self.layers + 1):
             return self.hidden * self.vocabulary // parts // shared
         if layer == self.layers + 2:
             return self.hidden // shared
         matrices = (self._qkv, self.hidden**2, 2 * self.hidden * self.ffn, self.hidden * self.ffn)
-        return 2 * (self.hidden // shared) + sum(one // parts // shared for one in matrices)
+        return 2 * (self.hidden // shared) + sum(matrix // parts // shared for matrix in matrices)
 
     def stage_layers(self, stage: int) -> range:
-        """Of a pipeline stage."""
+        """Return the layers of a pipeline stage."""
         each, more = divmod(self.layers, self.pipeline)
         start = stage * each + min(stage, more) + 1
         end = start + each + (stage < more)
         return range(0 if stage == 0 else start, self.layers + 3 if stage == self.pipeline - 1 else end)
 
     def files(self, rank: int) -> dict[str, int]:
-        """Name → bytes, without torch.save's framing."""
+        """Return the size in bytes of each file of a rank, by name, without torch.save's framing."""
         stage, group = rank // self.tensor % self.pipeline, self.tensor * self.pipeline
         data, part = rank // group, rank % group
         return {
@@ -90,8 +95,8 @@ class Model:
 
 
 MODELS: dict[str, Model] = {
-    one.name: one
-    for one in (
+    layout.name: layout
+    for layout in (
         Model(
             name="llama3-8b", layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8,
             tensor=1, pipeline=1, data=8, zero=3,
@@ -114,7 +119,7 @@ MODELS: dict[str, Model] = {
 
 
 def model(name: str) -> Model:
-    """UsageError with those that there are."""
+    """Return the model of that name. Raises UsageError, which lists the models."""
     if name not in MODELS:
         raise UsageError(f"model {name}", why="there is none", hint=", ".join(MODELS))
     return MODELS[name]

@@ -1,8 +1,8 @@
-"""One rank of `headrace bench checkpoint`: writes its files and reads them.
+"""Simulate one rank of `headrace bench checkpoint`: it writes its files and reads them.
 
-`python -m headrace.bench.checkpoint_rank PLAN NUMBER` is told by lines: "write K" or "read K" of checkpoint K, and
-answers when it is done, with its seconds. A file is written in large parts, flushed to the disk (fsync) and closed,
-then its folder is flushed too. Each MiB begins with words that say where it belongs, which a read checks.
+`python -m headrace.bench.checkpoint_rank PLAN NUMBER` reads commands from its input, "write K" or "read K" for
+checkpoint K, and answers each with the seconds that it took. It writes a file in large parts, flushes it to the disk
+(fsync) and closes it; then it flushes the directory. Each MiB begins with its position, which a read checks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import msgspec
 
 BLOCK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
-"""Of a write or a read."""
+"""Size of a write or a read."""
 _STAMP = struct.Struct("<QQQQ")
 """Checkpoint, rank, file, block."""
 
 
 class CheckpointRankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """files: of each rank of this host, name → bytes. first: number of the first. folder: of all checkpoints."""
+    """Describe the files of the ranks of one host.
+
+    folder: directory of all checkpoints. first: number of the first rank. files: bytes by name, for each rank.
+    """
 
     folder: str
     first: int
@@ -39,9 +42,9 @@ def main() -> int:
     _say({"ready": rank})
     for line in sys.stdin:
         verb, number = line.split()
-        turn = {"write": write, "read": read}[verb]
+        action = {"write": write, "read": read}[verb]
         begin_s = time.perf_counter()
-        size = turn(folder_of(plan.folder, int(number)), plan.files[local], (int(number), rank), buffer)
+        size = action(folder_of(plan.folder, int(number)), plan.files[local], (int(number), rank), buffer)
         _say({"took_s": time.perf_counter() - begin_s, "bytes": size})
     return 0
 
@@ -51,7 +54,7 @@ def folder_of(folder: str, number: int) -> str:
 
 
 def write(folder: str, files: dict[str, int], mark: tuple[int, int], buffer: bytearray) -> int:
-    """Bytes; they are on the disk on return, as far as fsync says."""
+    """Write the files and return their bytes. On return they are on the disk, as far as fsync reports it."""
     view = memoryview(buffer)
     for place, (name, size) in enumerate(files.items()):
         with open(os.path.join(folder, name), "wb", buffering=0) as out:
@@ -71,7 +74,7 @@ def write(folder: str, files: dict[str, int], mark: tuple[int, int], buffer: byt
 
 
 def read(folder: str, files: dict[str, int], mark: tuple[int, int], buffer: bytearray) -> int:
-    """Bytes. ValueError where they are not those that were written."""
+    """Read the files and return their bytes. Raises ValueError for bytes that differ from those written."""
     view = memoryview(buffer)
     for place, (name, size) in enumerate(files.items()):
         with open(os.path.join(folder, name), "rb", buffering=0) as source:
@@ -89,11 +92,11 @@ def read(folder: str, files: dict[str, int], mark: tuple[int, int], buffer: byte
 def _check(buffer: bytearray, name: str, mark: tuple[int, int, int], start: int, end: int) -> None:
     for block in range(start, end, BLOCK_BYTES):
         if block + _STAMP.size <= end and _STAMP.unpack_from(buffer, block - start) != (*mark, block):
-            raise ValueError(f"{name}: the block at {block} is another one")
+            raise ValueError(f"{name}: the block at {block} has other bytes than were written")
 
 
-def _say(what: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def _say(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

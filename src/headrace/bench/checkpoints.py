@@ -1,7 +1,7 @@
-"""`headrace bench checkpoint`: checkpoints of MLPerf Storage's models, written and read by many ranks.
+"""Run `headrace bench checkpoint`: many ranks write and read checkpoints of MLPerf Storage's models.
 
-All ranks begin at one time; a turn has ended when the last has all on the disk, or in memory. Bandwidth is of all bytes
-over the slowest rank's seconds.
+All ranks begin a turn together. A turn ends when the last rank has everything on the disk, or in memory. Bandwidth is
+the bytes of all ranks over the seconds of the slowest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """scale: a factor on all sizes. mode: "subset", the first 8 ranks, or "default", all of them. writes, reads: how
-    many checkpoints. keep: they stay. drop: the page cache, before each read. folders: where, each with the words that
-    run a command there (a lab's nodes); neighbouring ranks share one."""
+    """Describe a run.
+
+    scale: factor on all sizes. mode: "subset", the first 8 ranks, or "default", all of them. writes, reads: number of
+    checkpoints. keep: leave the files there. drop: drop the page cache before each read. folders: directories, each
+    with the command prefix that runs a command on its host (a lab's nodes); neighbouring ranks share one.
+    """
 
     model: str
     folders: Sequence[tuple[str, Sequence[str]]]
@@ -46,7 +49,7 @@ class CheckpointPlan:
 
 
 class PhaseResult(msgspec.Struct, frozen=True):
-    """took_s: of the slowest rank. by_rank_s: of each. wall_s: of all of it, between the barriers."""
+    """Hold the times of a turn. took_s: the slowest rank. by_rank_s: each rank. wall_s: between the barriers."""
 
     took_s: float
     bytes_s: float
@@ -55,7 +58,7 @@ class PhaseResult(msgspec.Struct, frozen=True):
 
 
 class CheckpointResult(msgspec.Struct, kw_only=True):
-    """What is printed by --json. full_bytes: of a checkpoint of these ranks at scale 1."""
+    """Hold what --json prints. full_bytes: size of a checkpoint of these ranks at scale 1."""
 
     called: str
     model: str
@@ -74,44 +77,50 @@ class CheckpointResult(msgspec.Struct, kw_only=True):
 
 
 def run(plan: CheckpointPlan, *, say: Say) -> CheckpointResult:
-    """Blocks to the end; the files are gone on return, unless they are to be kept. UsageError, HeadraceError."""
-    one = model(plan.model)
+    """Run all turns and block until they end. On return the files are deleted, unless the plan keeps them.
+
+    Raises UsageError, HeadraceError.
+    """
+    layout = model(plan.model)
     _check(plan)
-    ranks = one.ranks if plan.mode == "default" else min(SUBSET_RANKS, one.ranks)
+    ranks = layout.ranks if plan.mode == "default" else min(SUBSET_RANKS, layout.ranks)
     files = [
-        {name: scaled(size, plan.scale) for name, size in one.files(rank).items()} for rank in range(ranks)
+        {name: scaled(size, plan.scale) for name, size in layout.files(rank).items()} for rank in range(ranks)
     ]
     total = sum(sum(each.values()) for each in files)
     _check_room(plan, total)
-    made = [
+    targets = [
         (tempfile.mkdtemp(prefix="headrace-bench-", dir=folder), inside) for folder, inside in plan.folders
     ]
     try:
-        writes, reads, dropped = _write_and_read(plan, made, files, say)
+        writes, reads, dropped = _write_and_read(plan, targets, files, say)
     finally:
         if not plan.keep:
-            for folder, _ in made:
+            for folder, _ in targets:
                 shutil.rmtree(folder, ignore_errors=True)
     return CheckpointResult(
-        called=_called(plan, one, ranks, dropped),
-        model=one.name,
+        called=_called(plan, layout, ranks, dropped),
+        model=layout.name,
         mode=plan.mode,
-        folder=", ".join(folder for folder, _ in (made if plan.keep else plan.folders)),
+        folder=", ".join(folder for folder, _ in (targets if plan.keep else plan.folders)),
         scale=plan.scale,
         ranks=ranks,
-        ranks_of_model=one.ranks,
+        ranks_of_model=layout.ranks,
         files=sum(len(each) for each in files),
         checkpoint_bytes=total,
-        full_bytes=sum(sum(one.files(rank).values()) for rank in range(ranks)),
+        full_bytes=sum(sum(layout.files(rank).values()) for rank in range(ranks)),
         writes=writes,
         reads=reads,
         page_cache=dropped,
-        notes=_notes(plan, one, total, dropped),
+        notes=_notes(plan, layout, total, dropped),
     )
 
 
 def _write_and_read(
-    plan: CheckpointPlan, made: Sequence[tuple[str, Sequence[str]]], files: Sequence[dict[str, int]], say: Say
+    plan: CheckpointPlan,
+    targets: Sequence[tuple[str, Sequence[str]]],
+    files: Sequence[dict[str, int]],
+    say: Say,
 ) -> tuple[list[PhaseResult], list[PhaseResult], str]:
     """Write and read each checkpoint with a process for each rank. → the writes, the reads, how the page cache was
     dropped."""
@@ -119,16 +128,16 @@ def _write_and_read(
     writes: list[PhaseResult] = []
     reads: list[PhaseResult] = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as notes:
-        processes = _start(made, files, notes)
+        processes = _start(targets, files, notes)
         try:
             for number in range(plan.writes):
-                for folder, _ in made:
+                for folder, _ in targets:
                     os.mkdir(folder_of(folder, number))
                 writes.append(_turn(processes, "write", number))
                 say(f"write {number + 1} of {plan.writes}: {writes[-1].bytes_s / 2**30:.3f} GiB/s")
             for number in range(min(plan.reads, plan.writes)):
                 if plan.drop:
-                    dropped = pagecache.drop(_paths(made, number))
+                    dropped = pagecache.drop(_paths(targets, number))
                 reads.append(_turn(processes, "read", number))
                 say(f"read {number + 1} of {plan.reads}: {reads[-1].bytes_s / 2**30:.3f} GiB/s")
         finally:
@@ -142,13 +151,13 @@ def scaled(size: int, scale: float) -> int:
 
 
 def _start(
-    made: Sequence[tuple[str, Sequence[str]]], files: Sequence[dict[str, int]], notes: str
+    targets: Sequence[tuple[str, Sequence[str]]], files: Sequence[dict[str, int]], notes: str
 ) -> list[Process]:
-    """One process a rank, all ready."""
+    """Start a process for each rank, and return them when all are ready."""
     started: list[Process] = []
-    each = -(-len(files) // len(made))
+    each = -(-len(files) // len(targets))
     try:
-        for number, (folder, inside) in enumerate(made):
+        for number, (folder, inside) in enumerate(targets):
             first = number * each
             mine = list(files[first : first + each])
             path = os.path.join(notes, f"plan-{number}.json")
@@ -159,35 +168,37 @@ def _start(
                 started.append(Process(words, inside=inside, log=f"{path}-{local}.log"))
         _answers(started)
     except BaseException:
-        for one in started:
-            one.kill()
+        for process in started:
+            process.kill()
         raise
     return started
 
 
 def _turn(processes: Sequence[Process], verb: str, number: int) -> PhaseResult:
     begin_s = time.perf_counter()
-    for one in processes:
-        one.answer(f"{verb} {number}")
-    found = _answers(processes)
+    for process in processes:
+        process.answer(f"{verb} {number}")
+    answers = _answers(processes)
     wall_s = time.perf_counter() - begin_s
-    seconds = [float(one["took_s"]) for one in found]
-    return PhaseResult(max(seconds), sum(int(one["bytes"]) for one in found) / max(seconds), wall_s, seconds)
+    seconds = [float(answer["took_s"]) for answer in answers]
+    return PhaseResult(
+        max(seconds), sum(int(answer["bytes"]) for answer in answers) / max(seconds), wall_s, seconds
+    )
 
 
 def _answers(processes: Sequence[Process]) -> list[dict[str, float]]:
-    found = []
+    answers = []
     until_s = time.monotonic() + TURN_WITHIN_S
-    for one in processes:
-        while (said := one.heard()) is None:
+    for process in processes:
+        while (line := process.heard()) is None:
             if time.monotonic() > until_s:
                 raise DeadlineExceededError("a rank does not answer")
-        found.append(said)
-    return found
+        answers.append(line)
+    return answers
 
 
-def _paths(made: Sequence[tuple[str, Sequence[str]]], number: int) -> list[str]:
-    folders = [folder_of(folder, number) for folder, _ in made]
+def _paths(targets: Sequence[tuple[str, Sequence[str]]], number: int) -> list[str]:
+    folders = [folder_of(folder, number) for folder, _ in targets]
     return [os.path.join(folder, name) for folder in folders for name in os.listdir(folder)]
 
 
@@ -198,7 +209,7 @@ def _check(plan: CheckpointPlan) -> None:
         raise UsageError("bench checkpoint", why="--scale is above 0, --writes 1 or more, --reads 0 or more")
     for folder, _ in plan.folders:
         if not os.path.isdir(folder):
-            raise PathNotFoundError(folder, why="no such folder")
+            raise PathNotFoundError(folder, why="no such directory")
 
 
 def _check_room(plan: CheckpointPlan, total: int) -> None:
@@ -214,17 +225,17 @@ def _check_room(plan: CheckpointPlan, total: int) -> None:
             )
 
 
-def _called(plan: CheckpointPlan, one: Model, ranks: int, dropped: str) -> str:
+def _called(plan: CheckpointPlan, layout: Model, ranks: int, dropped: str) -> str:
     whole = plan.scale == 1 and plan.writes == plan.reads == MLPERF_TURNS and dropped == pagecache.DROPPED
     return "MLPerf Storage workload" + ("" if whole else ", scaled")
 
 
-def _notes(plan: CheckpointPlan, one: Model, total: int, dropped: str) -> list[str]:
+def _notes(plan: CheckpointPlan, layout: Model, total: int, dropped: str) -> list[str]:
     notes = []
     if plan.writes != MLPERF_TURNS or plan.reads != MLPERF_TURNS:
         notes.append(f"MLPerf Storage writes and reads {MLPERF_TURNS}")
-    if one.ranks > SUBSET_RANKS and plan.mode == "subset":
-        notes.append(f"subset mode: {SUBSET_RANKS} of {one.ranks} ranks, as for storage inside of a host")
+    if layout.ranks > SUBSET_RANKS and plan.mode == "subset":
+        notes.append(f"subset mode: {SUBSET_RANKS} of {layout.ranks} ranks, as for storage inside of a host")
     if dropped != pagecache.DROPPED and plan.drop:
         notes.append("reads may have come from memory")
     if total * plan.writes < pagecache.memory_bytes() and dropped != pagecache.DROPPED:

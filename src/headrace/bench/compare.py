@@ -1,8 +1,8 @@
-"""`headrace bench compare`: the ways to feed a GPU, same data, same workload, same run. OPEN THIS FIRST.
+"""Run `headrace bench compare`: the ways to feed a GPU, with the same data and workload in one run. OPEN THIS FIRST.
 
-The data set is made at the origin; each way in turn is started with nothing cached, runs all epochs, and is ended. All
-reach the origin through one proxy, which counts what it serves and is as slow as it is told to be. With nodes, a lab's:
-each node is a host with a link of its own.
+The data set is made at the origin. Each way in turn starts with nothing cached, runs all epochs, and ends. All of them
+reach the origin through one proxy, which counts requests and bytes, and delays and throttles them as the plan asks.
+With `nodes`, a lab is started: each of its nodes is a host with a link of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.lab.lab import Lab, LabPlan
 
 REFERENCE = "local disk"
 NOWHERE = Where("folder", "/")
-"""Of a plan, whose ways each have their own."""
+"""Place of a plan: each way has its own."""
 ANSWER_WITHIN_S = 10.0
 LAB = "lab"
 WAYS = ("local", "s3fs-library", "obstore", "rclone", "s3fs-fuse", "juicefs", "headrace")
@@ -41,10 +41,13 @@ WAYS = ("local", "s3fs-library", "obstore", "rclone", "s3fs-fuse", "juicefs", "h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan:
-    """training: its place and hosts are not looked at. origin: s3://BUCKET/PREFIX; nothing: a store of our own.
-    folders: that the user named. only: of WAYS; nothing: all. nodes: of a lab; 0 for this machine alone. rate_bits_s:
-    of each node's link. origin_bytes_s, origin_latency_s: 0 for as it is. cache_bytes: of each way, on each host.
-    work: where caches and mounts go."""
+    """Describe a run.
+
+    training: its place and hosts are ignored. origin: s3://BUCKET/PREFIX; empty for a store that the run starts.
+    folders: directories that the user named. only: names of WAYS; empty for all. nodes: nodes of a lab; 0 for this
+    machine alone. rate_bits_s: rate of each node's link. origin_bytes_s, origin_latency_s: 0 for no limit.
+    cache_bytes: cache of each way on each host. work: directory of caches and mounts.
+    """
 
     training: TrainingPlan
     origin: str = ""
@@ -62,7 +65,7 @@ class ComparePlan:
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """By the origin in an epoch. cost: in US dollars."""
+    """Count what the origin served in an epoch. cost: in US dollars."""
 
     epoch: int
     bytes: int
@@ -73,8 +76,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SystemResult(msgspec.Struct, kw_only=True):
-    """not_run: why, where training is None. served: by epoch. processor_s_gib: of the way's own processes and the
-    readers' together, for each GiB that was read."""
+    """Hold the measurements of one way.
+
+    not_run: the reason if training is None. served: by epoch. processor_s_gib: processor time of the way's own
+    processes and of the readers, for each GiB read.
+    """
 
     name: str
     kind: str
@@ -86,7 +92,7 @@ class SystemResult(msgspec.Struct, kw_only=True):
 
 
 class CompareResult(msgspec.Struct, kw_only=True):
-    """What is printed by --json. called: what the runs may be called."""
+    """Hold what --json prints. called: the name that the runs may bear."""
 
     called: str
     workload: str
@@ -102,7 +108,10 @@ class CompareResult(msgspec.Struct, kw_only=True):
 
 
 def run(plan: ComparePlan, *, say: Say, progress: dataset.Progress) -> CompareResult:
-    """Nothing runs, is mounted or lies around on return, whatever happens. UsageError, HeadraceError."""
+    """Run all ways. On return no process, mount or file of the run is left, whatever happens.
+
+    Raises UsageError, HeadraceError.
+    """
     price = prices.price(plan.price, plan.prices)
     _check(plan)
     with contextlib.ExitStack() as undo:
@@ -131,7 +140,7 @@ def run(plan: ComparePlan, *, say: Say, progress: dataset.Progress) -> CompareRe
 
 
 class _Stage:
-    """The origin, its proxy, and the hosts."""
+    """Hold the origin, its proxy, and the hosts."""
 
     def __init__(self, plan: ComparePlan, work: str, undo: contextlib.ExitStack, say: Say) -> None:
         self.lab: Lab | None = None
@@ -162,7 +171,7 @@ class _Stage:
             log=os.path.join(work, "proxy.log"),
         )
         undo.callback(self._proxy.kill)
-        port = int(_heard(self._proxy)["port"])
+        port = int(_answer(self._proxy)["port"])
         bucket, _, prefix = url.partition("://")[2].partition("/")
         self.bucket = Bucket(
             bucket, prefix.strip("/"), {**options, "endpoint": f"http://{address}:{port}"}, endpoint
@@ -171,7 +180,7 @@ class _Stage:
         self.plan = replace(plan, training=replace(plan.training, hosts=hosts))
 
     def up(self, undo: contextlib.ExitStack, say: Say) -> None:
-        """The lab, where there is to be one; once the data set is there, as nodes keep listings."""
+        """Start the lab if the plan has nodes. The data set must be there already, because nodes keep listings."""
         plan, folder = self.plan, os.path.join(self._work, LAB)
         if not plan.nodes:
             return
@@ -190,7 +199,7 @@ class _Stage:
         )
 
     def of_each_host(self, way: SystemUnderTest) -> list[SystemUnderTest]:
-        """Not started."""
+        """Return a way for each host, not started."""
         if self.lab is None:
             return [way]
         if isinstance(way, systems.Headrace):
@@ -198,23 +207,23 @@ class _Stage:
         return [copy.copy(way) for _ in range(self.plan.nodes)]
 
     def seats(self, way: SystemUnderTest) -> list[HostSlot]:
-        """One a host."""
+        """Make a slot for each host."""
         self._seated += 1
-        made = []
+        slots = []
         for number in range(1, (self.plan.nodes or 1) + 1):
             folder = os.path.join(self._work, f"way-{self._seated}-{number}")
             os.makedirs(folder)
             inside = tuple(self.lab.inside(number)) if self.lab is not None else ()
-            made.append(HostSlot(folder, self.plan.cache_bytes, inside))
-        return made
+            slots.append(HostSlot(folder, self.plan.cache_bytes, inside))
+        return slots
 
     def counts(self) -> StoreCounts:
         self._proxy.answer("count")
-        return msgspec.convert(_heard(self._proxy), StoreCounts)
+        return msgspec.convert(_answer(self._proxy), StoreCounts)
 
 
 class _LabNode(SystemUnderTest):
-    """A node of the lab, which runs since the lab was started."""
+    """Use a node of the lab, which has run since the lab started."""
 
     name, kind = systems.Headrace.name, systems.OURS
 
@@ -232,13 +241,13 @@ class _LabNode(SystemUnderTest):
 
 
 def _ways(plan: ComparePlan, work: str) -> list[SystemUnderTest]:
-    """One of each. The reference comes first, ours last."""
+    """Return one of each way. The reference is the first, Headrace the last."""
     plain = os.path.join(work, "plain")
     reference = systems.LocalDirectory(plain)
     reference.name, reference.kind = REFERENCE, "reference"
     shared = os.path.join(work, "shared")
     os.makedirs(shared)
-    made: dict[str, Callable[[], SystemUnderTest]] = {
+    factories: dict[str, Callable[[], SystemUnderTest]] = {
         "local": lambda: reference,
         "s3fs-library": lambda: systems.Library("fsspec"),
         "obstore": lambda: systems.Library("obstore"),
@@ -247,8 +256,8 @@ def _ways(plan: ComparePlan, work: str) -> list[SystemUnderTest]:
         "juicefs": lambda: systems.JuiceFS(plain, shared),
         "headrace": systems.Headrace,
     }
-    named: list[SystemUnderTest] = [systems.LocalDirectory(os.path.abspath(one)) for one in plan.folders]
-    chosen = [make() for name, make in made.items() if name in plan.only or not plan.only]
+    named: list[SystemUnderTest] = [systems.LocalDirectory(os.path.abspath(path)) for path in plan.folders]
+    chosen = [make() for name, make in factories.items() if name in plan.only or not plan.only]
     return [*chosen[:-1], *named, chosen[-1]]
 
 
@@ -261,17 +270,20 @@ def _run_way(
     say: Say,
 ) -> SystemResult:
     plan, each = stage.plan, stage.of_each_host(way)
-    seen: dict[int, tuple[StoreCounts, float]] = {}
+    at_start: dict[int, tuple[StoreCounts, float]] = {}
     served: list[Served] = []
     used_s = 0.0
 
     def between(event: str, epoch: int) -> None:
         nonlocal used_s
-        counts, processors_s = stage.counts(), processor_s(pid for one in each for pid in one.processes())
+        counts, processors_s = (
+            stage.counts(),
+            processor_s(pid for system in each for pid in system.processes()),
+        )
         if event == "ready":
-            seen[epoch] = counts, processors_s
+            at_start[epoch] = counts, processors_s
             return
-        before, before_s = seen[epoch]
+        before, before_s = at_start[epoch]
         used_s += max(0.0, processors_s - before_s)
         got = counts.since(before)
         served.append(
@@ -287,24 +299,24 @@ def _run_way(
 
     try:
         spots = [
-            Spot(one.start(stage.bucket, seat), seat.inside)
-            for one, seat in zip(each, stage.seats(way), strict=True)
+            Spot(system.start(stage.bucket, seat), seat.inside)
+            for system, seat in zip(each, stage.seats(way), strict=True)
         ]
-        at = replace(plan.training, where=spots[0].where)
+        training_plan = replace(plan.training, where=spots[0].where)
         times, dropped = training.measure(
-            at, data, files, spots, say=lambda line: say(f"  {line}"), watch=EpochHook(between)
+            training_plan, data, files, spots, say=lambda line: say(f"  {line}"), watch=EpochHook(between)
         )
-        found = training.result(at, data, files, times, page_cache=dropped)
-        disk = sum(one.disk_bytes() for one in each)
+        measured = training.result(training_plan, data, files, times, page_cache=dropped)
+        disk = sum(system.disk_bytes() for system in each)
     finally:
-        for one in each:
-            one.stop()
-    read = sum(epoch.bytes_read for epoch in found.epochs)
-    used_s += sum(epoch.processor_s for epoch in found.epochs)
+        for system in each:
+            system.stop()
+    read = sum(epoch.bytes_read for epoch in measured.epochs)
+    used_s += sum(epoch.processor_s for epoch in measured.epochs)
     return SystemResult(
         name=way.name,
         kind=way.kind,
-        training=found,
+        training=measured,
         served=served,
         disk_bytes=disk,
         processor_s_gib=used_s / (read / 2**30) if read else 0.0,
@@ -314,7 +326,7 @@ def _run_way(
 def _result(
     plan: ComparePlan, stage: _Stage, ways: list[SystemResult], dataset_bytes: int, price: prices.Price
 ) -> CompareResult:
-    ran = [one.training for one in ways if one.training is not None]
+    ran = [way.training for way in ways if way.training is not None]
     notes = [f"{plan.price}: {price.note}"] if price.note else []
     if plan.nodes:
         notes.append(
@@ -334,10 +346,10 @@ def _result(
         notes=[
             *notes,
             *(
-                f"{one.name}: {note}"
-                for one in ways
-                if one.training is not None
-                for note in one.training.notes
+                f"{way.name}: {note}"
+                for way in ways
+                if way.training is not None
+                for note in way.training.notes
             ),
         ],
     )
@@ -355,12 +367,12 @@ def _own_store(work: str, say: Say) -> Iterator[tuple[str, dict[str, str]]]:
         raise NotSupportedError("bench compare without --origin", why=str(error)) from error
 
 
-def _heard(proxy: Process) -> dict[str, Any]:
+def _answer(proxy: Process) -> dict[str, Any]:
     end_s = time.monotonic() + ANSWER_WITHIN_S
-    while (said := proxy.heard()) is None:
+    while (line := proxy.heard()) is None:
         if time.monotonic() > end_s:
             raise HeadraceError("the counting proxy does not answer")
-    return said
+    return line
 
 
 def _check(plan: ComparePlan) -> None:

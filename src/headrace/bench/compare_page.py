@@ -1,4 +1,4 @@
-"""A comparison as text, as one page of HTML that needs no network, and as a PNG. Plots are matplotlib's."""
+"""Show a comparison as text, as a PNG, and as one page of HTML that needs no network. Plots are matplotlib's."""
 
 from __future__ import annotations
 
@@ -38,31 +38,38 @@ tr.ours { font-weight: 600 } .kind { color: #667085; font-weight: 400 } svg { wi
 """
 
 
-def text_page(one: CompareResult) -> str:
-    lines = [*_about(one), "", *table(HEAD, [_row(way) for way in one.ways if way.training is not None])]
-    lines += [""] + [f"{way.name}: not run, {way.not_run}" for way in one.ways if way.training is None]
-    lines += [f"note: {note}" for note in one.notes]
+def text_page(result: CompareResult) -> str:
+    lines = [
+        *_about(result),
+        "",
+        *table(HEAD, [_row(way) for way in result.ways if way.training is not None]),
+    ]
+    lines += [""] + [f"{way.name}: not run, {way.not_run}" for way in result.ways if way.training is None]
+    lines += [f"note: {note}" for note in result.notes]
     return "\n".join([*lines, "", made_on()])
 
 
-def write_report(one: CompareResult, folder: str) -> list[str]:
-    """PAGE and PICTURE in that folder, which is made; their paths. NotSupportedError without matplotlib."""
+def write_report(result: CompareResult, folder: str) -> list[str]:
+    """Create the directory, write PAGE and PICTURE there, and return their paths.
+
+    Raises NotSupportedError without matplotlib.
+    """
     os.makedirs(folder, exist_ok=True)
     paths = [os.path.join(folder, name) for name in (PAGE, PICTURE)]
-    figure = plots(one)
+    figure = plots(result)
     figure.savefig(paths[1], dpi=150)
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg")
     svg = drawn.getvalue()
     with open(paths[0], "w", encoding="utf-8") as out:
-        out.write(html_page(one, svg[svg.index("<svg") :]))
+        out.write(html_page(result, svg[svg.index("<svg") :]))
     return paths
 
 
-def html_page(one: CompareResult, svg: str) -> str:
+def html_page(result: CompareResult, svg: str) -> str:
     escape = html.escape
     rows = []
-    for way in one.ways:
+    for way in result.ways:
         kind = f'<br><span class="kind">{escape(way.kind)}</span>'
         if way.training is None:
             why = f'<td colspan="{len(HEAD) - 1}">not run: {escape(way.not_run)}</td>'
@@ -76,22 +83,22 @@ def html_page(one: CompareResult, svg: str) -> str:
     return "\n".join(
         [
             '<!doctype html><html lang="en"><meta charset="utf-8">',
-            f"<title>{escape(one.workload)}: ways compared</title>",
-            f"<style>{_STYLE}</style><h1>{escape(one.workload)}: the ways to feed a GPU</h1>",
-            *(f"<p>{escape(line)}</p>" for line in _about(one)),
+            f"<title>{escape(result.workload)}: ways compared</title>",
+            f"<style>{_STYLE}</style><h1>{escape(result.workload)}: the ways to feed a GPU</h1>",
+            *(f"<p>{escape(line)}</p>" for line in _about(result)),
             f"<table><tr>{head}</tr>{''.join(rows)}</table>",
             svg,
-            "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in one.notes) + "</ul>",
+            "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in result.notes) + "</ul>",
             f"<p>{escape(made_on())}</p></html>",
         ]
     )
 
 
-def plots(one: CompareResult) -> Any:
-    """A matplotlib figure: AU by epoch, first batch, bytes of the origin, processor time."""
+def plots(result: CompareResult) -> Any:
+    """Draw a matplotlib figure: AU by epoch, first batch, bytes from the origin, processor time."""
     with needs_extra("plots"):
         from matplotlib.figure import Figure
-    ways = [way for way in one.ways if way.training is not None]
+    ways = [way for way in result.ways if way.training is not None]
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     _au(axes[0][0], ways)
@@ -103,7 +110,7 @@ def plots(one: CompareResult) -> Any:
         lambda way: sum(s.bytes for s in way.served) / 2**30,
     )
     _bars(axes[1][1], ways, "processor seconds a GiB read", lambda way: way.processor_s_gib)
-    figure.suptitle(f"{one.called}: {one.workload}, {show_size(one.dataset_bytes)}")
+    figure.suptitle(f"{result.called}: {result.workload}, {show_size(result.dataset_bytes)}")
     return figure
 
 
@@ -145,7 +152,7 @@ def _bars(
 
 
 def _label(way: SystemResult) -> str:
-    """In a plot, where a path would take all of the room."""
+    """Return a label for a plot, where a full path would be too long."""
     return os.path.basename(way.name) if os.path.isabs(way.name) else way.name
 
 
@@ -170,19 +177,21 @@ def _epochs(way: SystemResult) -> Any:
     return way.training.epochs
 
 
-def _about(one: CompareResult) -> list[str]:
-    ran = [way.training for way in one.ways if way.training is not None]
+def _about(result: CompareResult) -> list[str]:
+    ran = [way.training for way in result.ways if way.training is not None]
     if not ran:
-        return [f"{one.workload}: no way could be run"]
+        return [f"{result.workload}: no way could be run"]
     first = ran[0]
-    where = f"{one.nodes} nodes of a lab" if one.nodes else "one host"
-    link = f", links of {one.rate_bits_s / 1e6:g} Mbit/s" if one.rate_bits_s else ""
-    origin = [f"at most {one.origin_bytes_s / 1e6:g} MB/s"] if one.origin_bytes_s else []
-    origin += [f"{one.origin_latency_s * 1e3:g} ms a request"] if one.origin_latency_s else []
+    where = f"{result.nodes} nodes of a lab" if result.nodes else "one host"
+    link = f", links of {result.rate_bits_s / 1e6:g} Mbit/s" if result.rate_bits_s else ""
+    origin = [f"at most {result.origin_bytes_s / 1e6:g} MB/s"] if result.origin_bytes_s else []
+    origin += [f"{result.origin_latency_s * 1e3:g} ms a request"] if result.origin_latency_s else []
     order = "another order in each epoch" if first.shuffle else "a fixed order"
     return [
-        f"{one.called}: {one.workload} on {where}{link}, {first.accelerators} simulated {first.accelerator.upper()}, "
+        f"{result.called}: {result.workload} on {where}{link}, "
+        f"{first.accelerators} simulated {first.accelerator.upper()}, "
         f"{first.steps} steps, {order}; sizes times {first.sizes:g}, times {first.times:g}",
-        f"{show_size(one.dataset_bytes)} at {one.origin}" + (f", {', '.join(origin)}" if origin else ""),
+        f"{show_size(result.dataset_bytes)} at {result.origin}"
+        + (f", {', '.join(origin)}" if origin else ""),
         "first batch: of the first epoch; samples/s: of the last; origin, requests, USD: of all, nothing cached before",
     ]

@@ -26,7 +26,7 @@ _F_SETPIPE_SZ = 1031
 
 
 class StoreCounts(msgspec.Struct):
-    """What the store has answered so far. bytes_out: of bodies."""
+    """Count the requests that the store has answered so far. bytes_out: bytes of bodies."""
 
     gets: int = 0
     lists: int = 0
@@ -79,7 +79,7 @@ class CountingProxy:
             return msgspec.structs.replace(self._counts)
 
     def serve(self) -> None:
-        """Until the process ends."""
+        """Accept connections until the process ends."""
         while True:
             client, _ = self._socket.accept()
             threading.Thread(target=self._connection, args=(client,), daemon=True).start()
@@ -90,15 +90,15 @@ class CountingProxy:
             client,
             socket.create_connection(self._upstream) as store,
         ):
-            for one in (client, store):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (client, store):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             asking, answering = _Half(client), _Half(store)
             with _Pipe() as pipe:
                 while self._exchange(asking, answering, pipe):
                     pass
 
     def _exchange(self, asking: _Half, answering: _Half, pipe: _Pipe) -> bool:
-        """One request and its answer; False when the connection ends."""
+        """Forward a request and its response. Returns False when the connection ends."""
         head = asking.head()
         if head is None:
             return False
@@ -109,7 +109,7 @@ class CountingProxy:
             asking.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         asking.pass_body(head, answering.socket, pipe, None)
         answer = answering.head()
-        while answer is not None and answer.words[1].startswith("1"):  # we have said so ourselves
+        while answer is not None and answer.words[1].startswith("1"):  # the proxy has sent its own
             answer = answering.head()
         if answer is None:
             return False
@@ -149,13 +149,13 @@ class _Head:
 
 
 class _Half:
-    """A side of the connection, with what came of it and was not passed on yet."""
+    """Hold one side of a connection, with the bytes that were received and not forwarded yet."""
 
-    def __init__(self, one: socket.socket) -> None:
-        self.socket, self._left = one, b""
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self._left = connection, b""
 
     def head(self) -> _Head | None:
-        """None at the end."""
+        """Read the head of a message. Returns None at the end of the connection."""
         while b"\r\n\r\n" not in self._left:
             part = self.socket.recv(65536)
             if not part or len(self._left) > HEAD_BYTES_MAX:
@@ -167,7 +167,7 @@ class _Half:
     def pass_body(
         self, head: _Head, to: socket.socket, pipe: _Pipe, rate: RateLimit | None, *, to_the_end: bool = False
     ) -> int:
-        """Bytes of it. to_the_end: a body without a length lasts until the sender closes."""
+        """Forward a body and return its bytes. to_the_end: a body without a length lasts until the sender closes."""
         if "chunked" in head.fields.get("transfer-encoding", "").lower():
             return self._pass_chunks(to, rate)
         if "content-length" in head.fields:
@@ -211,16 +211,16 @@ class _Half:
         return line + mark
 
     def _until_blank(self) -> bytes:
-        found = b""
-        while not found.endswith(b"\r\n\r\n") and found != b"\r\n":
-            found += self._until(b"\r\n")
-        return found
+        lines = b""
+        while not lines.endswith(b"\r\n\r\n") and lines != b"\r\n":
+            lines += self._until(b"\r\n")
+        return lines
 
     def _take(self, size: int) -> bytes:
         while len(self._left) < size:
             self._more()
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        body, self._left = self._left[:size], self._left[size:]
+        return body
 
     def _more(self) -> None:
         part = self.socket.recv(1 << 18)
@@ -260,8 +260,8 @@ def main() -> int:
     return 0
 
 
-def _say(what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def _say(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

@@ -1,7 +1,7 @@
-"""Data sets of the workloads: which files of which sizes, and making them, in parallel and again after a stop.
+"""Make the data sets of the workloads, in parallel; a run that was stopped is continued.
 
-A data set is `train/` in a place, and a note beside it (NOTE) of what it is made of. Names are DLIO's, so that DLIO can
-read the same one. All follows from the note: each file's size and bytes come from the seed and the file's number.
+A data set is a directory `train/` and a note beside it (NOTE) that describes it. Names are DLIO's, so that DLIO can
+read the same data set. The note determines everything: size and bytes of a file follow from the seed and its number.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ NOTE = "headrace-bench.json"
 NOTE_FORMAT = 1
 CLASSES = 100
 TASK_BYTES = 64 << 20
-"""Of a process at a time: so long that opening a client weighs nothing."""
+"""Bytes that a process makes at a time: enough that the cost of opening a client does not matter."""
 LARGE_BYTES = 256 << 20
 Progress = Callable[[int, int], None]
-"""Bytes made, of all."""
+"""Called with the bytes made and the bytes of all files."""
 
 
 class DataSet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data set is made of. sample_bytes, sd_bytes, sigma: as of Workload. samples_a_file: of one file, whatever
-    the workload says of its own."""
+    """Describe a data set. sample_bytes, sd_bytes, sigma: those of Workload. samples_a_file: never 0, unlike there."""
 
     workload: str
     format: str
@@ -47,12 +46,12 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
 
     def name(self, number: int) -> str:
         stem = f"img_{number:0{len(str(self.files))}}_of_{self.files}"
-        if self.format == "jpeg":  # a folder for each class, as torchvision's ImageFolder wants it
+        if self.format == "jpeg":  # a directory for each class, as torchvision's ImageFolder wants it
             return f"train/{number % CLASSES:03}/{stem}.jpeg"
         return f"train/{stem}.{'bin' if self.format == 'tokens' else self.format}"
 
     def sizes(self, number: int) -> list[int]:
-        """Of the samples of a file, in bytes; a file of tokens is one."""
+        """Return the size of each sample of a file; a file of tokens is one sample."""
         random = self.random(number)
         if self.format == "tokens":
             return [self.samples_a_file * round(self.sample_bytes)]
@@ -76,22 +75,22 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, round(size))
 
 
-def data_set(one: Workload, *, steps: int, accelerators: int, seed: int) -> DataSet:
-    """As large as so many steps of so many accelerators need it. one: scaled."""
+def data_set(scaled: Workload, *, steps: int, accelerators: int, seed: int) -> DataSet:
+    """Describe the data set that the steps of all accelerators need."""
     return DataSet(
-        workload=one.name,
-        format=one.format,
-        files=one.files(steps, accelerators),
-        samples_a_file=one.samples_a_file or one.samples(steps, accelerators),
-        sample_bytes=one.sample_bytes,
-        sd_bytes=one.sd_bytes,
-        sigma=one.sigma,
+        workload=scaled.name,
+        format=scaled.format,
+        files=scaled.files(steps, accelerators),
+        samples_a_file=scaled.samples_a_file or scaled.samples(steps, accelerators),
+        sample_bytes=scaled.sample_bytes,
+        sd_bytes=scaled.sd_bytes,
+        sigma=scaled.sigma,
         seed=seed,
     )
 
 
-def found(place: BenchStorage) -> DataSet | None:
-    """Return what is in a place, None where nothing is. HeadraceError or OSError for a note that can't be read."""
+def read_note(place: BenchStorage) -> DataSet | None:
+    """Return the data set of a place, or None. Raises HeadraceError or OSError for a note that can't be read."""
     try:
         body = place.get(NOTE)
     except FileNotFoundError:
@@ -109,14 +108,16 @@ def found(place: BenchStorage) -> DataSet | None:
 
 
 def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int = 0) -> DataSet:
-    """The data set of that place: the one that is there, where it is of the same kind and large enough, else the wanted
-    one, of which what an earlier run made is kept. Blocks until all of it is there and, of a folder, on the disk.
-    UsageError where another one is there. HeadraceError."""
+    """Make the wanted data set, or keep an existing one of the same kind that is large enough; return it.
+
+    Files of an earlier run are kept. Blocks until all files are there; those of a directory are on the disk then.
+    Raises UsageError if the place has another data set, HeadraceError.
+    """
     place = open_place(target)
-    there = found(place)
-    if there is not None:
-        check_same(target.root, there, wanted)
-        wanted = there
+    existing = read_note(place)
+    if existing is not None:
+        check_same(target.root, existing, wanted)
+        wanted = existing
     else:
         with place.create(NOTE) as out:
             out.write(msgspec.json.encode(wanted))
@@ -124,7 +125,7 @@ def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int =
     left = [number for number in range(wanted.files) if wanted.name(number) not in present]
     done, total = sum(present.values()), wanted.expected_bytes()
     progress(done, total)
-    for size in _made(target, wanted, left, processes or min(8, os.cpu_count() or 1)):
+    for size in _make_all(target, wanted, left, processes or min(8, os.cpu_count() or 1)):
         done += size
         progress(done, max(total, done))
     if target.kind == "folder" and left:
@@ -132,25 +133,26 @@ def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int =
     return wanted
 
 
-def check_same(root: str, there: DataSet, wanted: DataSet) -> None:
+def check_same(root: str, existing: DataSet, wanted: DataSet) -> None:
     for name in ("workload", "format", "sample_bytes", "sd_bytes", "sigma", "seed", "note_format"):
-        mine, other = getattr(wanted, name), getattr(there, name)
+        mine, other = getattr(wanted, name), getattr(existing, name)
         if mine != other:
             raise UsageError(
                 f"{root} has another data set",
                 why=f"{name} {other}, not {mine}",
                 hint="choose an empty folder",
             )
-    if there.files * there.samples_a_file < wanted.files * wanted.samples_a_file:
+    if existing.files * existing.samples_a_file < wanted.files * wanted.samples_a_file:
         raise UsageError(
             f"{root} has a smaller data set",
-            why=f"{there.files * there.samples_a_file} samples, {wanted.files * wanted.samples_a_file} are needed",
+            why=f"{existing.files * existing.samples_a_file} samples, "
+            f"{wanted.files * wanted.samples_a_file} are needed",
             hint="choose an empty folder, or fewer steps",
         )
 
 
-def _made(target: Where, wanted: DataSet, numbers: list[int], processes: int) -> Iterator[int]:
-    """Bytes of some files each time, as they are there."""
+def _make_all(target: Where, wanted: DataSet, numbers: list[int], processes: int) -> Iterator[int]:
+    """Make the files, and yield the bytes of each group when it is complete."""
     each = max(1, TASK_BYTES * wanted.files // max(1, wanted.expected_bytes()))
     tasks = [numbers[start : start + each] for start in range(0, len(numbers), each)]
     if len(tasks) < 2 or processes == 1:
@@ -159,15 +161,15 @@ def _made(target: Where, wanted: DataSet, numbers: list[int], processes: int) ->
     context = multiprocessing.get_context("spawn")  # s3fs and obstore have threads
     with ProcessPoolExecutor(min(processes, len(tasks)), mp_context=context) as pool:
         try:
-            for one in as_completed([pool.submit(make_files, target, wanted, some) for some in tasks]):
-                yield one.result()
+            for task in as_completed([pool.submit(make_files, target, wanted, some) for some in tasks]):
+                yield task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
-    """Their bytes. HeadraceError."""
+    """Make the files and return their bytes. Raises HeadraceError."""
     place = open_place(target)
     try:
         return sum(make_file(place, wanted, number) for number in numbers)
@@ -176,7 +178,7 @@ def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
 
 
 def make_file(place: BenchStorage, wanted: DataSet, number: int) -> int:
-    """Its size in bytes. A large file goes out as it is made."""
+    """Make a file and return its size in bytes. A large file is written while it is made."""
     random = wanted.random(number)
     sizes = wanted.sizes(number)
     name = wanted.name(number)

@@ -1,7 +1,7 @@
-"""The workloads' data sets for torch's DataLoader: workers read real files, and hand over what a trainer would get.
+"""Load the workloads' data sets with torch's DataLoader: workers read real files and pass on what a trainer would get.
 
-An item is a whole batch: a `Batch`. What can't be read is counted and the run goes on, so that a failing storage is
-seen in the report and not in a hang of the other accelerators. Orders follow from seed and epoch.
+An item is a complete batch: a `Batch`. A read that fails is counted and the run continues, so that failing storage
+appears in the report and does not hang the other accelerators. The seed and the epoch determine the order.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from headrace.bench.loader_spec import LoaderSpec
 from headrace.bench.storage import READ_ERRORS, BenchStorage, DirectoryStorage, open_place
 
 PREFETCH = 2
-"""Batches a worker is ahead: DLIO's and torch's default."""
+"""Batches that a worker prepares ahead: the default of DLIO and torch."""
 
 
 class Batch(NamedTuple):
     bytes_read: int
     failed: int
     handed: torch.Tensor
-    """One row a sample; of what a trainer gets, the size is true and the contents are nothing."""
+    """One row for each sample, of the size that a trainer gets, with meaningless contents."""
     why: str = ""
-    """Of the first failure."""
+    """Reason of the first failure."""
 
 
 def loader(feed: LoaderSpec) -> tuple[DataLoader[Any], Any]:
-    """A loader, and what has `set_epoch(number)`, to be called before each `iter`."""
+    """Return a loader, and the object whose `set_epoch(number)` is to be called before each `iter`."""
     again: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH} if feed.readers else {}
     if feed.streams:
         records = RecordDataset(feed)
         return DataLoader(records, batch_size=None, num_workers=feed.readers, **again), records
     order = EpochSampler(feed)
-    made: DataLoader[Any] = DataLoader(
+    batches: DataLoader[Any] = DataLoader(
         SampleDataset(feed), batch_sampler=order, collate_fn=_as_it_is, num_workers=feed.readers, **again
     )
-    return made, order
+    return batches, order
 
 
 class EpochSampler(Sampler[list[int]]):
-    """Batches of numbers of samples."""
+    """Yield the sample numbers of each batch."""
 
     def __init__(self, feed: LoaderSpec) -> None:
         self._feed, self._epoch = feed, 1
@@ -64,7 +64,7 @@ class EpochSampler(Sampler[list[int]]):
 
 
 class SampleDataset(Dataset[Batch]):
-    """A file for each sample, or windows of one file."""
+    """Read a file for each sample, or windows of one file."""
 
     def __init__(self, feed: LoaderSpec) -> None:
         self._feed = feed
@@ -86,7 +86,7 @@ class SampleDataset(Dataset[Batch]):
         return Batch(total, failed, handed, why)
 
     def _open(self) -> BenchStorage:
-        """In the worker: clients of object stores don't outlive a fork."""
+        """Open the storage in the worker, because clients of object stores don't survive a fork."""
         if self._place is None:
             self._place = open_place(self._feed.where)
         return self._place
@@ -104,7 +104,7 @@ class SampleDataset(Dataset[Batch]):
                 place.stream(name) if isinstance(place, DirectoryStorage) else io.BytesIO(place.get(name))
             )
             with opened as source:
-                return sum(len(one) for one in formats.records(source))
+                return sum(len(record) for record in formats.records(source))
         return len(place.get(name))
 
     def _window(self, place: BenchStorage, number: int, row: torch.Tensor) -> int:
@@ -123,7 +123,7 @@ class SampleDataset(Dataset[Batch]):
 
 
 class RecordDataset(IterableDataset[Batch]):
-    """tfrecords of many samples each: a worker reads its files from beginning to end, and cuts batches."""
+    """Read tfrecords of many samples each: a worker reads its files sequentially and cuts batches."""
 
     def __init__(self, feed: LoaderSpec) -> None:
         self._feed = feed
@@ -146,17 +146,17 @@ class RecordDataset(IterableDataset[Batch]):
             yield Batch(sum(size for size, _ in taken), len(whys), handed, next(iter(whys), ""))
 
     def _samples(self, place: BenchStorage, number: int) -> Iterator[tuple[int, str]]:
-        """Size and error of each; as many as the file should have, whatever happens."""
-        data, given = self._feed.data, 0
+        """Yield the size and error of each sample; as many as the file should have, even if a read fails."""
+        data, yielded = self._feed.data, 0
         why = "the file ends too early"
         try:
             with place.stream(data.name(number)) as source:
-                for one in formats.records(source):
-                    given += 1
-                    yield len(one), ""
+                for record in formats.records(source):
+                    yielded += 1
+                    yield len(record), ""
         except READ_ERRORS as error:
             why = _words(error)
-        for _ in range(given, data.samples_a_file):
+        for _ in range(yielded, data.samples_a_file):
             yield 0, why
 
 

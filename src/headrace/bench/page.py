@@ -1,4 +1,4 @@
-"""A run of `headrace bench training` or `checkpoint` as one page of text."""
+"""Show a run of `headrace bench training` or `checkpoint` as one page of text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from headrace.bench.training import TrainingResult
 
 
-def training_page(one: TrainingResult) -> str:
-    mode = "in another order each epoch" if one.shuffle else "in a fixed order"
+def training_page(result: TrainingResult) -> str:
+    mode = "in another order each epoch" if result.shuffle else "in a fixed order"
     lines = [
-        f"{one.called}: {one.workload} ({one.format}), {one.where}",
-        f"{one.accelerators} simulated {one.accelerator.upper()} on {_many(one.hosts, 'host')}, "
-        f"{one.readers} readers each ({one.loader}), batch {one.batch}, {one.compute_s * 1e3:.4g} ms of compute a step",
-        f"{one.samples} samples in {_many(one.files, 'file')}, {show_size(one.dataset_bytes)}, {mode}; "
-        f"page cache {one.page_cache}",
+        f"{result.called}: {result.workload} ({result.format}), {result.where}",
+        f"{result.accelerators} simulated {result.accelerator.upper()} on {_many(result.hosts, 'host')}, "
+        f"{result.readers} readers each ({result.loader}), batch {result.batch}, "
+        f"{result.compute_s * 1e3:.4g} ms of compute a step",
+        f"{result.samples} samples in {_many(result.files, 'file')}, {show_size(result.dataset_bytes)}, {mode}; "
+        f"page cache {result.page_cache}",
         "",
     ]
     head = (
@@ -50,43 +51,43 @@ def training_page(one: TrainingResult) -> str:
             f"{epoch.processor_s / (epoch.bytes_read / 2**30):.2f}" if epoch.bytes_read else "-",
             str(epoch.failed),
         )
-        for epoch in one.epochs
+        for epoch in result.epochs
     ]
     lines += table(head, rows)
-    aus = [100 * epoch.au for epoch in one.epochs]
-    word = "passed" if one.passed else "not passed"
-    needed = f"{100 * one.au_needed:.0f} % needed"
-    lines += ["", f"AU {100 * one.au:.2f} % (epochs {min(aus):.2f} to {max(aus):.2f}), {needed}: {word}"]
-    if one.failed:
-        lines.append(f"{one.failed} reads failed")
+    aus = [100 * epoch.au for epoch in result.epochs]
+    word = "passed" if result.passed else "not passed"
+    needed = f"{100 * result.au_needed:.0f} % needed"
+    lines += ["", f"AU {100 * result.au:.2f} % (epochs {min(aus):.2f} to {max(aus):.2f}), {needed}: {word}"]
+    if result.failed:
+        lines.append(f"{result.failed} reads failed")
     lines += ["", "Rules of MLPerf Storage v2.0, and ours:"]
-    for rule in one.rules:
-        said = f"  kept    {rule.text}: {rule.found}"
-        lines.append(said if rule.kept else f"  BROKEN  {rule.text}: {rule.found}, {rule.needed} needed")
-    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", made_on()])
+    for rule in result.rules:
+        line = f"  kept    {rule.text}: {rule.measured}"
+        lines.append(line if rule.kept else f"  BROKEN  {rule.text}: {rule.measured}, {rule.needed} needed")
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes), "", made_on()])
 
 
-def checkpoint_page(one: CheckpointResult) -> str:
+def checkpoint_page(result: CheckpointResult) -> str:
     lines = [
-        f"{one.called}: {one.model}, {one.mode}, {one.folder}",
-        f"{one.ranks} of {one.ranks_of_model} ranks, {_many(one.files, 'file')}, "
-        f"{show_size(one.checkpoint_bytes)} a checkpoint (of {show_size(one.full_bytes)} at scale 1), "
-        f"sizes times {one.scale:g}; page cache {one.page_cache}",
+        f"{result.called}: {result.model}, {result.mode}, {result.folder}",
+        f"{result.ranks} of {result.ranks_of_model} ranks, {_many(result.files, 'file')}, "
+        f"{show_size(result.checkpoint_bytes)} a checkpoint (of {show_size(result.full_bytes)} at scale 1), "
+        f"sizes times {result.scale:g}; page cache {result.page_cache}",
         "",
     ]
     head = ("", "n", "GiB/s, slowest rank", "seconds", "least", "most")
     rows = []
-    for name, turns in (("write", one.writes), ("read", one.reads)):
+    for name, turns in (("write", result.writes), ("read", result.reads)):
         if turns:
             rates = sorted(turn.bytes_s / 2**30 for turn in turns)
             shown = (_middle(rates), _middle([turn.took_s for turn in turns]), rates[0], rates[-1])
             rows.append((name, str(len(turns)), *(f"{value:.3f}" for value in shown)))
     lines += table(head, rows)
-    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", made_on()])
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes), "", made_on()])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns aligned right, but the first."""
+    """Format a table. All columns but the first are aligned right."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
         "  ".join(
@@ -101,8 +102,8 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def made_on() -> str:

@@ -1,7 +1,7 @@
-"""Where a benchmark's files are: a folder (a disk, a mount), any fsspec URL, or an object store through obstore.
+"""Read and write a benchmark's files: in a directory (a disk, a mount), any fsspec URL, or an object store (obstore).
 
-One `BenchStorage` a process and kind. What a read costs is the library's own: nothing is added between it and the
-format's reader. Errors of a read are those of READ_ERRORS, whatever the place.
+A process has one `BenchStorage` of a kind. A read costs what the library costs: no layer lies between the library and
+the reader of the format. All kinds raise READ_ERRORS.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from headrace.base.errors import (
 from headrace.base.missing_extras import needs_extra
 
 BUFFER_BYTES = 256 << 10
-"""What TensorFlow's reader of tfrecords asks for at a time, and so MLPerf Storage."""
+"""Size of the reads of TensorFlow's tfrecord reader, and so of MLPerf Storage."""
 STREAM_BYTES = 8 << 20
-"""Of a large object at a time, where it is streamed: with 256 KiB a request would be all latency."""
+"""Size of the requests when a large object is streamed: 256 KiB would cost only latency."""
 WHY_LETTERS_MAX = 200
 CREDENTIALS_HINT = (
     "-o access_key_id=… -o secret_access_key=…, --profile NAME, or --anonymous for a public bucket"
@@ -44,8 +44,11 @@ READ_ERRORS: tuple[type[Exception], ...] = (HeadraceError, OSError, ValueError, 
 
 
 class Where(msgspec.Struct, frozen=True):
-    """kind: "folder", "fsspec" or "obstore". root: a path or a URL. options: of an origin, as `headrace up` has them
-    (endpoint, region, access_key_id, secret_access_key, ...); other schemes than s3 get them as fsspec's own."""
+    """Name a place of files.
+
+    kind: "folder", "fsspec" or "obstore". root: a path or a URL. options: options of an origin, as `headrace up` has
+    them (endpoint, region, access_key_id, secret_access_key, ...). For schemes other than s3 they are fsspec's own.
+    """
 
     kind: str
     root: str
@@ -54,28 +57,31 @@ class Where(msgspec.Struct, frozen=True):
 
 class BenchStorage(Protocol):
     def names(self, below: str) -> dict[str, int]:
-        """All files below a folder: name, as from the root → size in bytes. Empty where there is none."""
+        """Return the size in bytes of each file below a directory, by its name relative to the root."""
         ...
 
     def create(self, name: str) -> IO[bytes]:
-        """The file has its name when it is closed, whole."""
+        """Open a new file, which gets its name when it is closed."""
         ...
 
     def get(self, name: str) -> bytes: ...
 
     def source(self, name: str) -> IO[bytes] | str:
-        """What a reader that jumps (numpy's of npz) is given: a path, or all of the object."""
+        """Return a path, or the complete object, for a reader that seeks (numpy's for npz)."""
         ...
 
     def stream(self, name: str) -> IO[bytes]:
-        """For one who reads from the beginning to the end."""
+        """Open a file for sequential reading."""
         ...
 
     def window(self, name: str, start: int, end: int) -> bytes: ...
 
 
 def where(text: str, options: Mapping[str, str] | None = None, *, by: str = "") -> Where:
-    """What a user's word names. by: "obstore" for an object store's URL; else fsspec. UsageError."""
+    """Return the place that a path or URL names. by: "obstore" for an object store's URL; else fsspec.
+
+    Raises UsageError.
+    """
     if "://" not in text:
         return Where("folder", os.path.abspath(text))
     if by not in ("", "fsspec", "obstore"):
@@ -85,21 +91,23 @@ def where(text: str, options: Mapping[str, str] | None = None, *, by: str = "") 
 
 
 def check_folder(place: Where) -> None:
-    """PathNotFoundError or NotADirectoryPathError for a folder that is not there: a missing mount, a slip of the
-    pen. A benchmark would measure another disk than was meant."""
+    """Raise PathNotFoundError or NotADirectoryPathError unless the directory exists.
+
+    With a missing mount or a mistyped path, a benchmark would measure another disk than the user meant.
+    """
     if place.kind != "folder" or os.path.isdir(place.root):
         return
     if os.path.lexists(place.root):
-        raise NotADirectoryPathError(place.root, why="not a folder")
+        raise NotADirectoryPathError(place.root, why="not a directory")
     raise PathNotFoundError(
-        place.root, why="no such folder", hint=f"mkdir -p {place.root}, or mount it first"
+        place.root, why="no such directory", hint=f"mkdir -p {place.root}, or mount it first"
     )
 
 
-def open_place(one: Where) -> BenchStorage:
-    if one.kind == "folder":
-        return DirectoryStorage(one.root)
-    return ObstoreStorage(one) if one.kind == "obstore" else FsspecStorage(one)
+def open_place(place: Where) -> BenchStorage:
+    if place.kind == "folder":
+        return DirectoryStorage(place.root)
+    return ObstoreStorage(place) if place.kind == "obstore" else FsspecStorage(place)
 
 
 class DirectoryStorage:
@@ -107,13 +115,13 @@ class DirectoryStorage:
         self.root = root
 
     def names(self, below: str) -> dict[str, int]:
-        found = {}
+        sizes = {}
         for folder, _, files in os.walk(os.path.join(self.root, below)):
             for name in files:
                 path = os.path.join(folder, name)
                 if not name.endswith(".part"):
-                    found[os.path.relpath(path, self.root)] = os.stat(path).st_size
-        return found
+                    sizes[os.path.relpath(path, self.root)] = os.stat(path).st_size
+        return sizes
 
     def create(self, name: str) -> IO[bytes]:
         path = os.path.join(self.root, name)
@@ -136,7 +144,7 @@ class DirectoryStorage:
 
 
 class _Renamed(io.FileIO):
-    """A file that gets its name when it is closed."""
+    """Write a file that gets its name when it is closed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -155,22 +163,22 @@ class _Renamed(io.FileIO):
 
 
 class FsspecStorage:
-    def __init__(self, one: Where) -> None:
-        with needs_extra(one.root, extra="bench"):
+    def __init__(self, place: Where) -> None:
+        with needs_extra(place.root, extra="bench"):
             import fsspec
-        scheme = one.root.partition("://")[0]
-        options = s3fs_options(one.options) if scheme == "s3" else dict(one.options)
+        scheme = place.root.partition("://")[0]
+        options = s3fs_options(place.options) if scheme == "s3" else dict(place.options)
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(one.root, **options)
+            self._fs, self._root = fsspec.core.url_to_fs(place.root, **options)
         except (ImportError, ValueError) as error:
-            raise NotSupportedError(one.root, why=str(error)) from error
+            raise NotSupportedError(place.root, why=str(error)) from error
         self._fs.invalidate_cache()
 
     def names(self, below: str) -> dict[str, int]:
         with _explained(self._path(below)):
-            found = self._fs.find(self._path(below), detail=True)
+            listed = self._fs.find(self._path(below), detail=True)
         start = len(self._root.rstrip("/")) + 1
-        return {path[start:]: int(about["size"]) for path, about in found.items()}
+        return {path[start:]: int(about["size"]) for path, about in listed.items()}
 
     def create(self, name: str) -> IO[bytes]:
         with _explained(self._path(name)):
@@ -200,23 +208,25 @@ class FsspecStorage:
 
 
 class ObstoreStorage:
-    """S3 and what speaks it."""
+    """Use S3, or a store that speaks its protocol."""
 
-    def __init__(self, one: Where) -> None:
+    def __init__(self, place: Where) -> None:
         from obstore.store import from_url
 
-        given: dict[str, Any] = dict(one.options)
+        given: dict[str, Any] = dict(place.options)
         if given.get("endpoint", "").startswith("http://"):
             given["client_options"] = {"allow_http": True}
         if given.pop("anonymous", "") in ("true", "1"):
             given["skip_signature"] = True
-        self._store: Any = from_url(one.root, **given)
+        self._store: Any = from_url(place.root, **given)
 
     def names(self, below: str) -> dict[str, int]:
         import obstore
 
         with _explained(below):
-            return {one["path"]: one["size"] for part in obstore.list(self._store, below) for one in part}
+            return {
+                entry["path"]: entry["size"] for part in obstore.list(self._store, below) for entry in part
+            }
 
     def create(self, name: str) -> IO[bytes]:
         import obstore
@@ -248,7 +258,7 @@ class ObstoreStorage:
 
 
 class _Raw(io.RawIOBase):
-    """obstore's reader as one of Python's."""
+    """Adapt obstore's reader to Python's interface."""
 
     def __init__(self, opened: Any, name: str) -> None:
         self._opened, self._name = opened, name
@@ -265,7 +275,7 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """A library's own errors become ours: of credentials, of an endpoint that can't be reached, others."""
+    """Translate a library's errors to ours: missing credentials, an unreachable endpoint, others."""
     try:
         yield
     except (HeadraceError, OSError, ValueError, EOFError):
@@ -288,16 +298,16 @@ def _ours(name: str, error: Exception) -> HeadraceError:
 
 
 def s3fs_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """An S3 origin's options in s3fs's words."""
-    words = {
+    """Translate the options of an S3 origin to those of s3fs."""
+    names = {
         "access_key_id": "key",
         "secret_access_key": "secret",
         "session_token": "token",
         "profile": "profile",
     }
-    found: dict[str, Any] = {words[name]: value for name, value in options.items() if name in words}
+    converted: dict[str, Any] = {names[name]: value for name, value in options.items() if name in names}
     client = {"endpoint": "endpoint_url", "region": "region_name"}
-    named = {client[name]: value for name, value in options.items() if name in client}
+    client_options = {client[name]: value for name, value in options.items() if name in client}
     if options.get("anonymous", "") in ("true", "1"):
-        found["anon"] = True
-    return {**found, "client_kwargs": named} if named else found
+        converted["anon"] = True
+    return {**converted, "client_kwargs": client_options} if client_options else converted

@@ -1,6 +1,6 @@
-"""The ways to feed a GPU that `headrace bench compare` puts side by side: each started, read, and ended without a rest.
+"""Start and stop the ways to feed a GPU that `headrace bench compare` measures; nothing of them is left after a stop.
 
-A way is started once on each host; on a host of the lab by words before its commands. All read the same objects.
+A way is started once on each host; on a host of the lab by a command prefix. All read the same objects.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ OBJECT_STORE, OWN_CACHE, SHARED_FOLDER, OURS = (
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The origin as contenders see it. prefix: of the data set, without a slash at its ends; may be empty. options: as
-    of `headrace up`, with the endpoint of the counting proxy. real_endpoint: of the store itself."""
+    """Name the origin as the systems under test see it.
+
+    prefix: prefix of the data set, without a slash at its ends; may be empty. options: those of `headrace up`, with the
+    endpoint of the counting proxy. real_endpoint: endpoint of the store itself.
+    """
 
     name: str
     prefix: str
@@ -45,7 +48,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """Of a way on a host: folder is its own, empty."""
+    """Hold the place of a way on a host. folder: an empty directory of its own."""
 
     folder: str
     cache_bytes: int
@@ -58,29 +61,35 @@ class HostSlot:
 
 
 class SystemUnderTest:
-    """name: in the table. kind: which of the four. It may be started once; `stop` may be called at any time."""
+    """Define a way to feed a GPU. It may be started once; `stop` may be called at any time.
+
+    name: its name in the table. kind: one of the four above.
+    """
 
     name = ""
     kind = ""
 
     def start(self, bucket: Bucket, seat: HostSlot) -> Where:
-        """Where the data set is then, nothing of it cached. NotSupportedError: not installed. HeadraceError."""
+        """Start it with nothing cached, and return the place of the data set.
+
+        Raises NotSupportedError if the program is not installed, HeadraceError.
+        """
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Nothing of it runs or is mounted on return."""
+        """Stop it. On return no process and no mount of it is left."""
 
     def processes(self) -> list[int]:
-        """Ids of those that serve reads, besides the readers themselves."""
+        """Return the ids of the processes that serve reads, without the readers themselves."""
         return []
 
     def disk_bytes(self) -> int:
-        """That its cache takes."""
+        """Return the size of its cache on the disk."""
         return 0
 
 
 class Library(SystemUnderTest):
-    """s3fs or obstore, in the loader's workers."""
+    """Use s3fs or obstore, in the loader's workers."""
 
     kind = OBJECT_STORE
 
@@ -93,7 +102,7 @@ class Library(SystemUnderTest):
 
 
 class LocalDirectory(SystemUnderTest):
-    """Any folder the user names, with the data set in it. Also the local disk."""
+    """Use a directory with the data set in it: one that the user names, or the local disk."""
 
     kind = SHARED_FOLDER
 
@@ -105,7 +114,7 @@ class LocalDirectory(SystemUnderTest):
 
 
 class MountedSystem(SystemUnderTest):
-    """A program that mounts the bucket, in the foreground, with a cache folder."""
+    """Run a program in the foreground that mounts the bucket and has a cache directory."""
 
     kind = OWN_CACHE
     program = ""
@@ -118,7 +127,7 @@ class MountedSystem(SystemUnderTest):
         raise NotImplementedError
 
     def start(self, bucket: Bucket, seat: HostSlot) -> Where:
-        program = found(self.program)
+        program = find_program(self.program)
         self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
         words = [*seat.inside, *self.command(program, bucket, seat)]
         log = os.path.join(seat.folder, "log")
@@ -127,13 +136,13 @@ class MountedSystem(SystemUnderTest):
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         process = self._process
-        until(lambda: is_mounted(self._mountpoint) or process.poll() is not None, what=self.name)
+        until(lambda: is_mounted(self._mountpoint) or process.poll() is not None, name=self.name)
         if process.poll() is not None:
             raise HeadraceError(f"{self.name} ended", why=last_line(log))
         return Where("folder", os.path.join(self._mountpoint, self.inner(bucket)))
 
     def inner(self, bucket: Bucket) -> str:
-        """Of the mount, where the data set is."""
+        """Return the directory of the data set, relative to the mountpoint."""
         return ""
 
     def stop(self) -> None:
@@ -154,7 +163,7 @@ class Rclone(MountedSystem):
     name, program = "rclone mount", "rclone"
 
     def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
-        found("fusermount3")
+        find_program("fusermount3")
         options = bucket.options
         given = {
             "--s3-provider": "Other",
@@ -199,13 +208,15 @@ class S3fsFuse(MountedSystem):
 
 
 class JuiceFS(MountedSystem):
-    """Its files are chunks of its own: the data set is first written through a mount of it, then mounted anew with an
-    empty cache. The first of its hosts does that."""
+    """Mount JuiceFS. It stores files as chunks of its own.
+
+    The first host therefore writes the data set through a mount of JuiceFS, and mounts it again with an empty cache.
+    """
 
     name, program = "JuiceFS", "juicefs"
 
     def __init__(self, data_folder: str, shared: str) -> None:
-        """data_folder: has the data set. shared: a folder for the metadata, the same on all hosts."""
+        """Use the data set of `data_folder`. shared: directory of the metadata, the same on all hosts."""
         super().__init__()
         self._data, self._meta = data_folder, f"sqlite3://{shared}/juicefs.db"
         self._made = os.path.join(shared, "juicefs-made")
@@ -213,7 +224,7 @@ class JuiceFS(MountedSystem):
     def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
         if not os.path.exists(self._made):
             self._make(program, bucket, seat)
-        caches = [f"--{what}-cache=3600" for what in ("attr", "entry", "dir-entry", "open")]
+        caches = [f"--{kind}-cache=3600" for kind in ("attr", "entry", "dir-entry", "open")]
         size = max(100, seat.cache_bytes >> 20)
         return [
             *self._mount(program, self._cache, size),
@@ -252,7 +263,7 @@ class JuiceFS(MountedSystem):
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         try:
-            until(lambda: is_mounted(mountpoint) or process.poll() is not None, what="juicefs")
+            until(lambda: is_mounted(mountpoint) or process.poll() is not None, name="juicefs")
             if process.poll() is not None:
                 raise HeadraceError("juicefs ended", why=last_line(log))
             shutil.copytree(self._data, mountpoint, dirs_exist_ok=True)
@@ -279,7 +290,7 @@ class JuiceFS(MountedSystem):
 
 
 class Headrace(SystemUnderTest):
-    """As users start it: `headrace up`."""
+    """Run Headrace as users start it: `headrace up`."""
 
     name, kind = "Headrace", OURS
 
@@ -294,8 +305,8 @@ class Headrace(SystemUnderTest):
         words = [*seat.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]
         words += ["--cache", f"{self._cache}:{seat.cache_bytes}", "--json"]
         words += option_words(bucket.options, seat.folder)
-        log, said = os.path.join(seat.folder, "log"), os.path.join(seat.folder, "said")
-        with open(log, "ab") as errors, open(said, "wb") as out:
+        log, output = os.path.join(seat.folder, "log"), os.path.join(seat.folder, "said")
+        with open(log, "ab") as errors, open(output, "wb") as out:
             self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -305,7 +316,7 @@ class Headrace(SystemUnderTest):
                 env=self._environment,
             )
         process = self._process
-        until(lambda: os.path.getsize(said) > 0 or process.poll() is not None, what=self.name)
+        until(lambda: os.path.getsize(output) > 0 or process.poll() is not None, name=self.name)
         if process.poll() is not None:
             raise HeadraceError("headrace up ended", why=last_line(log))
         return Where("folder", self._mountpoint)
@@ -317,7 +328,7 @@ class Headrace(SystemUnderTest):
             unmount(self._mountpoint)
 
     def processes(self) -> list[int]:
-        """By their run folder: node, holder and session are in sessions of their own."""
+        """Find the processes by their run directory: node, FD store and FUSE session are in sessions of their own."""
         from headrace.lab import processes
 
         folder = self._environment.get("HEADRACE_RUN_FOLDER")
@@ -327,8 +338,8 @@ class Headrace(SystemUnderTest):
         return used_bytes(self._cache)
 
 
-def found(program: str) -> str:
-    """Its path: beside this Python, or in PATH. NotSupportedError."""
+def find_program(program: str) -> str:
+    """Return the path of a program: beside this Python, or in PATH. Raises NotSupportedError."""
     beside = os.path.join(os.path.dirname(sys.executable), program)
     path = beside if os.access(beside, os.X_OK) else shutil.which(program)
     if path is None:
@@ -337,19 +348,19 @@ def found(program: str) -> str:
 
 
 def run(words: Sequence[str]) -> str:
-    """HeadraceError with its last line when it fails."""
+    """Run a program and return its output. Raises HeadraceError with its last line if it fails."""
     done = subprocess.run(list(words), capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it printed nothing"]
         raise HeadraceError(f"{os.path.basename(words[0])} {words[1]} failed", why=lines[-1][:300])
     return done.stdout
 
 
-def until(ready: Callable[[], bool], *, what: str) -> None:
+def until(ready: Callable[[], bool], *, name: str) -> None:
     end_s = time.monotonic() + READY_WITHIN_S
     while not ready():
         if time.monotonic() > end_s:
-            raise DeadlineExceededError(f"{what} is not ready in {READY_WITHIN_S:.0f} s")
+            raise DeadlineExceededError(f"{name} is not ready in {READY_WITHIN_S:.0f} s")
         time.sleep(0.02)  # between two looks
 
 
@@ -359,7 +370,7 @@ def is_mounted(path: str) -> bool:
 
 
 def unmount(path: str) -> None:
-    """Whatever uses it."""
+    """Unmount it, even if it is in use."""
     for _ in range(3):
         if not is_mounted(path):
             return
@@ -367,7 +378,7 @@ def unmount(path: str) -> None:
 
 
 def end(process: subprocess.Popen[bytes], *, patience_s: float = END_WITHIN_S) -> None:
-    """SIGTERM, then SIGKILL to all of its session."""
+    """Send SIGTERM to the process, then SIGKILL to all of its session."""
     process.terminate()
     try:
         process.wait(patience_s)
@@ -381,7 +392,7 @@ def end(process: subprocess.Popen[bytes], *, patience_s: float = END_WITHIN_S) -
 
 
 def of_session(session: int) -> list[int]:
-    """Ids of its processes."""
+    """Return the ids of the processes of a session."""
     listed = []
     for name in os.listdir("/proc"):
         try:
@@ -406,4 +417,4 @@ def used_bytes(folder: str) -> int:
 def last_line(path: str) -> str:
     with open(path, "rb") as log:
         lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it printed nothing"

@@ -56,15 +56,17 @@ class TensorFlowRecords:
         if not feed.streams:
             read = read.shuffle(SHUFFLED_SAMPLES, seed=feed.seed)
         parsed = read.batch(feed.batch, drop_remainder=True).map(
-            lambda one: tf.py_function(self._parsed, [one], [tf.int64, tf.uint8]),
+            lambda records: tf.py_function(self._parsed, [records], [tf.int64, tf.uint8]),
             num_parallel_calls=max(1, feed.readers) if feed.streams else 1,  # its computation_threads
         )
         return parsed.prefetch(PREFETCH)
 
     def _parsed(self, serialized: Any) -> Any:
-        """Bytes of the samples, as of our own reader: with what is around them; and something of the size that a
-        trainer gets. A call of Python for each batch, by a thread of TensorFlow's, as in DLIO: of steps of some
-        milliseconds it takes a share (docs/decisions/0023)."""
+        """Return the bytes of the samples and a tensor of the size that a trainer gets.
+
+        The bytes include the framing, as those of our own reader do. A thread of TensorFlow calls Python for each
+        batch, as in DLIO; in steps of some milliseconds that costs a share of the time (docs/decisions/0023).
+        """
         tf = self._tf
         features = {
             "image": tf.io.FixedLenFeature([], tf.string),

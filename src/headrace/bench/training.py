@@ -69,7 +69,7 @@ class TrainingPlan:
 
 
 class TrainingResult(msgspec.Struct, kw_only=True):
-    """What is printed by --json. au: mean of the epochs; passed: not below au_needed, and no read failed."""
+    """Hold what --json prints. au: mean of the epochs. passed: au is not below au_needed, and no read failed."""
 
     called: str
     workload: str
@@ -102,7 +102,7 @@ class TrainingResult(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a host finds the data. inside: words before a command for it to run on that host."""
+    """Say where a host finds the data. inside: command prefix that runs a command on that host."""
 
     where: Where
     inside: Sequence[str] = ()
@@ -110,8 +110,11 @@ class Spot:
 
 @dataclass(slots=True)
 class EpochHook:
-    """What somebody wants to do between epochs, such as reading counters: called with "ready" when all accelerators
-    stand still and the page cache was dropped, and with "done" when they stand still again."""
+    """Hold a callback between epochs, such as for reading counters.
+
+    It is called with "ready" when all accelerators wait and the page cache was dropped, and with "done" when they wait
+    again.
+    """
 
     between: Between = field(default=lambda _event, _epoch: None)
 
@@ -119,7 +122,10 @@ class EpochHook:
 def run(
     plan: TrainingPlan, *, say: Say, progress: dataset.Progress, watch: EpochHook | None = None
 ) -> TrainingResult | None:
-    """None on hosts other than the first: that one has all figures. Blocks to the end. UsageError, HeadraceError."""
+    """Run all epochs. Returns None on hosts other than the first, which has all measurements.
+
+    Blocks until the run ends. Raises UsageError, HeadraceError.
+    """
     _check(plan)
     meeting = MeetingPlace(plan.hosts)
     if plan.hosts.number:
@@ -141,8 +147,10 @@ def measure(
     say: Say,
     watch: EpochHook | None = None,
 ) -> tuple[list[list[EpochTimes]], str]:
-    """The times of all accelerators, by epoch, and what became of the page cache. spots: the hosts that this process
-    has to do with, from number plan.hosts.number on. Blocks to the end. HeadraceError."""
+    """Return the times of all accelerators by epoch, and how the page cache was dropped, in words.
+
+    spots: the hosts of this process, from number plan.hosts.number on. Blocks until the run ends. Raises HeadraceError.
+    """
     feed = feed_of(plan, data)
     dropped = ["kept, as asked"]
 
@@ -150,7 +158,7 @@ def measure(
         if event == "ready":
             say(f"epoch {epoch} of {plan.epochs}")
             if plan.drop:
-                local = [one.where.root for one in spots if one.where.kind == "folder"]
+                local = [spot.where.root for spot in spots if spot.where.kind == "folder"]
                 dropped[0] = pagecache.drop(os.path.join(root, name) for root in local for name in files)
         if watch is not None:
             watch.between(event, epoch)
@@ -176,17 +184,17 @@ def measure(
 
 
 def prepare(plan: TrainingPlan, *, progress: dataset.Progress) -> DataSet:
-    """The data set is there on return."""
+    """Make the data set, or check the one that is there, and return it."""
     wanted = needed(plan)
     if plan.generate and plan.hosts.number == 0:
         return dataset.make(plan.where, wanted, progress=progress)
-    there = dataset.found(open_place(plan.where))
-    if there is None:
+    existing = dataset.read_note(open_place(plan.where))
+    if existing is None:
         raise UsageError(
             f"{plan.where.root} has no data set", hint="make it first, without --no-generate, on one host"
         )
-    dataset.check_same(plan.where.root, there, wanted)
-    return there
+    dataset.check_same(plan.where.root, existing, wanted)
+    return existing
 
 
 def needed(plan: TrainingPlan) -> DataSet:
@@ -194,7 +202,7 @@ def needed(plan: TrainingPlan) -> DataSet:
 
 
 def feed_of(plan: TrainingPlan, data: DataSet) -> LoaderSpec:
-    """Of the first accelerator; the others differ in their number."""
+    """Return the spec of the first accelerator; the others differ in their number."""
     scaled = plan.scaled
     wanted = needed(plan)
     samples = scaled.samples(plan.steps, plan.world)
@@ -239,7 +247,7 @@ def result(
         cache_dropped=page_cache == pagecache.DROPPED,
     )
     kept = workloads.rules(scaled, setting)
-    au, failed = sum(one.au for one in epochs) / len(epochs), sum(one.failed for one in epochs)
+    au, failed = sum(epoch.au for epoch in epochs) / len(epochs), sum(epoch.failed for epoch in epochs)
     return TrainingResult(
         called=workloads.called(scaled, kept),
         workload=scaled.name,
@@ -273,7 +281,7 @@ def result(
 
 def _notes(plan: TrainingPlan, epochs: Sequence[EpochMetrics]) -> list[str]:
     wanted_s = plan.scaled.compute_s[plan.accelerator]
-    late = max(one.compute_s for one in epochs) / wanted_s - 1
+    late = max(epoch.compute_s for epoch in epochs) / wanted_s - 1
     if late < LATE_SHARE:
         return []
     more = f"{100 * late:.0f} %"
@@ -281,10 +289,10 @@ def _notes(plan: TrainingPlan, epochs: Sequence[EpochMetrics]) -> list[str]:
 
 
 def steps_by_the_rules(plan: TrainingPlan) -> int:
-    """As many as make the data set as large as MLPerf Storage asks for."""
-    one = plan.scaled
+    """Return the number of steps for which the data set is as large as MLPerf Storage requires."""
+    scaled = plan.scaled
     wanted = workloads.MEMORY_MULTIPLE * pagecache.memory_bytes() * plan.hosts.count
-    return max(workloads.STEPS_MIN, math.ceil(wanted / (one.sample_bytes * one.samples(1, plan.world))))
+    return max(workloads.STEPS_MIN, math.ceil(wanted / (scaled.sample_bytes * scaled.samples(1, plan.world))))
 
 
 def _check(plan: TrainingPlan) -> None:
@@ -300,7 +308,7 @@ def _check(plan: TrainingPlan) -> None:
 
 
 def check_numbers(plan: TrainingPlan) -> None:
-    """UsageError for counts and factors that make no run."""
+    """Raise UsageError for counts and factors that are out of range."""
     numbers: dict[str, int] = {"accelerators": plan.accelerators, "epochs": plan.epochs}
     for name, value in numbers.items():
         if value < 1:

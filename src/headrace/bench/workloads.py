@@ -1,4 +1,4 @@
-"""The workloads of `headrace bench training`, and what a run of them must keep to be compared with MLPerf Storage.
+"""Define the workloads of `headrace bench training`, and the rules of a run that compares with MLPerf Storage.
 
 unet3d, resnet50 and cosmoflow are those of MLPerf Storage v2.0
 (https://github.com/mlcommons/storage, configs/dlio/workload); imagefolder and tokens are ours. Pure: sizes and numbers.
@@ -12,9 +12,9 @@ from headrace.base.errors import UsageError
 
 ACCELERATORS = ("a100", "h100")
 STEPS_MIN = 500
-"""An epoch's, and
-MEMORY_MULTIPLE times the memory of all hosts: the rules on the data set of the Submission Guidelines, chapter 7."""
+"""Steps of an epoch: the Submission Guidelines, chapter 7."""
 MEMORY_MULTIPLE = 5
+"""The data set is that many times the memory of all hosts: the same chapter."""
 EPOCHS_MIN = 5
 SCALED = "MLPerf Storage workload, scaled"
 UNSCALED = "MLPerf Storage workload"
@@ -23,12 +23,14 @@ OURS = "Headrace's own workload"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """sample_bytes: of a sample, the mean; sd_bytes: its standard deviation; sigma: of the logarithm, where sizes are
-    log-normal. samples_a_file: 0 for one file that holds them all. batch: samples a step. readers: loader workers of an
-    accelerator. compute_s: a step's sleep, by accelerator. au_needed: below it a run has not passed. handed_bytes: of a
-    sample, what a loader worker hands to the trainer (for npz what DLIO hands over; for JPEG 224 x 224 pixels; for
-    tfrecords nothing, as TensorFlow's readers are threads of the trainer). shuffled: whatever --shuffle says.
-    mlperf: one of MLPerf's.
+    """Describe a workload.
+
+    sample_bytes: mean size of a sample. sd_bytes: its standard deviation. sigma: that of the logarithm, for log-normal
+    sizes. samples_a_file: 0 for one file of all samples. batch: samples of a step. readers: loader workers of an
+    accelerator. compute_s: sleep of a step, by accelerator. au_needed: utilization that a run needs to pass.
+    handed_bytes: bytes of a sample that a loader worker passes to the trainer (npz: as DLIO; JPEG: 224 x 224 pixels;
+    tfrecords: none, because TensorFlow's readers are threads of the trainer). shuffled: always, without --shuffle.
+    mlperf: a workload of MLPerf.
     """
 
     name: str
@@ -46,21 +48,24 @@ class Workload:
     mlperf: bool = True
 
     def scaled(self, *, sizes: float, times: float) -> Workload:
-        """Samples by one factor, compute by another."""
+        """Return the workload with samples and compute multiplied by a factor each."""
         return replace(
             self,
             sample_bytes=self.sample_bytes * sizes,
             sd_bytes=self.sd_bytes * sizes,
             handed_bytes=round(self.handed_bytes * sizes),
-            compute_s={name: one * times for name, one in self.compute_s.items()},
+            compute_s={name: seconds * times for name, seconds in self.compute_s.items()},
         )
 
     def samples(self, steps: int, accelerators: int) -> int:
         return steps * self.batch * accelerators
 
     def files(self, steps: int, accelerators: int) -> int:
-        """So many that each accelerator has its steps. A loader worker of tfrecords with many samples cuts batches out
-        of its own files and leaves out what is not a whole one, so each gets as many files as its steps need."""
+        """Return the number of files with which each accelerator has its steps.
+
+        A loader worker of tfrecords with many samples cuts batches out of its own files and omits an incomplete last
+        one. So each worker gets as many files as its steps need.
+        """
         if not self.samples_a_file:
             return 1
         if self.samples_a_file == 1:
@@ -69,7 +74,10 @@ class Workload:
         return accelerators * self.readers * -(-each * self.batch // self.samples_a_file)
 
     def steps(self, files: int, accelerators: int, *, samples: int = 0) -> int:
-        """Of an epoch, the same for each accelerator. samples: of the one file, where there is one."""
+        """Return the steps of an epoch, the same for each accelerator.
+
+        samples: those of the only file, if there is one.
+        """
         if not self.samples_a_file:
             return samples // accelerators // self.batch
         each = files // accelerators
@@ -80,8 +88,8 @@ class Workload:
 
 
 WORKLOADS: dict[str, Workload] = {
-    one.name: one
-    for one in (
+    defined.name: defined
+    for defined in (
         Workload(
             name="unet3d", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=4,
             compute_s={"a100": 0.636, "h100": 0.323}, handed_bytes=2_097_152,
@@ -107,7 +115,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def workload(name: str) -> Workload:
-    """UsageError with those that there are."""
+    """Return the workload of that name. Raises UsageError, which lists the workloads."""
     if name not in WORKLOADS:
         raise UsageError(f"workload {name}", why="there is none", hint=", ".join(WORKLOADS))
     return WORKLOADS[name]
@@ -115,7 +123,7 @@ def workload(name: str) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Of a run: what the rules ask for. memory_bytes: of all its hosts."""
+    """Hold what the rules ask of a run. memory_bytes: memory of all hosts."""
 
     sizes: float
     times: float
@@ -131,20 +139,23 @@ class Setting:
 class Rule:
     text: str
     needed: str
-    found: str
+    measured: str
     kept: bool
 
 
-def rules(one: Workload, run: Setting) -> list[Rule]:
-    """Each with what was found. Chapters are those of the Submission Guidelines of v2.0."""
+def rules(scaled: Workload, run: Setting) -> list[Rule]:
+    """Check each rule and return it with the measured value.
+
+    Chapters are those of the Submission Guidelines of v2.0.
+    """
     gib = 1 << 30
-    needed, found = MEMORY_MULTIPLE * run.memory_bytes / gib, run.dataset_bytes / gib
+    needed, size = MEMORY_MULTIPLE * run.memory_bytes / gib, run.dataset_bytes / gib
     listed = [
         Rule(
             "data set of 5 times the hosts' memory (6.6)",
             f"{needed:.1f} GiB",
-            f"{found:.1f} GiB",
-            found >= needed,
+            f"{size:.1f} GiB",
+            size >= needed,
         ),
         Rule("500 steps an epoch (7)", str(STEPS_MIN), str(run.steps), run.steps >= STEPS_MIN),
         Rule("5 epochs (workload)", str(EPOCHS_MIN), str(run.epochs), run.epochs >= EPOCHS_MIN),
@@ -156,13 +167,14 @@ def rules(one: Workload, run: Setting) -> list[Rule]:
         ),
         Rule("page cache empty before an epoch (ours)", "yes", "yes" if run.cache_dropped else "no", run.cache_dropped),
     ]  # fmt: skip
-    if one.mlperf:
+    if scaled.mlperf:
         listed.append(Rule("files in a fixed order", "yes", "no" if run.shuffle else "yes", not run.shuffle))
     return listed
 
 
-def called(one: Workload, kept: list[Rule]) -> str:
-    """What a run may be called. None is an MLPerf result: such are submitted, reviewed, and made by MLPerf's code."""
-    if not one.mlperf:
+def called(scaled: Workload, kept: list[Rule]) -> str:
+    """Return the name that a run may bear. It is never an MLPerf result: MLPerf's code makes those, and MLPerf reviews
+    them."""
+    if not scaled.mlperf:
         return OURS
     return UNSCALED if all(rule.kept for rule in kept) else SCALED

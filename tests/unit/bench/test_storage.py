@@ -77,6 +77,6 @@ def test_an_object_store_that_cannot_be_asked_is_explained(
     if credentials:
         options |= {"access_key_id": "a", "secret_access_key": "b"}
     with pytest.raises(expected) as raised:
-        dataset.found(open_place(where("s3://bucket/prefix", options, by=by)))
+        dataset.read_note(open_place(where("s3://bucket/prefix", options, by=by)))
     assert dataset.NOTE in raised.value.what
     assert raised.value.hint
