@@ -153,7 +153,7 @@ class CorruptOriginError(OriginError):
 
 
 class ConflictError(OriginError):
-    """Somebody else changed the object that was to be replaced or removed at the origin, or created one of that name.
+    """Another writer changed the object that was to be replaced or removed at the origin, or created one of that name.
     Headrace changed nothing there."""
 
     code = "origin.conflict"

@@ -155,7 +155,7 @@ Work = Annotated[
 ]
 Price = Annotated[str, define("--price", "NAME", "Row of the price table to compute costs with.")]
 Prices = Annotated[
-    str, define("--prices", "FILE", "TOML file with a price table.", default="the table that Headrace brings")
+    str, define("--prices", "FILE", "TOML file with a price table.", default="the built-in table")
 ]
 Report = Annotated[
     str, define("--report", "DIR", "Directory where compare.html and compare.png are written.")

@@ -46,8 +46,8 @@ def s3(
 
     A bucket is a directory at the top of the namespace, such as the path of a mount; keys are the paths below it. The
     gateway runs until ^C, SIGTERM or `headrace down --all`. Without --credentials (or the setting s3_credentials), it
-    creates an access key at its first start, in a file of the cache directory that only its user can read. It then
-    prints the shell line that sources this file.
+    creates an access key at its first start. The key is in a file of the cache directory that only its user can read.
+    It then prints the shell line that sources this file.
     """
     from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target

@@ -51,8 +51,8 @@ def webhdfs(
     """Serve the namespace of a running node to Hadoop clients.
 
     The gateway speaks WebHDFS: webhdfs://HOST:PORT/a/b is /a/b of the namespace. It runs until ^C, SIGTERM or
-    `headrace down --all`. Without --token (or the setting webhdfs_token), it creates a token at its first start, in a
-    file of the cache directory that only its user can read.
+    `headrace down --all`. Without --token (or the setting webhdfs_token), it creates a token at its first start.
+    The token is in a file of the cache directory that only its user can read.
     """
     from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target
