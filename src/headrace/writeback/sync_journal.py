@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from headrace.base.beneath import SafePath
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
+from headrace.base.printable import printable
 from headrace.overlay.reserve import Reserve
 from headrace.overlay.syscalls import flush_file_system, sync_folder
 
@@ -339,9 +340,10 @@ class SyncJournal:
         return [_row(values) for values in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
 
     def add_conflict(self, conflict: Conflict) -> None:
+        why = printable(conflict.why)  # a key that is not UTF-8 is in the error of the origin that refused it
         self._write(
             "INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)",
-            [(conflict.path, conflict.kept, conflict.why, conflict.at_s)],
+            [(conflict.path, conflict.kept, why, conflict.at_s)],
         )
 
     def conflicts(self) -> list[Conflict]:

@@ -1,0 +1,29 @@
+"""A layer for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.writeback.layer_fixture import LayerFixture
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Iterator[LayerFixture]:
+    made = LayerFixture(tmp_path)
+    yield made
+    made.crash()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

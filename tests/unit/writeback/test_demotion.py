@@ -1,0 +1,211 @@
+"""Clean files that leave the layer for the cache: with the right checksums, and never while somebody needs them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.upper import HIDDEN
+from headrace.writeback.demotion import Demoter, choose
+from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.upper_quota import UpperQuota
+from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
+
+PATH = b"/d/f"
+SIZES = [0, 5, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES + 5]
+
+
+def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 1 << 30) -> Demoter:
+    store = layer.store if has_store else None
+    quota = UpperQuota(bytes_max, DirtyThrottle(layer.upper.pressure_path), store)
+    return Demoter(
+        layer.layer,
+        layer.namespace,
+        quota,
+        store=store,
+        owns=lambda path: True,
+        on_left=layer.meant_anew.extend,
+    )
+
+
+async def persisted(layer: LayerFixture, data: bytes, path: bytes = PATH) -> Entry:
+    layer.write(path, data)
+    await layer.uploads.put(path)
+    entry = layer.namespace.entry_at(path)
+    assert entry is not None
+    return entry
+
+
+def row_of(layer: LayerFixture, path: bytes = PATH) -> tuple[JournalRecord, os.stat_result]:
+    row = layer.journal.get(path)
+    assert row is not None
+    return row, layer.upper.at(path).lstat()
+
+
+def assert_cached(layer: LayerFixture, entry: Entry, data: bytes) -> None:
+    """The cache has the file complete, with these bytes, and their checksums hold."""
+    cached = layer.store.index.cached(entry.id)
+    assert cached is not None and cached.complete and layer.store.holds(cached)
+    path = layer.store.volumes[cached.volume].data_path(entry.id)
+    assert Path(path).read_bytes() == data
+    assert layer.store.verifier.verify(entry.id)
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_bytes: int) -> None:
+    data = random.Random(size_bytes).randbytes(size_bytes)
+    entry = await persisted(layer, data)
+    inode = layer.upper.at(PATH).lstat().st_ino
+    demoter = demoter_of(layer)
+    assert await demoter.bring(PATH, entry)
+    assert_cached(layer, entry, data)
+    cached = layer.store.index.cached(entry.id)
+    assert cached is not None
+    path = layer.store.volumes[0].data_path(entry.id)
+    assert os.stat(path).st_ino == inode  # a rename: no byte was copied
+    assert layer.names(b"/d") == [] and layer.upper.has_demoted_files(b"/d")
+    assert layer.journal.get(PATH) is None and layer.meant_anew == [PATH] and demoter.count == 1
+    assert layer.namespace.entry_at(PATH) == entry and await layer.origin_bytes(PATH) == data
+
+
+async def test_a_damaged_file_fails_its_checksum(layer: LayerFixture) -> None:
+    """So `assert_cached` can fail."""
+    entry = await persisted(layer, b"right")
+    await demoter_of(layer).bring(PATH, entry)
+    with open(layer.store.volumes[0].data_path(entry.id), "r+b") as file:  # noqa: ASYNC230
+        file.write(b"wrong")
+    assert not layer.store.verifier.verify(entry.id)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+async def test_a_file_that_is_open_stays(layer: LayerFixture, flags: int) -> None:
+    entry = await persisted(layer, b"ours")
+    demoter = demoter_of(layer)
+    fd = layer.upper.at(PATH).open(flags)
+    assert not await demoter.bring(PATH, entry)
+    assert layer.content(PATH) == b"ours" and layer.store.index.cached(entry.id) is None
+    os.close(fd)
+    assert await demoter.bring(PATH, entry)
+
+
+async def test_a_dirty_file_stays(layer: LayerFixture) -> None:
+    entry = await persisted(layer, b"ours")
+    layer.write(PATH, b"dirty")
+    assert not await demoter_of(layer).bring(PATH, entry)
+    await demoter_of(layer).leave([row_of(layer)], 1 << 30)
+    assert layer.content(PATH) == b"dirty" and layer.store.index.cached(entry.id) is None
+
+
+async def test_a_file_whose_upload_is_not_answered_stays(layer: LayerFixture) -> None:
+    entry = await persisted(layer, b"ours")
+    row, _ = row_of(layer)
+    layer.journal.note(JournalRecord(PATH, row.inode, row.ctime_ns, row.size_bytes, row.version, begun=True))
+    assert not await demoter_of(layer).bring(PATH, entry)
+    assert layer.content(PATH) == b"ours"
+
+
+async def test_a_file_that_the_index_shows_as_another_version_stays(layer: LayerFixture) -> None:
+    entry = await persisted(layer, b"ours")
+    layer.namespace.record_put(PATH, layer.memory.hold("d/f", b"theirs"))
+    await demoter_of(layer).leave([row_of(layer)], 1 << 30)
+    assert not await demoter_of(layer).bring(PATH, entry)
+    assert layer.content(PATH) == b"ours"
+
+
+async def test_what_the_origin_cannot_hold_stays(layer: LayerFixture) -> None:
+    """Other names of the file, and a user's attributes."""
+    entries = {path: await persisted(layer, b"ours", path) for path in (b"/d/linked", b"/d/attributes")}
+    layer.upper.at(b"/d/linked").link(layer.upper.at(b"/d/second"))
+    layer.upper.at(b"/d/attributes").setxattr("user.label", b"cat")
+    for path, entry in entries.items():  # both changed the ctime, so the row is that of the present state
+        row, status = row_of(layer, path)
+        layer.journal.note(
+            JournalRecord(path, status.st_ino, status.st_ctime_ns, status.st_size, row.version)
+        )
+        assert not await demoter_of(layer).bring(path, entry)
+        assert layer.content(path) == b"ours"
+
+
+async def test_a_file_on_its_way_to_a_removal_stays(layer: LayerFixture) -> None:
+    entry = await persisted(layer, b"ours")
+    aside = layer.upper.new()
+    aside.mkdir(0o700)
+    aside.setxattr("user.headrace.path" if os.geteuid() else "trusted.headrace.path", b"/d")
+    aside.rename(layer.upper.gone.at(b"/1"))
+    assert layer.upper.is_going(PATH)
+    assert not await demoter_of(layer).bring(PATH, entry)
+    assert layer.content(PATH) == b"ours"
+
+
+async def test_without_a_cache_the_file_is_dropped(layer: LayerFixture) -> None:
+    await persisted(layer, b"ours")
+    demoter = demoter_of(layer, has_store=False)
+    await demoter.leave([row_of(layer)], 1 << 30)
+    assert layer.names(b"/d") == [] and demoter.count == 1
+    assert await layer.origin_bytes(PATH) == b"ours"
+
+
+async def test_a_layer_above_its_share_lets_the_oldest_go(layer: LayerFixture) -> None:
+    size_bytes = 64 << 10
+    for number in range(4):
+        path = b"/d/%d" % number
+        await persisted(layer, os.urandom(size_bytes), path)
+        layer.upper.at(path).utime((number, number))
+        row, status = row_of(layer, path)
+        layer.journal.note(
+            JournalRecord(path, status.st_ino, status.st_ctime_ns, status.st_size, row.version)
+        )
+    clean = [row_of(layer, b"/d/%d" % number) for number in (2, 0, 3, 1)]
+    assert choose(clean, size_bytes + 1) == [b"/d/0", b"/d/1"] and choose(clean, 0) == []
+    demoter = demoter_of(layer, bytes_max=2 * size_bytes)
+    demoter.quota.measured(4 * size_bytes)
+    await demoter.leave(clean, demoter.quota.surplus_bytes)
+    assert layer.names(b"/d") == [b"2", b"3"] and demoter.quota.used_bytes == 2 * size_bytes
+
+
+async def test_a_damaged_file_is_dropped_only_if_the_origin_has_that_version(layer: LayerFixture) -> None:
+    await persisted(layer, b"ours")
+    row, _ = row_of(layer)
+    demoter = demoter_of(layer)
+    layer.memory.hold("d/f", b"theirs")
+    assert not await demoter.drop_damaged(row)
+    layer.memory.delete("d/f")
+    assert not await demoter.drop_damaged(row)
+    assert layer.content(PATH) == b"ours"
+    again = await persisted(layer, b"ours", b"/d/g")
+    row, _ = row_of(layer, b"/d/g")
+    assert await demoter.drop_damaged(row) and layer.store.index.cached(again.id) is None
+    assert layer.upper.look(b"/d/g") is None and await layer.origin_bytes(b"/d/g") == b"ours"
+
+
+@pytest.mark.parametrize("step", ["adopt.map", "adopt.recorded", "adopt.renamed"])
+async def test_a_crash_leaves_the_file_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """In the layer or in the cache, with all its bytes, and clean in either."""
+    data = random.Random(1).randbytes(BLOCK_SIZE_BYTES + 5)
+    layer = LayerFixture(tmp_path)
+    entry = await persisted(layer, data)
+    with monkeypatch.context() as patch:
+        crash_at(patch, step)
+        with pytest.raises(CrashError):
+            await demoter_of(layer).bring(PATH, entry)
+    again = await layer.reopened()
+    assert again.upper.look(PATH) is not HIDDEN
+    cached = again.store.index.cached(entry.id)
+    if step == "adopt.renamed":
+        assert_cached(again, entry, data)
+        assert again.names(b"/d") == []
+    else:
+        assert cached is None or not again.store.holds(cached)
+        row, status = row_of(again)
+        assert again.content(PATH) == data and row.describes(status)
+        again_entry = again.namespace.entry_at(PATH)
+        assert again_entry is not None and await demoter_of(again).bring(PATH, again_entry)
+        assert_cached(again, again_entry, data)
+    again.crash()

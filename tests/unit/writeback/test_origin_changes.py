@@ -1,0 +1,117 @@
+"""Clean files of the layer that somebody else replaced or removed at the origin."""
+
+from __future__ import annotations
+
+import os
+
+from headrace.testing.faulty import PlannedFault
+from headrace.writeback.origin_changes import OriginChangeReconciler
+from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture
+
+PATH = b"/d/f"
+OURS, THEIRS = b"ours", b"theirs"
+
+
+def reconciler_of(layer: LayerFixture) -> OriginChangeReconciler:
+    return OriginChangeReconciler(
+        layer.namespace, layer.upper, layer.journal, limit_s=LIMIT_S, on_written=layer.meant_anew.extend
+    )
+
+
+async def persisted(layer: LayerFixture) -> OriginChangeReconciler:
+    """A clean file, which the next listings are about."""
+    layer.write(PATH, OURS)
+    await layer.uploads.put(PATH)
+    return reconciler_of(layer)
+
+
+async def look(layer: LayerFixture, changes: OriginChangeReconciler) -> None:
+    await layer.listed(PATH)
+    assert changes.suspect([PATH])
+    await changes.look()
+
+
+async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.hold("d/f", THEIRS)
+    await look(layer, changes)
+    assert layer.upper.look(PATH) is None and layer.journal.get(PATH) is None
+    assert PATH in layer.meant_anew and not changes.waits
+    entry = layer.namespace.entry_at(PATH)
+    assert entry is not None and entry.version == await layer.origin_version(PATH)
+
+
+async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.delete("d/f")
+    await layer.listed(b"/d")
+    assert changes.suspect([PATH])
+    await changes.look()
+    assert layer.names() == [] and {PATH, b"/d"} <= set(layer.meant_anew)
+    assert not changes.suspect([])
+
+
+async def test_a_directory_that_the_index_has_stays(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.hold("d/other", THEIRS)
+    layer.memory.delete("d/f")
+    await look(layer, changes)
+    await changes.look()
+    assert layer.names() == [b"d"] and layer.names(b"/d") == []
+
+
+async def test_a_listing_older_than_our_upload_drops_nothing(layer: LayerFixture) -> None:
+    """The origin is asked, and the index then has what this node put."""
+    changes = await persisted(layer)
+    layer.namespace.record_removal(PATH)
+    assert changes.suspect([PATH])
+    await changes.look()
+    assert layer.content(PATH) == OURS
+    entry = layer.namespace.entry_at(PATH)
+    assert entry is not None and entry.version == await layer.origin_version(PATH)
+
+
+async def test_a_dirty_file_is_not_touched(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.hold("d/f", THEIRS)
+    layer.write(PATH, b"dirty")
+    await look(layer, changes)
+    assert layer.content(PATH) == b"dirty"
+
+
+async def test_a_file_that_is_open_stays_until_it_is_closed(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.hold("d/f", THEIRS)
+    fd = layer.upper.at(PATH).open(os.O_RDONLY)
+    await look(layer, changes)
+    assert layer.content(PATH) == OURS and changes.waits
+    os.close(fd)
+    await changes.look()
+    assert layer.upper.look(PATH) is None and not changes.waits
+
+
+async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    layer.memory.hold("d/f", THEIRS)
+    await layer.listed(PATH)
+    layer.origin.fail("head", PlannedFault.UNAVAILABLE)
+    assert changes.suspect([PATH])
+    await changes.look()
+    assert layer.content(PATH) == OURS and changes.waits
+    layer.origin.mend()
+    await changes.look()
+    assert layer.upper.look(PATH) is None
+
+
+async def test_names_that_the_layer_does_not_have_are_no_matter(layer: LayerFixture) -> None:
+    assert not reconciler_of(layer).suspect([PATH])
+
+
+async def test_an_index_that_is_older_than_the_journal_is_corrected(layer: LayerFixture) -> None:
+    changes = await persisted(layer)
+    row = layer.journal.get(PATH)
+    assert row is not None
+    layer.namespace.record_removal(PATH)
+    await changes.expect([(row, layer.upper.at(PATH).lstat())])
+    entry = layer.namespace.entry_at(PATH)
+    assert entry is not None and entry.version == row.version

@@ -1,0 +1,207 @@
+"""The scheduler: when a path is persisted, in which order, what `persist` waits for, and what a failure leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import OriginUnavailableError
+from headrace.testing.faulty import PlannedFault
+from headrace.writeback.observers import WriteObserver
+from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
+
+LIMIT_S = 20.0
+PUT_STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")
+NAME_STEPS = ("persist.made", "persist.removing", "persist.removed", "persist.emptied")
+
+
+class RecordingObserver(WriteObserver):
+    """Keeps what it learns."""
+
+    def __init__(self) -> None:
+        self.changed: list[tuple[list[bytes], int]] = []
+        self.persisted: list[list[bytes]] = []
+
+    def on_changed(self, paths: list[bytes], source: int) -> None:
+        self.changed.append((paths, source))
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        self.persisted.append(sorted(paths))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - what the scheduler's own task does
+            await asyncio.sleep(0.005)
+
+
+async def assert_tree(layer: LayerFixture, files: dict[bytes, bytes | None]) -> None:
+    assert {path: await layer.origin_bytes(path) for path in files} == files
+
+
+async def test_what_a_session_reports_is_persisted(layer: LayerFixture) -> None:
+    observer = RecordingObserver()
+    async with layer.running(layer.write_back(observer, delay_s=0.0)) as write:
+        layer.write(b"/d/f", b"ours")
+        write.changed([b"/d", b"/d/f"], 7)
+        assert write.waiting(b"/") == (2, 4)
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/d/f": b"ours"})
+        assert observer.changed == [([b"/d", b"/d/f"], 7)]
+        assert observer.persisted == [[b"/d", b"/d/f"]]
+        assert (write.counts.files_persisted, write.counts.bytes_persisted) == (1, 4)
+
+
+async def test_a_start_finds_what_nobody_reported(layer: LayerFixture) -> None:
+    layer.write(b"/d/f", b"ours")
+    layer.upper.hide(b"/gone", await layer.hold(b"/gone", b"before"))
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/d/f": b"ours", b"/gone": None})
+        assert layer.names() == [b"d"]
+
+
+async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/f", b"ours")
+        write.changed([b"/f"], 1)
+        await asyncio.sleep(0.1)
+        assert layer.origin.count("put") == 0
+        write.soon(b"/")
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/f": b"ours"})
+
+
+async def test_persist_returns_when_the_origin_has_everything_below(layer: LayerFixture) -> None:
+    async with layer.running(layer.write_back()) as write:
+        for path in (b"/d/f", b"/d/s/g", b"/other"):
+            layer.write(path, path)
+        await write.persist(b"/d")
+        await assert_tree(layer, {b"/d/f": b"/d/f", b"/d/s/g": b"/d/s/g", b"/other": None})
+
+
+@pytest.mark.expected_warnings("not persisted, again later")
+async def test_a_renamed_file_is_never_missing_at_the_origin(layer: LayerFixture) -> None:
+    """Files are put before names are removed, and not removed while a put fails."""
+    layer.write(b"/old", b"ours")
+    async with layer.running(layer.write_back()) as write:
+        await write.persist(b"/")
+        layer.upper.rename_leaving_whiteout(b"/old", b"/new", await layer.origin_version(b"/old"))
+        layer.origin.fail("put", PlannedFault.UNAVAILABLE, numbers=0)
+        with pytest.raises(OriginUnavailableError):
+            await write.persist(b"/")
+        await assert_tree(layer, {b"/old": b"ours", b"/new": None})
+        assert write.failing(b"/")[0][0] == "/new"
+        await write.persist(b"/")
+        await assert_tree(layer, {b"/old": None, b"/new": b"ours"})
+        changes = [call for call in layer.origin.asked if call[0] in ("put", "remove")]
+        assert changes[-2:] == [("put", "new"), ("remove", "old")]
+
+
+@pytest.mark.expected_warnings("not persisted, again later")
+async def test_one_file_that_fails_holds_up_no_other(layer: LayerFixture) -> None:
+    for number in range(5):
+        layer.write(b"/%d" % number, b"ours")
+    layer.origin.fail("put", PlannedFault.DENIED, numbers=2)
+    async with layer.running(layer.write_back()) as write:
+        write.soon(b"/")
+        await until(lambda: write.waiting(b"/")[0] == 1 and write.failing(b"/"))
+        assert layer.origin.count("put") == 5 and write.counts.failures == 1
+
+
+@pytest.mark.expected_warnings("changed at the origin by somebody else")
+async def test_persist_waits_for_the_copy_of_a_conflict_too(layer: LayerFixture) -> None:
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/f", b"ours")
+        layer.memory.hold("f", b"theirs")
+        await write.persist(b"/")
+        (conflict,) = layer.kept()
+        await assert_tree(layer, {b"/f": b"theirs", conflict.kept: b"ours"})
+        assert write.status()["conflicts"]
+        write.forget_conflicts()
+        assert not write.status()["conflicts"]
+
+
+async def test_a_write_is_secure_in_mode_through_when_the_origin_has_it(tmp_path: Path) -> None:
+    layer = LayerFixture(tmp_path, modes="through,/back=back,/local=local")
+    async with layer.running(layer.write_back()) as write:
+        for path in (b"/f", b"/back/f", b"/local/f"):
+            layer.write(path, b"ours")
+        await write.secure(b"/f")
+        await assert_tree(layer, {b"/f": b"ours", b"/back/f": None})
+        await write.secure(b"/back/f")
+        await assert_tree(layer, {b"/back/f": None})
+        await write.persist(b"/")
+        await assert_tree(layer, {b"/back/f": b"ours", b"/local/f": None})
+    layer.crash()
+
+
+async def test_a_layer_above_its_share_is_emptied_into_the_cache(layer: LayerFixture) -> None:
+    layer.write(b"/d/f", b"ours")
+    async with layer.running(layer.write_back(layer_bytes_max=0)) as write:
+        await write.persist(b"/")
+        await write.look_over()
+        await until(lambda: layer.upper.look(b"/d/f") is None)
+        entry = layer.namespace.entry_at(b"/d/f")
+        assert entry is not None and layer.store.index.cached(entry.id) is not None
+        await assert_tree(layer, {b"/d/f": b"ours"})
+
+
+async def test_the_clean_file_that_others_replaced_is_dropped_by_a_round(layer: LayerFixture) -> None:
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/d/f", b"ours")
+        await write.persist(b"/")
+        layer.memory.hold("d/f", b"theirs")
+        await layer.listed(b"/d/f")
+        write.names_changed([b"/d/f"])
+        await until(lambda: layer.upper.look(b"/d/f") is None)
+
+
+@pytest.mark.expected_warnings("persisting failed")
+async def test_a_round_that_breaks_is_followed_by_another(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        with monkeypatch.context() as patch:
+            crash_at(patch, "persist.put")
+            layer.write(b"/f", b"ours")
+            write.changed([b"/f"], 1)
+            await until(lambda: layer.origin.count("put") == 1)
+            await asyncio.sleep(0)
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/f": b"ours"})
+        assert layer.kept() == []
+
+
+@pytest.mark.parametrize("step", [*PUT_STEPS, *NAME_STEPS])
+async def test_the_next_round_recovers_from_a_crash_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A file is new, one replaces the origin's, one was removed, and a directory was; then the process ends."""
+    layer = LayerFixture(tmp_path)
+    old = {name: await layer.hold(name, b"before") for name in (b"/replaced", b"/removed", b"/away/f")}
+    layer.upper.at(b"/away").make_folders(0o755)
+    layer.upper.hide(b"/away/f", old[b"/away/f"])
+    layer.upper.mark_removed(b"/away")
+    layer.upper.hide(b"/removed", old[b"/removed"])
+    layer.write_over(b"/replaced", b"ours", old[b"/replaced"])
+    layer.write(b"/d/new", b"new")
+    with monkeypatch.context() as patch:
+        crash_at(patch, step)
+        write = layer.write_back()
+        with pytest.raises(CrashError):
+            for _ in range(3):  # the removed directory is due only when nothing is in it
+                await write.persist(b"/")
+    again = await layer.reopened()
+    async with again.running(again.write_back(delay_s=0.0)) as write:
+        await write.persist(b"/")
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(
+            again, {b"/replaced": b"ours", b"/d/new": b"new", b"/removed": None, b"/away/f": None}
+        )
+        assert again.kept() == []
+        assert again.names() == [b"d", b"replaced"]
+    again.crash()
