@@ -3,14 +3,19 @@ runs several processes of it (`./dev test` without a path)."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import uvloop
+from anyio.pytest_plugin import get_runner
 from hypothesis import HealthCheck, settings
 
 from headrace.config import load
+from headrace.testing.virtual_loop import VirtualLoop
 from headrace.vfs.brokered import broker_registry
 
 if TYPE_CHECKING:
@@ -54,6 +59,38 @@ def _no_node_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         patch.setattr(load, "SYSTEM_RUN_FOLDER", folder)
         patch.setattr(broker_registry, "SYSTEM_RUN_FOLDER", folder)
         yield
+
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+@pytest.fixture
+def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
+    if request.node.get_closest_marker("virtual_time"):
+        return VirtualLoop
+    return uvloop.new_event_loop if request.node.get_closest_marker("uvloop") else asyncio.new_event_loop
+
+
+@pytest.fixture
+def anyio_backend(loop_factory: LoopFactory) -> tuple[str, dict[str, LoopFactory]]:
+    """Run async tests, and their async fixtures, on one new event loop each."""
+    return "asyncio", {"loop_factory": loop_factory}
+
+
+@pytest.fixture(autouse=True)
+def _async_test_leaves_no_task(request: pytest.FixtureRequest) -> None:
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("no_task_is_left")
+
+
+@pytest.fixture
+def no_task_is_left(anyio_backend: tuple[str, dict[str, LoopFactory]]) -> Iterator[None]:
+    """Fail a test that ends, with its fixtures, while a task of it still runs."""
+    with get_runner(*anyio_backend) as runner:
+        yield
+        tasks = asyncio.all_tasks(cast(Any, runner).get_loop())
+    left = [task for task in tasks if not task.cancelling() and "TestRunner" not in str(task)]
+    assert not left, f"left running: {left}"
 
 
 @pytest.hookimpl(optionalhook=True)

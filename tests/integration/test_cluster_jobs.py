@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -70,12 +70,10 @@ class SocketJobCluster(JobClusterFixture):
         assert status == 0, err
         return json.loads(out)
 
-    def bring(self, test: Callable[[SocketJobCluster], Awaitable[None]]) -> None:
-        async def served(_: JobClusterFixture) -> None:
-            async with _served(self):
-                await test(self)
-
-        asyncio.run(self.run(served))
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        async with super().running(), _served(self):
+            yield self
 
 
 @asynccontextmanager
@@ -129,101 +127,95 @@ class DenyingOrigin(CountingOrigin):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Any:
+def idle_cluster(tmp_path: Path) -> Iterator[SocketJobCluster]:
     with tempfile.TemporaryDirectory(prefix="hr-") as sockets:  # a socket's path is 107 bytes at most
         yield SocketJobCluster(tmp_path, sockets)
 
 
-def test_load_is_told_of_on_every_node(cluster: SocketJobCluster) -> None:
-    async def test(t: SocketJobCluster) -> None:
-        names = t.put_many(30)
-        size_bytes = sum(len(t.bodies[name]) for name in names)
-        done = await t.json("b", "load", "/d", "--priority", "high", "--verify")
-        assert set(done) == set(FIELDS["load"])
-        assert (done["id"], done["state"], done["files_done"], done["bytes_done"]) == (
-            "1",
-            "done",
-            30,
-            size_bytes,
-        )
-        await t.check_loaded(names)
-        (row,) = await t.json("c", "job", "list")
-        assert set(row) == set(FIELDS["job list"])
-        assert (row["kind"], row["path"], row["node"], row["files_done"]) == ("load", "/d", "b", 30)
-        assert row["options"] == {"priority": "high", "verify": "true"}
-        assert await t.json("a", "job", "show", "1") == row
-        _, out, _ = await t.headrace("a", "job", "list")
-        assert out.split("\t")[:5] == ["1", "load", "/d", "done", "30/30"]
-        _, out, _ = await t.headrace("a", "load", "/d")
-        assert out.startswith("load /d: 30 files, ")
-
-    cluster.bring(test)
+@pytest.fixture
+async def cluster(idle_cluster: SocketJobCluster) -> AsyncIterator[SocketJobCluster]:
+    async with idle_cluster.running() as cluster:
+        yield cluster
 
 
-def test_what_failed_is_named_and_retried(cluster: SocketJobCluster) -> None:
-    cluster.origin = cluster.outer = origin = DenyingOrigin()
+async def test_load_is_told_of_on_every_node(cluster: SocketJobCluster) -> None:
+    names = cluster.put_many(30)
+    size_bytes = sum(len(cluster.bodies[name]) for name in names)
+    done = await cluster.json("b", "load", "/d", "--priority", "high", "--verify")
+    assert set(done) == set(FIELDS["load"])
+    assert (done["id"], done["state"], done["files_done"], done["bytes_done"]) == (
+        "1",
+        "done",
+        30,
+        size_bytes,
+    )
+    await cluster.check_loaded(names)
+    (row,) = await cluster.json("c", "job", "list")
+    assert set(row) == set(FIELDS["job list"])
+    assert (row["kind"], row["path"], row["node"], row["files_done"]) == ("load", "/d", "b", 30)
+    assert row["options"] == {"priority": "high", "verify": "true"}
+    assert await cluster.json("a", "job", "show", "1") == row
+    _, out, _ = await cluster.headrace("a", "job", "list")
+    assert out.split("\t")[:5] == ["1", "load", "/d", "done", "30/30"]
+    _, out, _ = await cluster.headrace("a", "load", "/d")
+    assert out.startswith("load /d: 30 files, ")
 
-    async def test(t: SocketJobCluster) -> None:
-        names = t.put_many(12)
+
+async def test_what_failed_is_named_and_retried(idle_cluster: SocketJobCluster) -> None:
+    idle_cluster.origin = idle_cluster.outer = origin = DenyingOrigin()
+    async with idle_cluster.running() as cluster:
+        names = cluster.put_many(12)
         origin.denied = frozenset({"d/003"})
-        status, out, err = await t.headrace("a", "load", "/d")
+        status, out, err = await cluster.headrace("a", "load", "/d")
         assert status == SOME_FAILED
         assert "11 files" in out and "1 failed" in out
         assert "/d/003: d/003: denied by plan" in err
-        status, out, _ = await t.headrace("c", "job", "show", "1")
+        status, out, _ = await cluster.headrace("c", "job", "show", "1")
         assert "/d/003: d/003: denied by plan" in out
         origin.denied = frozenset()
-        done = await t.json("b", "job", "retry", "1")
+        done = await cluster.json("b", "job", "retry", "1")
         assert set(done) == set(FIELDS["job retry"])
         assert (done["state"], done["files_done"], done["failed_files"]) == ("done", 1, 0)
-        await t.check_loaded(names)
-
-    cluster.bring(test)
+        await cluster.check_loaded(names)
 
 
-def test_interrupt_cancels_on_all_nodes_and_a_lost_connection_cancels_nothing(
+async def test_interrupt_cancels_on_all_nodes_and_a_lost_connection_cancels_nothing(
     cluster: SocketJobCluster,
 ) -> None:
-    async def test(t: SocketJobCluster) -> None:
-        names = t.put_many(40)
-        t.origin.hold_after = 10
-        killed = await t.begin("a", "load", "/d")
-        await t.origin.held.wait()
-        killed.kill()
-        await killed.communicate()
-        interrupted = await t.begin("b", "job", "show", "1", "--follow")
-        row = await t.until("b", "1", lambda row: row.files_done == 10 and not row.listing)
-        assert row.state == "running"
-        await t.watched.wait()
-        interrupted.send_signal(signal.SIGINT)
-        _, err = await interrupted.communicate()
-        assert interrupted.returncode == EXIT_CODES["cancelled"], err
-        assert b"cancelled on all nodes" in err
-        t.origin.release()
-        assert (await t.agree("1")).state == "cancelled"
-        assert (await t.json("c", "job", "retry", "1"))["files_done"] == 40
-        await t.check_loaded(names)
-
-    cluster.bring(test)
+    names = cluster.put_many(40)
+    cluster.origin.hold_after = 10
+    killed = await cluster.begin("a", "load", "/d")
+    await cluster.origin.held.wait()
+    killed.kill()
+    await killed.communicate()
+    interrupted = await cluster.begin("b", "job", "show", "1", "--follow")
+    row = await cluster.until("b", "1", lambda row: row.files_done == 10 and not row.listing)
+    assert row.state == "running"
+    await cluster.watched.wait()
+    interrupted.send_signal(signal.SIGINT)
+    _, err = await interrupted.communicate()
+    assert interrupted.returncode == EXIT_CODES["cancelled"], err
+    assert b"cancelled on all nodes" in err
+    cluster.origin.release()
+    assert (await cluster.agree("1")).state == "cancelled"
+    assert (await cluster.json("c", "job", "retry", "1"))["files_done"] == 40
+    await cluster.check_loaded(names)
 
 
-def test_detached_jobs_go_on_and_are_cancelled_by_id(cluster: SocketJobCluster) -> None:
-    async def test(t: SocketJobCluster) -> None:
-        t.put_many(40)
-        t.origin.hold_after = 10
-        status, out, _ = await t.headrace("a", "load", "/d", "--detach")
-        assert (status, out) == (0, "job 1\n")
-        assert (await t.json("a", "free", "/d", "--detach"))["id"] == "2"
-        await t.end_of("c", "2")
-        status, out, _ = await t.headrace("c", "job", "cancel", "1")
-        assert (status, out) == (0, "job 1: cancelled, if it had not ended\n")
-        assert (await t.agree("1")).state == "cancelled"
-        status, _, err = await t.headrace("c", "job", "show", "9")
-        assert status == EXIT_CODES["usage"]
-        assert err == "headrace: job 9: no such job exists (see `headrace job list`)\n"
-        for words in (("load", "/none"), ("load", "/d", "--priority", "urgent")):
-            status, _, err = await t.headrace("b", *words)
-            assert status in (EXIT_CODES["path.not_found"], EXIT_CODES["usage"])
-            assert len(err.splitlines()) == 1
-
-    cluster.bring(test)
+async def test_detached_jobs_go_on_and_are_cancelled_by_id(cluster: SocketJobCluster) -> None:
+    cluster.put_many(40)
+    cluster.origin.hold_after = 10
+    status, out, _ = await cluster.headrace("a", "load", "/d", "--detach")
+    assert (status, out) == (0, "job 1\n")
+    assert (await cluster.json("a", "free", "/d", "--detach"))["id"] == "2"
+    await cluster.end_of("c", "2")
+    status, out, _ = await cluster.headrace("c", "job", "cancel", "1")
+    assert (status, out) == (0, "job 1: cancelled, if it had not ended\n")
+    assert (await cluster.agree("1")).state == "cancelled"
+    status, _, err = await cluster.headrace("c", "job", "show", "9")
+    assert status == EXIT_CODES["usage"]
+    assert err == "headrace: job 9: no such job exists (see `headrace job list`)\n"
+    for words in (("load", "/none"), ("load", "/d", "--priority", "urgent")):
+        status, _, err = await cluster.headrace("b", *words)
+        assert status in (EXIT_CODES["path.not_found"], EXIT_CODES["usage"])
+        assert len(err.splitlines()) == 1

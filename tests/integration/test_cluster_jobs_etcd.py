@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -54,63 +56,56 @@ class EtcdJobCluster(JobClusterFixture):
         for name in names:
             assert await self.runners[self.owners(name)[0]].has(name)
 
-    def bring(self, test: Callable[[EtcdJobCluster], Awaitable[None]]) -> None:
-        async def tested(_: JobClusterFixture) -> None:
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        async with super().running():
             try:
-                await test(self)
+                yield self
             finally:
                 for runner in self.runners.values():
                     await runner.jobs.stop()
                 for records in self.open.values():
                     await records.close()
 
-        asyncio.run(self.run(tested))
-
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[EtcdJobCluster]:
+async def world(tmp_path: Path) -> AsyncIterator[EtcdJobCluster]:
     with etcd_server() as etcd:
-        yield EtcdJobCluster(tmp_path, etcd)
+        async with EtcdJobCluster(tmp_path, etcd).running() as world:
+            yield world
 
 
-def test_load_cancel_retry_and_pin(world: EtcdJobCluster) -> None:
-    async def test(w: EtcdJobCluster) -> None:
-        names, id = await w.half_way()
-        await w.runners["b"].jobs.cancel(id)
-        assert (await w.agree(id)).state == "cancelled"
-        w.origin.release()
-        await w.runners["c"].jobs.retry(id)
-        await w.end_of("c", id)
-        await w.check_done(id, names)
-        await w.check_loaded(names)
-        await w.agree(await w.runners["a"].jobs.submit("pin", "/d", {}))
-        for name in names:
-            assert [node for node in w.runners if await w.runners[node].is_pinned(name)] == w.owners(name)
+async def test_load_cancel_retry_and_pin(world: EtcdJobCluster) -> None:
+    names, id = await world.half_way()
+    await world.runners["b"].jobs.cancel(id)
+    assert (await world.agree(id)).state == "cancelled"
+    world.origin.release()
+    await world.runners["c"].jobs.retry(id)
+    await world.end_of("c", id)
+    await world.check_done(id, names)
+    await world.check_loaded(names)
+    await world.agree(await world.runners["a"].jobs.submit("pin", "/d", {}))
+    for name in names:
+        assert [node for node in world.runners if await world.runners[node].is_pinned(name)] == world.owners(
+            name
+        )
 
-    world.bring(test)
 
-
-def test_the_node_that_took_the_job_dies(world: EtcdJobCluster) -> None:
-    async def test(w: EtcdJobCluster) -> None:
-        names, id = await w.half_way()
-        w.origin.release()
-        await w.kill("a")
-        await w.check_done(id, names)
-
-    world.bring(test)
+async def test_the_node_that_took_the_job_dies(world: EtcdJobCluster) -> None:
+    names, id = await world.half_way()
+    world.origin.release()
+    await world.kill("a")
+    await world.check_done(id, names)
 
 
 @pytest.mark.parametrize("robbed", [False, True], ids=["restarted", "data lost"])
-def test_etcd_is_killed_in_the_middle(world: EtcdJobCluster, robbed: bool) -> None:
-    async def test(w: EtcdJobCluster) -> None:
-        names, id = await w.half_way()
-        await w.in_thread(w.etcd.kill)
-        w.origin.release()
-        while len(w.origin.reads) < 60:  # noqa: ASYNC110 - the work goes on without etcd
-            await asyncio.sleep(0.01)
-        if robbed:
-            w.etcd.lose_data()
-        await w.in_thread(w.etcd.start)
-        await w.check_done(id, names)
-
-    world.bring(test)
+async def test_etcd_is_killed_in_the_middle(world: EtcdJobCluster, robbed: bool) -> None:
+    names, id = await world.half_way()
+    await world.in_thread(world.etcd.kill)
+    world.origin.release()
+    while len(world.origin.reads) < 60:  # noqa: ASYNC110 - the work goes on without etcd
+        await asyncio.sleep(0.01)
+    if robbed:
+        world.etcd.lose_data()
+    await world.in_thread(world.etcd.start)
+    await world.check_done(id, names)

@@ -11,8 +11,9 @@ can't do. The suite then checks that it refuses, or skips with the reason, and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -136,15 +137,22 @@ def run(attach: Callable[[], Origin], body: Callable[[Origin], Awaitable[Result]
     """Run `body` with an origin in an event loop of its own. No task may remain in it."""
 
     async def run_body() -> Result:
-        origin = attach()
-        try:
+        async with opened(attach()) as origin:
             return await body(origin)
-        finally:
-            await origin.close()
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, f"left running: {left}"
 
     return asyncio.run(run_body())
+
+
+@contextlib.asynccontextmanager
+async def opened(origin: Origin) -> AsyncIterator[Origin]:
+    """Close `origin` at the end. No task of it may remain."""
+    before = asyncio.all_tasks()
+    try:
+        yield origin
+    finally:
+        await origin.close()
+        left = asyncio.all_tasks() - before
+        assert not left, f"left running: {left}"
 
 
 async def listing_of(origin: Origin, key: str) -> CollectedListing:

@@ -8,6 +8,8 @@ import pytest
 
 from headrace.base.group_commit import GroupCommit
 
+pytestmark = pytest.mark.timeout(60)
+
 
 class Doubled:
     """Doubles numbers; odd ones fail, and 13 fails all of its batch."""
@@ -25,109 +27,85 @@ class Doubled:
         return [2 * item if item % 2 == 0 else KeyError(item) for item in items]
 
 
-def test_those_of_a_moment_are_one_batch() -> None:
-    async def scene() -> None:
-        doubled = Doubled()
-        batches = GroupCommit(doubled.work, most=8)
-        assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6))) == [4, 8, 12]
-        assert await batches.submit(8) == 16
-        assert doubled.batches == [[2, 4, 6], [8]]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_those_of_a_moment_are_one_batch() -> None:
+    doubled = Doubled()
+    batches = GroupCommit(doubled.work, most=8)
+    assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6))) == [4, 8, 12]
+    assert await batches.submit(8) == 16
+    assert doubled.batches == [[2, 4, 6], [8]]
 
 
-def test_no_batch_is_larger_than_allowed() -> None:
-    async def scene() -> None:
-        doubled = Doubled()
-        batches = GroupCommit(doubled.work, most=2, delay_s=0.01)
-        assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6, 8, 10))) == [
-            4,
-            8,
-            12,
-            16,
-            20,
-        ]
-        assert doubled.batches == [[2, 4], [6, 8], [10]]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_no_batch_is_larger_than_allowed() -> None:
+    doubled = Doubled()
+    batches = GroupCommit(doubled.work, most=2, delay_s=0.01)
+    assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6, 8, 10))) == [
+        4,
+        8,
+        12,
+        16,
+        20,
+    ]
+    assert doubled.batches == [[2, 4], [6, 8], [10]]
 
 
-def test_one_alone_waits_for_nobody() -> None:
-    async def scene() -> None:
-        doubled = Doubled()
-        batches = GroupCommit(doubled.work, most=8, delay_s=0.01)
-        later = asyncio.ensure_future(batches.submit(2))
-        await asyncio.sleep(0)
-        assert await batches.submit(4, alone=True) == 8
-        assert not later.done() and await later == 4
-        assert doubled.batches == [[4], [2]]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_one_alone_waits_for_nobody() -> None:
+    doubled = Doubled()
+    batches = GroupCommit(doubled.work, most=8, delay_s=0.01)
+    later = asyncio.ensure_future(batches.submit(2))
+    await asyncio.sleep(0)
+    assert await batches.submit(4, alone=True) == 8
+    assert not later.done() and await later == 4
+    assert doubled.batches == [[4], [2]]
 
 
-def test_each_fails_for_itself() -> None:
-    async def scene() -> None:
-        batches = GroupCommit(Doubled().work, most=8)
-        results = await asyncio.gather(*(batches.submit(item) for item in (2, 3)), return_exceptions=True)
-        assert results[0] == 4
-        assert isinstance(results[1], KeyError)
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_each_fails_for_itself() -> None:
+    batches = GroupCommit(Doubled().work, most=8)
+    results = await asyncio.gather(*(batches.submit(item) for item in (2, 3)), return_exceptions=True)
+    assert results[0] == 4
+    assert isinstance(results[1], KeyError)
 
 
-def test_what_fails_as_a_whole_fails_for_all() -> None:
-    async def scene() -> None:
-        batches = GroupCommit(Doubled().work, most=8)
-        results = await asyncio.gather(*(batches.submit(item) for item in (2, 13)), return_exceptions=True)
-        assert [type(one) for one in results] == [ValueError, ValueError]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_what_fails_as_a_whole_fails_for_all() -> None:
+    batches = GroupCommit(Doubled().work, most=8)
+    results = await asyncio.gather(*(batches.submit(item) for item in (2, 13)), return_exceptions=True)
+    assert [type(one) for one in results] == [ValueError, ValueError]
 
 
-def test_the_result_of_one_who_left_is_given_back() -> None:
-    async def scene() -> None:
-        doubled, unclaimed = Doubled(), list[int]()
-        doubled.go.clear()
-        batches = GroupCommit(doubled.work, most=8, unclaimed=unclaimed.append)
-        left, stays = asyncio.ensure_future(batches.submit(2)), asyncio.ensure_future(batches.submit(4))
-        await asyncio.sleep(0.01)
-        left.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        doubled.go.set()
-        assert await stays == 8
-        assert unclaimed == [4]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_the_result_of_one_who_left_is_given_back() -> None:
+    doubled, unclaimed = Doubled(), list[int]()
+    doubled.go.clear()
+    batches = GroupCommit(doubled.work, most=8, unclaimed=unclaimed.append)
+    left, stays = asyncio.ensure_future(batches.submit(2)), asyncio.ensure_future(batches.submit(4))
+    await asyncio.sleep(0.01)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    doubled.go.set()
+    assert await stays == 8
+    assert unclaimed == [4]
 
 
-def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
-    async def scene() -> None:
-        doubled = Doubled()
-        batches = GroupCommit(doubled.work, most=8, delay_s=60)
-        waits = asyncio.ensure_future(batches.submit(2))
-        await asyncio.sleep(0)
-        assert await batches.submit(4, soon=True) == 8
-        assert await waits == 4
-        assert doubled.batches == [[2, 4]]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
+    doubled = Doubled()
+    batches = GroupCommit(doubled.work, most=8, delay_s=60)
+    waits = asyncio.ensure_future(batches.submit(2))
+    await asyncio.sleep(0)
+    assert await batches.submit(4, soon=True) == 8
+    assert await waits == 4
+    assert doubled.batches == [[2, 4]]
 
 
-def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
-    async def scene() -> None:
-        doubled = Doubled()
-        doubled.go.clear()
-        batches = GroupCommit(doubled.work, most=8, delay_s=60)
-        worked_on = asyncio.ensure_future(batches.submit(2, soon=True))
-        await asyncio.sleep(0.01)
-        waits = asyncio.ensure_future(batches.submit(4))
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.01, doubled.go.set)
-        await batches.stop()
-        assert await worked_on == 4
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-        assert doubled.batches == [[2]]
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+async def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
+    doubled = Doubled()
+    doubled.go.clear()
+    batches = GroupCommit(doubled.work, most=8, delay_s=60)
+    worked_on = asyncio.ensure_future(batches.submit(2, soon=True))
+    await asyncio.sleep(0.01)
+    waits = asyncio.ensure_future(batches.submit(4))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.01, doubled.go.set)
+    await batches.stop()
+    assert await worked_on == 4
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    assert doubled.batches == [[2]]

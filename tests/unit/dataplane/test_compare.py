@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from headrace.dataplane import compare
 from headrace.origin.memory import MemoryOrigin
 from tests.unit.dataplane import test_many_nodes as many
 from tests.unit.dataplane.test_read import MIB, ReadPathFixture
+
+pytestmark = pytest.mark.timeout(60)
 
 PART = 5 * MIB
 
@@ -78,137 +80,110 @@ class Spoiled(ReadPathFixture):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Spoiled:
-    return Spoiled(tmp_path)
+async def world(tmp_path: Path) -> AsyncIterator[Spoiled]:
+    async with Spoiled(tmp_path).running() as world:
+        yield world
 
 
-def run(world: Spoiled, test: Callable[[Spoiled], Awaitable[None]]) -> None:
-    async def typed(_: ReadPathFixture) -> None:
-        await test(world)
-
-    asyncio.run(world.run(typed))
-
-
-def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        w.spoils.share = 0.3
-        truth = {f"s/{number}": w.hold(f"s/{number}", 1000 + number) for number in range(60)}
-        truth["s/block"] = w.hold("s/block", MIB)
-        truth |= {f"large/{number}": w.hold(f"large/{number}", 5 * MIB + number) for number in range(3)}
-        body = os.urandom(12 * MIB + 7)
-        w.spoils.hold("large/parts", body, token=parts_token(body, PART))
-        truth["large/parts"] = body
-        found = await asyncio.gather(*map(w.loaded, truth))
-        assert dict(zip(truth, found, strict=True)) == truth
-        assert w.count("files_wrong") > 10
-        assert w.count("files_compared") == len(truth)
-        assert w.count("files_other") == w.count("files_corrupt") == 0
-
-    run(world, test)
+async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> None:
+    world.spoils.share = 0.3
+    truth = {f"s/{number}": world.hold(f"s/{number}", 1000 + number) for number in range(60)}
+    truth["s/block"] = world.hold("s/block", MIB)
+    truth |= {f"large/{number}": world.hold(f"large/{number}", 5 * MIB + number) for number in range(3)}
+    body = os.urandom(12 * MIB + 7)
+    world.spoils.hold("large/parts", body, token=parts_token(body, PART))
+    truth["large/parts"] = body
+    found = await asyncio.gather(*map(world.loaded, truth))
+    assert dict(zip(truth, found, strict=True)) == truth
+    assert world.count("files_wrong") > 10
+    assert world.count("files_compared") == len(truth)
+    assert world.count("files_other") == world.count("files_corrupt") == 0
 
 
-def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        w.spoils.share = 1.0
-        w.hold("small", 1000)
-        w.hold("large", 3 * MIB)
-        for key in ("small", "large"):
-            entry = await w.entry(key)
-            with pytest.raises(CorruptOriginError, match="don't match the checksum"):
-                await w.reads.load(entry)
-            assert w.store.index.cached(entry.id) is None
-        assert w.damaged == [entry.id]
-        asked = len(w.spoils.read)
-        with pytest.raises(CorruptOriginError):
-            await w.reads.load(await w.entry("large"))
-        assert len(w.spoils.read) == asked, "all of it was fetched again at once"
-        assert w.count("files_corrupt") == 2
-        w.spoils.share = 0.0
-        assert len(await w.loaded("small")) == 1000
-
-    run(world, test)
+async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> None:
+    world.spoils.share = 1.0
+    world.hold("small", 1000)
+    world.hold("large", 3 * MIB)
+    for key in ("small", "large"):
+        entry = await world.entry(key)
+        with pytest.raises(CorruptOriginError, match="don't match the checksum"):
+            await world.reads.load(entry)
+        assert world.store.index.cached(entry.id) is None
+    assert world.damaged == [entry.id]
+    asked = len(world.spoils.read)
+    with pytest.raises(CorruptOriginError):
+        await world.reads.load(await world.entry("large"))
+    assert len(world.spoils.read) == asked, "all of it was fetched again at once"
+    assert world.count("files_corrupt") == 2
+    world.spoils.share = 0.0
+    assert len(await world.loaded("small")) == 1000
 
 
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
-def test_a_token_that_is_no_digest_costs_a_second_read_for_the_first_files_only(
+async def test_a_token_that_is_no_digest_costs_a_second_read_for_the_first_files_only(
     world: Spoiled, size: int
 ) -> None:
-    async def test(w: Spoiled) -> None:
-        truth = {f"key/{n}": w.hold(f"key/{n}", size, token=f'"{os.urandom(16).hex()}"') for n in range(8)}
-        for key, body in truth.items():
-            assert await w.loaded(key) == body
-        once = len(dict.fromkeys(w.spoils.read)) * -(-size // (2 * MIB))
-        again = compare.OTHERS_MAX
-        assert len(w.spoils.read) == once + again, w.spoils.read
-        assert w.count("files_other") == again
-        assert w.count("files_wrong") == 0
-
-    run(world, test)
+    truth = {f"key/{n}": world.hold(f"key/{n}", size, token=f'"{os.urandom(16).hex()}"') for n in range(8)}
+    for key, body in truth.items():
+        assert await world.loaded(key) == body
+    once = len(dict.fromkeys(world.spoils.read)) * -(-size // (2 * MIB))
+    again = compare.OTHERS_MAX
+    assert len(world.spoils.read) == once + again, world.spoils.read
+    assert world.count("files_other") == again
+    assert world.count("files_wrong") == 0
 
 
-def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        body = os.urandom(7 * MIB)
-        for number in range(5):
-            w.spoils.hold(f"odd/{number}", body, token=parts_token(body, MIB + 1))
-        for number in range(5):
-            assert await w.loaded(f"odd/{number}") == body
-        assert w.count("files_compared") == w.count("files_other") == 0
-        assert w.count("reads_again") == 0
-
-    run(world, test)
+async def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world: Spoiled) -> None:
+    body = os.urandom(7 * MIB)
+    for number in range(5):
+        world.spoils.hold(f"odd/{number}", body, token=parts_token(body, MIB + 1))
+    for number in range(5):
+        assert await world.loaded(f"odd/{number}") == body
+    assert world.count("files_compared") == world.count("files_other") == 0
+    assert world.count("reads_again") == 0
 
 
-def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        body = w.hold("f", 3 * MIB + 5)
-        entry = await w.entry("f")
-        writer = w.store.create(entry)
-        wrong = bytearray(body)
-        wrong[2 * MIB + 1] ^= 4
-        writer.write(0, wrong)
-        writer.close()
-        assert await w.loaded("f") == body
-        assert w.store.verifier.verify(entry.id)
-        assert w.damaged == [entry.id]
-
-    run(world, test)
+async def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoiled) -> None:
+    body = world.hold("f", 3 * MIB + 5)
+    entry = await world.entry("f")
+    writer = world.store.create(entry)
+    wrong = bytearray(body)
+    wrong[2 * MIB + 1] ^= 4
+    writer.write(0, wrong)
+    writer.close()
+    assert await world.loaded("f") == body
+    assert world.store.verifier.verify(entry.id)
+    assert world.damaged == [entry.id]
 
 
-def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        body = w.hold("f", 3 * MIB + 5)
-        entry = await w.entry("f")
-        wrong = bytearray(body)
-        wrong[5] ^= 1
-        writer = w.store.create(entry)
-        writer.write(0, wrong)
-        writer.close()
+async def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoiled) -> None:
+    body = world.hold("f", 3 * MIB + 5)
+    entry = await world.entry("f")
+    wrong = bytearray(body)
+    wrong[5] ^= 1
+    writer = world.store.create(entry)
+    writer.write(0, wrong)
+    writer.close()
 
-        def go(_: str) -> None:
-            w.spoils.on_read = lambda _: None
-            w.store.free(entry.id)
+    def go(_: str) -> None:
+        world.spoils.on_read = lambda _: None
+        world.store.free(entry.id)
 
-        w.spoils.on_read = go
-        assert await w.loaded("f") == body
-
-    run(world, test)
+    world.spoils.on_read = go
+    assert await world.loaded("f") == body
 
 
-def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: Spoiled) -> None:
-    async def test(w: Spoiled) -> None:
-        body = w.hold("f", 3 * MIB + 5)
-        entry: Entry = await w.entry("f")
-        await w.reads.fill(entry.id, 0, len(body))
-        await w.reads.load(entry)
-        assert w.content(entry.id) == body
-        assert w.whole == [entry.id]
-
-    run(world, test)
+async def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: Spoiled) -> None:
+    body = world.hold("f", 3 * MIB + 5)
+    entry: Entry = await world.entry("f")
+    await world.reads.fill(entry.id, 0, len(body))
+    await world.reads.load(entry)
+    assert world.content(entry.id) == body
+    assert world.whole == [entry.id]
 
 
-def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
-    async def test(w: Spoiled) -> None:
+async def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
+    async with Spoiled(tmp_path, verify_origin=False).running() as w:
         for size in (1000, 3 * MIB):
             w.hold(f"f{size}", size, token=f'"{os.urandom(16).hex()}"')
         for size in (1000, 3 * MIB):
@@ -216,23 +191,20 @@ def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
         assert len(w.spoils.read) == 3
         assert not any(w.reads.digests.statistics().values())
 
-    run(Spoiled(tmp_path, verify_origin=False), test)
 
-
-def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
+async def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
     """The other node has wrong bytes with checksums of blocks that match, and asks the origin, not the owner again."""
-    world = many.NodesFixture(tmp_path, nodes="ab")
-    body, spoilt = os.urandom(5 * MIB + 3), set[int]()
-    read_range = world.origin.read_range
+    async with many.NodesFixture(tmp_path, nodes="ab").running() as world:
+        body, spoilt = os.urandom(5 * MIB + 3), set[int]()
+        read_range = world.origin.read_range
 
-    async def spoil_once(key: str, start: int, end: int, **rest: Any) -> Arrived:
-        arrived = await read_range(key, start, end, **rest)
-        if start in spoilt:
-            return arrived
-        spoilt.add(start)
-        return Arrived(bytes([arrived.body[0] ^ 1]) + bytes(arrived.body[1:]))
+        async def spoil_once(key: str, start: int, end: int, **rest: Any) -> Arrived:
+            arrived = await read_range(key, start, end, **rest)
+            if start in spoilt:
+                return arrived
+            spoilt.add(start)
+            return Arrived(bytes([arrived.body[0] ^ 1]) + bytes(arrived.body[1:]))
 
-    async def test(world: many.NodesFixture) -> None:
         world.origin.hold("f", body, token=f'"{md5(body)}"')
         world.origin.read_range = spoil_once  # type: ignore[method-assign]
         owner = world.owner("f")
@@ -242,5 +214,3 @@ def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path:
             await node.reads.load(entry)
             assert node.content(entry.id) == body, node.id
         assert other.reads.digests.files_wrong == owner.reads.digests.files_wrong == 1
-
-    asyncio.run(world.run(test))

@@ -9,6 +9,8 @@ import pytest
 from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane.concurrency import Gate, Window
 
+pytestmark = pytest.mark.timeout(60)
+
 
 def test_overload_halves_and_success_grows() -> None:
     window = Window(maximum=32)
@@ -43,72 +45,60 @@ def test_small_reads_are_not_compared_with_large_ones() -> None:
     assert window.limit == 64
 
 
-def test_bytes_in_flight_are_bounded_but_one_read_always_goes() -> None:
-    async def scene() -> int:
-        gate = Gate(Window(maximum=16), bytes_max=10)
-        async with gate.enter(100, background=False):
-            waiting = asyncio.ensure_future(gate._acquire(6, gate._demand))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-        await waiting
-        second = asyncio.ensure_future(gate._acquire(4, gate._demand))
-        third = asyncio.ensure_future(gate._acquire(1, gate._demand))
+async def test_bytes_in_flight_are_bounded_but_one_read_always_goes() -> None:
+    gate = Gate(Window(maximum=16), bytes_max=10)
+    async with gate.enter(100, background=False):
+        waiting = asyncio.ensure_future(gate._acquire(6, gate._demand))
         await asyncio.sleep(0)
-        await second
-        in_flight = gate.in_flight
-        third.cancel()
-        return in_flight
+        assert not waiting.done()
+    await waiting
+    second = asyncio.ensure_future(gate._acquire(4, gate._demand))
+    third = asyncio.ensure_future(gate._acquire(1, gate._demand))
+    await asyncio.sleep(0)
+    await second
+    in_flight = gate.in_flight
+    third.cancel()
+    assert in_flight == 2
 
-    assert asyncio.run(asyncio.wait_for(scene(), 60)) == 2
+
+async def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None:
+    gate = Gate(Window(maximum=1), bytes_max=1 << 30)
+    order: list[str] = []
+    leave = asyncio.Event()
+
+    async def one(name: str, *, background: bool) -> None:
+        async with gate.enter(1, background=background):
+            assert gate.in_flight == 1
+            order.append(name)
+            await leave.wait()
+
+    first = asyncio.ensure_future(one("first", background=True))
+    await asyncio.sleep(0)
+    rest = [
+        asyncio.ensure_future(one("background", background=True)),
+        asyncio.ensure_future(one("demand", background=False)),
+    ]
+    await asyncio.sleep(0)
+    leave.set()
+    await asyncio.gather(first, *rest)
+    assert order == ["first", "demand", "background"]
 
 
-def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None:
-    async def scene() -> list[str]:
-        gate = Gate(Window(maximum=1), bytes_max=1 << 30)
-        order: list[str] = []
-        leave = asyncio.Event()
-
-        async def one(name: str, *, background: bool) -> None:
-            async with gate.enter(1, background=background):
-                assert gate.in_flight == 1
-                order.append(name)
-                await leave.wait()
-
-        first = asyncio.ensure_future(one("first", background=True))
+async def test_a_cancelled_waiter_gives_its_place_on() -> None:
+    gate = Gate(Window(maximum=1), bytes_max=1 << 30)
+    async with gate.enter(1, background=False):
+        waiting = asyncio.ensure_future(gate._acquire(1, gate._demand))
         await asyncio.sleep(0)
-        rest = [
-            asyncio.ensure_future(one("background", background=True)),
-            asyncio.ensure_future(one("demand", background=False)),
-        ]
-        await asyncio.sleep(0)
-        leave.set()
-        await asyncio.gather(first, *rest)
-        return order
-
-    assert asyncio.run(scene()) == ["first", "demand", "background"]
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    async with gate.enter(1, background=True):
+        pass
+    assert gate.in_flight == 0
 
 
-def test_a_cancelled_waiter_gives_its_place_on() -> None:
-    async def scene() -> int:
-        gate = Gate(Window(maximum=1), bytes_max=1 << 30)
+async def test_an_overloaded_origin_lowers_the_limit() -> None:
+    gate = Gate(Window(maximum=16), bytes_max=1 << 30)
+    with pytest.raises(OriginUnavailableError):
         async with gate.enter(1, background=False):
-            waiting = asyncio.ensure_future(gate._acquire(1, gate._demand))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        async with gate.enter(1, background=True):
-            pass
-        return gate.in_flight
-
-    assert asyncio.run(asyncio.wait_for(scene(), 60)) == 0
-
-
-def test_an_overloaded_origin_lowers_the_limit() -> None:
-    async def scene() -> float:
-        gate = Gate(Window(maximum=16), bytes_max=1 << 30)
-        with pytest.raises(OriginUnavailableError):
-            async with gate.enter(1, background=False):
-                raise OriginUnavailableError("503")
-        return gate.window.limit
-
-    assert asyncio.run(scene()) == 4
+            raise OriginUnavailableError("503")
+    assert gate.window.limit == 4

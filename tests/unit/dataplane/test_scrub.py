@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from headrace.store.disk_reader import DiskReader, verify_on_disk
 from headrace.store.store import Store
 from tests.unit.store.conftest import OpenStore, open_store
 from tests.unit.store.test_store import content, fill
+
+pytestmark = pytest.mark.timeout(60)
 
 __all__ = ["open_store"]
 
@@ -72,15 +74,7 @@ def rot(store: Store, id: FileId, offset: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def run(work: Awaitable[None]) -> None:
-    async def begin() -> None:
-        async with asyncio.timeout(60):
-            await work
-
-    asyncio.run(begin())
-
-
-def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) -> None:
+async def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [3 * MIB + 5, 100, 2 * MIB, MIB, 0])
     host = Host(store)
@@ -89,7 +83,7 @@ def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) ->
     rot(store, ids[1], 50)
     os.unlink(store.volumes[0].data_path(ids[2]))
     store.pin(ids[1], True)
-    run(host.run_until(lambda: host.progress().passes >= 1))
+    await host.run_until(lambda: host.progress().passes >= 1)
     assert host.told == host.loaded == ids[:3]
     assert {id: content(store, id) for id in ids} == host.truth
     assert (host.progress().files_damaged, host.progress().files_repaired) == (3, 3)
@@ -98,11 +92,11 @@ def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) ->
     assert store.fsck(lambda *_: None).sound
 
 
-def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
+async def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [100] * 6)
     first = Host(store, bytes_s=(128 << 10) * 5)  # 5 files a second
-    run(first.run_until(lambda: first.progress().files >= 2))
+    await first.run_until(lambda: first.progress().files >= 2)
     assert 0 < first.progress().after < ids[-1]
     after = first.progress().after
     store.close()
@@ -112,54 +106,46 @@ def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     second.truth = {id: content(store, id) for id in ids}
     rot(store, ids[0], 5)  # the pass is beyond it
     rot(store, ids[-1], 5)
-    run(second.run_until(lambda: second.progress().passes >= 1))
+    await second.run_until(lambda: second.progress().passes >= 1)
     assert second.told == [ids[-1]]
     assert second.progress().files == len(ids)
 
 
-def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: OpenStore) -> None:
+async def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: OpenStore) -> None:
     store = open_store()
     filled(store, [100])
     host = Host(store)
-    run(host.run_until(lambda: host.progress().passes >= 1))
+    await host.run_until(lambda: host.progress().passes >= 1)
     again = Host(store)
     assert again.progress() == host.progress()
-
-    async def begin() -> None:
-        again.scrub.start()
-        await asyncio.sleep(0.05)
-        await again.scrub.stop()
-
-    run(begin())
+    again.scrub.start()
+    await asyncio.sleep(0.05)
+    await again.scrub.stop()
     assert again.progress().passes == 1
     soon = Host(store, pass_s_min=0.0)
-    run(soon.run_until(lambda: soon.progress().passes >= 3))
+    await soon.run_until(lambda: soon.progress().passes >= 3)
 
 
 @pytest.mark.parametrize("saved", [b"", b"\xff nonsense", b"\x80"])
-def test_what_was_kept_may_be_anything(open_store: OpenStore, saved: bytes) -> None:
+async def test_what_was_kept_may_be_anything(open_store: OpenStore, saved: bytes) -> None:
     store = open_store()
     store.index.state.put(b"scrub", saved)
     filled(store, [100])
     host = Host(store)
-    run(host.run_until(lambda: host.progress().passes >= 1))
+    await host.run_until(lambda: host.progress().passes >= 1)
 
 
-def test_a_file_that_goes_meanwhile_is_not_damaged(open_store: OpenStore) -> None:
+async def test_a_file_that_goes_meanwhile_is_not_damaged(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [2 * MIB] * 8)
     host = Host(store, bytes_s=200 * MIB)
-
-    async def begin() -> None:
-        host.scrub.start()
-        for id in ids:
-            await asyncio.sleep(0.01)
-            store.free(id)
-        while host.progress().passes == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await host.scrub.stop()
-
-    run(begin())
+    host.scrub.start()
+    for id in ids:
+        await asyncio.sleep(0.01)
+        store.free(id)
+    while host.progress().passes == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await host.scrub.stop()
     assert host.told == []
 
 
@@ -206,7 +192,7 @@ def refusing_direct(plain: Callable[..., int]) -> Callable[..., int]:
     return open_
 
 
-def test_a_block_that_cannot_be_read_is_a_bad_one(
+async def test_a_block_that_cannot_be_read_is_a_bad_one(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
@@ -221,11 +207,11 @@ def test_a_block_that_cannot_be_read_is_a_bad_one(
         return plain(self, start, length)
 
     monkeypatch.setattr(DiskReader, "read", read)
-    run(host.run_until(lambda: host.progress().passes >= 1))
+    await host.run_until(lambda: host.progress().passes >= 1)
     assert host.loaded == [id] and content(store, id) == host.truth[id]
 
 
-def test_a_file_that_cannot_be_opened_holds_nobody_up(
+async def test_a_file_that_cannot_be_opened_holds_nobody_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
@@ -242,7 +228,7 @@ def test_a_file_that_cannot_be_opened_holds_nobody_up(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", refuse)
-        run(host.run_until(lambda: host.progress().passes >= 1))
+        await host.run_until(lambda: host.progress().passes >= 1)
     assert host.told == [ids[2]]
     assert content(store, ids[1]) == host.truth[ids[1]]
     assert "can't be compared" in caplog.text

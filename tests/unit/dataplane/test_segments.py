@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +18,51 @@ from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
 from tests.unit.dataplane.test_many_nodes import MIB, NodesFixture, body_of
 
+pytestmark = pytest.mark.timeout(60)
+
 SEGMENT = 4 * MIB
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodesFixture:
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NodesFixture]:
     for room in (route, rebalance, test_many_nodes):
         monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(ClusterSourceFactory, "segment_bytes", SEGMENT)
-    return NodesFixture(tmp_path)
+    async with NodesFixture(tmp_path).running() as world:
+        yield world
 
 
-def test_no_range_lies_in_two_segments(world: NodesFixture) -> None:
-    async def test(world: NodesFixture) -> None:
-        size = 6 * SEGMENT - 5
-        world.put("model", body_of(size, 3)[:size])
-        for node in world.nodes.values():
-            id = (await node.entry("model")).id
-            for start in range(MIB, size, 2 * MIB):  # ranges of two blocks that begin at odd ones
-                await node.reads.fill(id, start, min(size, start + 2 * MIB), FOREGROUND)
-            assert await node.read("model") == world.bodies["model"]
-        assert world.origin.bytes_read == size
-
-    asyncio.run(world.run(test))
+async def test_no_range_lies_in_two_segments(world: NodesFixture) -> None:
+    size = 6 * SEGMENT - 5
+    world.put("model", body_of(size, 3)[:size])
+    for node in world.nodes.values():
+        id = (await node.entry("model")).id
+        for start in range(MIB, size, 2 * MIB):  # ranges of two blocks that begin at odd ones
+            await node.reads.fill(id, start, min(size, start + 2 * MIB), FOREGROUND)
+        assert await node.read("model") == world.bodies["model"]
+    assert world.origin.bytes_read == size
 
 
-def test_all_owners_send_at_one_time_and_the_origin_once(world: NodesFixture) -> None:
-    async def test(world: NodesFixture) -> None:
-        size = 6 * SEGMENT - 5
-        world.put("model", body_of(size, 3)[:size])
-        owners = [world.view.owners(b"/model", segment)[0].id for segment in range(6)]
-        assert len(set(owners)) > 2
-        reader = world.nodes["a"]
-        real, asked = reader.peers.fetch, set()
+async def test_all_owners_send_at_one_time_and_the_origin_once(world: NodesFixture) -> None:
+    size = 6 * SEGMENT - 5
+    world.put("model", body_of(size, 3)[:size])
+    owners = [world.view.owners(b"/model", segment)[0].id for segment in range(6)]
+    assert len(set(owners)) > 2
+    reader = world.nodes["a"]
+    real, asked = reader.peers.fetch, set()
 
-        async def fetch(node: NodeInfo, wanted: FileRange, **rest: Any) -> Arrived:
-            asked.add(wanted.start // SEGMENT)
-            return await real(node, wanted, **rest)
+    async def fetch(node: NodeInfo, wanted: FileRange, **rest: Any) -> Arrived:
+        asked.add(wanted.start // SEGMENT)
+        return await real(node, wanted, **rest)
 
-        reader.peers.fetch = fetch  # type: ignore[method-assign]
-        world.origin.held = asyncio.Event()  # so that nobody answers before all were asked
-        id = (await reader.entry("model")).id
-        reading = asyncio.ensure_future(reader.reads.fill(id, 0, -(-size // 4)))  # a quarter: in earnest
-        while asked != {segment for segment in range(6) if owners[segment] != "a"}:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        world.origin.held.set()
-        await reading
-        for node in world.nodes.values():
-            assert await node.read("model") == world.bodies["model"], node.id
-        assert world.origin.bytes_read == size
-
-    asyncio.run(world.run(test))
+    reader.peers.fetch = fetch  # type: ignore[method-assign]
+    world.origin.held = asyncio.Event()  # so that nobody answers before all were asked
+    id = (await reader.entry("model")).id
+    reading = asyncio.ensure_future(reader.reads.fill(id, 0, -(-size // 4)))  # a quarter: in earnest
+    while asked != {segment for segment in range(6) if owners[segment] != "a"}:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    world.origin.held.set()
+    await reading
+    for node in world.nodes.values():
+        assert await node.read("model") == world.bodies["model"], node.id
+    assert world.origin.bytes_read == size

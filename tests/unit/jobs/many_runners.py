@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from headrace.base.errors import ClusterUnavailableError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry
@@ -29,7 +30,6 @@ from headrace.store.volume import Volume
 from headrace.wire.messages import JobRow, JobState
 
 MIB = BLOCK_SIZE_BYTES
-LIMIT_S = 60.0
 
 
 class CountingOrigin(MemoryOrigin):
@@ -307,11 +307,12 @@ class JobClusterFixture:
             having = {id for id, runner in self.runners.items() if await runner.has(name)}
             assert having == set(self.owners(name, copies)), name
 
-    async def run(self, test: Callable[[JobClusterFixture], Awaitable[None]]) -> None:
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
         try:
             await self.start("".join(self.view.nodes))
-            await asyncio.wait_for(test(self), LIMIT_S)
+            yield self
         finally:
             self.origin.release()
             for runner in self.runners.values():

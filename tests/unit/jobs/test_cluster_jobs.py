@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,48 +17,45 @@ from headrace.testing.faulty import FaultyOrigin
 from headrace.wire.messages import JobState
 from tests.unit.jobs.many_runners import MIB, JobClusterFixture
 
-Test = Callable[[JobClusterFixture], Awaitable[None]]
+pytestmark = pytest.mark.timeout(60)
 
 
-def run(world: JobClusterFixture, test: Test) -> None:
-    asyncio.run(world.run(test))
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[JobClusterFixture]:
+    async with JobClusterFixture(tmp_path).running() as world:
+        yield world
 
 
 def size_of(world: JobClusterFixture, names: list[str]) -> int:
     return sum(len(world.bodies[name]) for name in names)
 
 
-def test_each_file_is_loaded_by_its_owner_alone_and_counted_once(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = [*w.put_many(60), *w.put_many(20, folder="e/f")]
-        w.put("large", os.urandom(3 * MIB + 7))
-        w.put("empty", b"")
-        names += ["large", "empty"]
-        id = await w.runners["b"].jobs.submit("load", "/", {})
-        row = await w.agree(id)
-        assert (row.state, row.files_done, row.files_total, row.failed_files) == ("done", 82, 82, 0)
-        assert row.bytes_done == row.bytes_total == size_of(w, names)
-        assert sum(row.files_by_node.values()) in (0, 82)  # parts go after the end
-        await w.check_loaded(names)
-        assert set(w.origin.reads) == set(names) - {"empty"}
-        assert all(count == 1 for name, count in w.origin.reads.items() if name != "large")
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_each_file_is_loaded_by_its_owner_alone_and_counted_once(world: JobClusterFixture) -> None:
+    names = [*world.put_many(60), *world.put_many(20, folder="e/f")]
+    world.put("large", os.urandom(3 * MIB + 7))
+    world.put("empty", b"")
+    names += ["large", "empty"]
+    id = await world.runners["b"].jobs.submit("load", "/", {})
+    row = await world.agree(id)
+    assert (row.state, row.files_done, row.files_total, row.failed_files) == ("done", 82, 82, 0)
+    assert row.bytes_done == row.bytes_total == size_of(world, names)
+    assert sum(row.files_by_node.values()) in (0, 82)  # parts go after the end
+    await world.check_loaded(names)
+    assert set(world.origin.reads) == set(names) - {"empty"}
+    assert all(count == 1 for name, count in world.origin.reads.items() if name != "large")
 
 
-def test_replicas_are_loaded_and_not_counted(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
+async def test_replicas_are_loaded_and_not_counted(tmp_path: Path) -> None:
+    async with JobClusterFixture(tmp_path, nodes="abcd").running() as w:
         names = w.put_many(40)
         id = await w.runners["a"].jobs.submit("load", "/d", {"replicas": "2"})
         row = await w.agree(id)
         assert (row.files_done, row.bytes_done) == (40, size_of(w, names))
         await w.check_loaded(names, copies=2)
 
-    run(JobClusterFixture(tmp_path, nodes="abcd"), test)
 
-
-def test_segments_of_a_large_file_go_to_their_owners(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
+async def test_segments_of_a_large_file_go_to_their_owners(tmp_path: Path) -> None:
+    async with JobClusterFixture(tmp_path, segment_bytes=2 * MIB).running() as w:
         w.put("large", os.urandom(8 * MIB + 3))
         id = await w.runners["a"].jobs.submit("load", "/large", {})
         row = await w.agree(id)
@@ -72,31 +69,27 @@ def test_segments_of_a_large_file_go_to_their_owners(tmp_path: Path) -> None:
                 there = writer is not None and writer.present(start, end)
                 assert there == (id in w.owners("large", segment=segment)), (segment, id)
 
-    run(JobClusterFixture(tmp_path, segment_bytes=2 * MIB), test)
 
-
-def test_what_fails_is_told_by_path_and_tried_again(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(30)
-        id = await w.runners["c"].jobs.submit("load", "/d", {})
-        row = await w.agree(id)
+async def test_what_fails_is_told_by_path_and_tried_again(tmp_path: Path) -> None:
+    world = JobClusterFixture(tmp_path)
+    world.outer = outer = FaultyKeys(world.origin, "d/003", "d/017")
+    async with world.running():
+        names = world.put_many(30)
+        id = await world.runners["c"].jobs.submit("load", "/d", {})
+        row = await world.agree(id)
         assert (row.state, row.files_done, row.files_total, row.failed_files) == ("failed", 28, 30, 2)
         assert {path for path, _ in row.failed} == {"/d/003", "/d/017"}
         assert all("denied" in reason for _, reason in row.failed)
         outer.fail_keys.clear()
-        before = dict(w.origin.reads)
-        await w.runners["a"].jobs.retry(id)
-        row = await w.agree(id)
+        before = dict(world.origin.reads)
+        await world.runners["a"].jobs.retry(id)
+        row = await world.agree(id)
         assert (row.state, row.attempt, row.files_done, row.files_total) == ("done", 2, 2, 2)
-        assert {name for name in w.origin.reads if w.origin.reads[name] != before.get(name)} == {
+        assert {name for name in world.origin.reads if world.origin.reads[name] != before.get(name)} == {
             "d/003",
             "d/017",
         }
-        await w.check_loaded(names)
-
-    world = JobClusterFixture(tmp_path)
-    world.outer = outer = FaultyKeys(world.origin, "d/003", "d/017")
-    run(world, test)
+        await world.check_loaded(names)
 
 
 class FaultyKeys(FaultyOrigin):
@@ -113,133 +106,115 @@ class FaultyKeys(FaultyOrigin):
         )
 
 
-def test_a_failure_of_both_owners_is_one(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        w.put_many(10)
-        id = await w.runners["a"].jobs.submit("load", "/d", {"replicas": "3"})
-        row = await w.agree(id)
-        assert (row.files_done, row.files_total, row.failed_files) == (9, 10, 1)
-
+async def test_a_failure_of_both_owners_is_one(tmp_path: Path) -> None:
     world = JobClusterFixture(tmp_path)
     world.outer = FaultyKeys(world.origin, "d/005")
-    run(world, test)
+    async with world.running():
+        world.put_many(10)
+        id = await world.runners["a"].jobs.submit("load", "/d", {"replicas": "3"})
+        row = await world.agree(id)
+        assert (row.files_done, row.files_total, row.failed_files) == (9, 10, 1)
 
 
-def test_a_node_that_dies_in_the_middle_is_made_up_for(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(80)
-        w.origin.hold_after = 30
-        id = await w.runners["a"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        seen: list[JobState] = []
+async def test_a_node_that_dies_in_the_middle_is_made_up_for(world: JobClusterFixture) -> None:
+    names = world.put_many(80)
+    world.origin.hold_after = 30
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    seen: list[JobState] = []
 
-        async def watch() -> None:
-            async for state in w.runners["c"].jobs.states(id):
-                seen.append(state)
+    async def watch() -> None:
+        async for state in world.runners["c"].jobs.states(id):
+            seen.append(state)
 
-        watching = asyncio.ensure_future(watch())
-        await w.until("c", id, lambda row: not row.listing)
-        w.origin.release()
-        await w.kill("a")  # that took the job, and would have ended it
-        row = await w.agree(id)
-        await watching
-        assert (row.state, row.files_done, row.files_total, row.failed_files) == ("done", 80, 80, 0)
-        assert row.bytes_done == size_of(w, names)
-        assert max(state.files_done for state in seen) <= 80
-        for name in names:
-            assert await w.runners[w.owners(name)[0]].has(name)
-
-    run(JobClusterFixture(tmp_path), test)
+    watching = asyncio.ensure_future(watch())
+    await world.until("c", id, lambda row: not row.listing)
+    world.origin.release()
+    await world.kill("a")  # that took the job, and would have ended it
+    row = await world.agree(id)
+    await watching
+    assert (row.state, row.files_done, row.files_total, row.failed_files) == ("done", 80, 80, 0)
+    assert row.bytes_done == size_of(world, names)
+    assert max(state.files_done for state in seen) <= 80
+    for name in names:
+        assert await world.runners[world.owners(name)[0]].has(name)
 
 
-def test_a_node_that_joins_in_the_middle_does_its_share(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(80)
-        w.origin.hold_after = 40
-        id = await w.runners["b"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        await w.until("a", id, lambda row: not row.listing)
-        seen: list[int] = []
+async def test_a_node_that_joins_in_the_middle_does_its_share(world: JobClusterFixture) -> None:
+    names = world.put_many(80)
+    world.origin.hold_after = 40
+    id = await world.runners["b"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("a", id, lambda row: not row.listing)
+    seen: list[int] = []
 
-        async def watch() -> None:
-            async for state in w.runners["a"].jobs.states(id):
-                seen.append(state.files_done)
+    async def watch() -> None:
+        async for state in world.runners["a"].jobs.states(id):
+            seen.append(state.files_done)
 
-        watching = asyncio.ensure_future(watch())
-        await w.join("d")
-        w.origin.release()
-        row = await w.agree(id)
-        await watching
-        assert (row.state, row.files_done, row.bytes_done) == ("done", 80, size_of(w, names))
-        assert max(seen) <= 80
-        mine = [name for name in names if w.owners(name) == ["d"]]
-        assert mine
-        for name in mine:
-            assert await w.runners["d"].has(name)
-
-    run(JobClusterFixture(tmp_path), test)
+    watching = asyncio.ensure_future(watch())
+    await world.join("d")
+    world.origin.release()
+    row = await world.agree(id)
+    await watching
+    assert (row.state, row.files_done, row.bytes_done) == ("done", 80, size_of(world, names))
+    assert max(seen) <= 80
+    mine = [name for name in names if world.owners(name) == ["d"]]
+    assert mine
+    for name in mine:
+        assert await world.runners["d"].has(name)
 
 
-def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(tmp_path: Path) -> None:
+async def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(world: JobClusterFixture) -> None:
     """What moved to the new node is not claimed by the old ones, and the rest goes on counting."""
-
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(60)
-        w.origin.hold_after = 40
-        id = await w.runners["a"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        await w.until("a", id, lambda row: row.files_done == 40 and not row.listing)
-        loaded = {name for name in names if any([await one.has(name) for one in w.runners.values()])}
-        await w.join("d")
-        kept = sum(w.owners(name) != ["d"] for name in loaded)
-        assert kept < 40
-        row = await w.until("b", id, lambda row: not row.listing and len(row.files_by_node) == 4)
-        assert row.files_done == kept
-        w.origin.release()
-        assert (await w.agree(id)).files_done == 60
-
-    run(JobClusterFixture(tmp_path), test)
+    names = world.put_many(60)
+    world.origin.hold_after = 40
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("a", id, lambda row: row.files_done == 40 and not row.listing)
+    loaded = {name for name in names if any([await one.has(name) for one in world.runners.values()])}
+    await world.join("d")
+    kept = sum(world.owners(name) != ["d"] for name in loaded)
+    assert kept < 40
+    row = await world.until("b", id, lambda row: not row.listing and len(row.files_by_node) == 4)
+    assert row.files_done == kept
+    world.origin.release()
+    assert (await world.agree(id)).files_done == 60
 
 
-def test_cancel_stops_all_nodes_and_a_retry_ends_it(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(50)
-        w.origin.hold_after = 20
-        id = await w.runners["a"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        await w.until("b", id, lambda row: row.files_done == 20 and not row.listing)
-        await w.runners["b"].jobs.cancel(id)
-        row = await w.agree(id)
-        assert (row.state, row.files_done) == ("cancelled", 20)
-        assert row.files_total == 50
-        w.origin.release()
-        await w.runners["c"].jobs.cancel(id)  # it is over: nothing
-        assert len(w.origin.reads) < 50
-        await w.runners["c"].jobs.retry(id)
-        row = await w.agree(id)
-        assert (row.state, row.files_done, row.attempt) == ("done", 50, 2)
-        await w.check_loaded(names)
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_cancel_stops_all_nodes_and_a_retry_ends_it(world: JobClusterFixture) -> None:
+    names = world.put_many(50)
+    world.origin.hold_after = 20
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("b", id, lambda row: row.files_done == 20 and not row.listing)
+    await world.runners["b"].jobs.cancel(id)
+    row = await world.agree(id)
+    assert (row.state, row.files_done) == ("cancelled", 20)
+    assert row.files_total == 50
+    world.origin.release()
+    await world.runners["c"].jobs.cancel(id)  # it is over: nothing
+    assert len(world.origin.reads) < 50
+    await world.runners["c"].jobs.retry(id)
+    row = await world.agree(id)
+    assert (row.state, row.files_done, row.attempt) == ("done", 50, 2)
+    await world.check_loaded(names)
 
 
-def test_two_jobs_at_once(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        one, other = w.put_many(30, folder="x"), w.put_many(20, folder="y")
-        ids = await asyncio.gather(
-            w.runners["a"].jobs.submit("load", "/x", {}), w.runners["b"].jobs.submit("load", "/y", {})
-        )
-        assert sorted(ids) == ["1", "2"]
-        rows = {row.path: row for row in [await w.agree(id) for id in ids]}
-        assert (rows["/x"].files_done, rows["/y"].files_done) == (30, 20)
-        await w.check_loaded([*one, *other])
-        assert [row.id for row in w.runners["c"].jobs.rows()] == ["1", "2"]
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_two_jobs_at_once(world: JobClusterFixture) -> None:
+    one, other = world.put_many(30, folder="x"), world.put_many(20, folder="y")
+    ids = await asyncio.gather(
+        world.runners["a"].jobs.submit("load", "/x", {}), world.runners["b"].jobs.submit("load", "/y", {})
+    )
+    assert sorted(ids) == ["1", "2"]
+    rows = {row.path: row for row in [await world.agree(id) for id in ids]}
+    assert (rows["/x"].files_done, rows["/y"].files_done) == (30, 20)
+    await world.check_loaded([*one, *other])
+    assert [row.id for row in world.runners["c"].jobs.rows()] == ["1", "2"]
 
 
-def test_a_job_of_high_priority_goes_first(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
+async def test_a_job_of_high_priority_goes_first(tmp_path: Path) -> None:
+    async with JobClusterFixture(tmp_path, nodes="a").running() as w:
         low, high = w.put_many(200, folder="low"), w.put_many(20, folder="high")
         w.origin.hold_after = 0
         first = await w.runners["a"].jobs.submit("load", "/low", {"priority": "low"})
@@ -254,115 +229,96 @@ def test_a_job_of_high_priority_goes_first(tmp_path: Path) -> None:
         assert last_high < 64 + 20 + 8  # those that had their turn already go on
         await w.check_loaded([*low, *high])
 
-    run(JobClusterFixture(tmp_path, nodes="a"), test)
+
+async def test_verify_fetches_again_what_does_not_match(world: JobClusterFixture) -> None:
+    names = world.put_many(5)
+    await world.agree(await world.runners["a"].jobs.submit("load", "/d", {}))
+    owner = world.runners[world.owners("d/002")[0]]
+    owner.path_of(await owner.entry("d/002")).write_bytes(b"?" * len(world.bodies["d/002"]))
+    await world.agree(await world.runners["a"].jobs.submit("load", "/d", {}))
+    assert world.origin.reads["d/002"] == 1
+    row = await world.agree(await world.runners["a"].jobs.submit("load", "/d", {"verify": "true"}))
+    assert (row.state, row.files_done) == ("done", 5)
+    assert world.origin.reads["d/002"] == 2
+    await world.check_loaded(names)
 
 
-def test_verify_fetches_again_what_does_not_match(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(5)
-        await w.agree(await w.runners["a"].jobs.submit("load", "/d", {}))
-        owner = w.runners[w.owners("d/002")[0]]
-        owner.path_of(await owner.entry("d/002")).write_bytes(b"?" * len(w.bodies["d/002"]))
-        await w.agree(await w.runners["a"].jobs.submit("load", "/d", {}))
-        assert w.origin.reads["d/002"] == 1
-        row = await w.agree(await w.runners["a"].jobs.submit("load", "/d", {"verify": "true"}))
-        assert (row.state, row.files_done) == ("done", 5)
-        assert w.origin.reads["d/002"] == 2
-        await w.check_loaded(names)
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_free_drops_what_every_node_has_borrowed_copies_too(world: JobClusterFixture) -> None:
+    names, others = world.put_many(30), world.put_many(3, folder="e")
+    await world.agree(await world.runners["a"].jobs.submit("load", "/", {}))
+    for runner in world.runners.values():  # one of them owns it
+        await runner.reads.load(await runner.entry("d/000"))
+    row = await world.agree(await world.runners["c"].jobs.submit("free", "/d", {}))
+    assert (row.state, row.files_done, row.files_total) == ("done", 32, 32)
+    assert row.bytes_done == size_of(world, names) + 2 * len(world.bodies["d/000"])
+    for runner in world.runners.values():
+        assert [name for name in names if await runner.has(name)] == []
+    await world.check_loaded(others)
 
 
-def test_free_drops_what_every_node_has_borrowed_copies_too(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names, others = w.put_many(30), w.put_many(3, folder="e")
-        await w.agree(await w.runners["a"].jobs.submit("load", "/", {}))
-        for runner in w.runners.values():  # one of them owns it
-            await runner.reads.load(await runner.entry("d/000"))
-        row = await w.agree(await w.runners["c"].jobs.submit("free", "/d", {}))
-        assert (row.state, row.files_done, row.files_total) == ("done", 32, 32)
-        assert row.bytes_done == size_of(w, names) + 2 * len(w.bodies["d/000"])
-        for runner in w.runners.values():
-            assert [name for name in names if await runner.has(name)] == []
-        await w.check_loaded(others)
-
-    run(JobClusterFixture(tmp_path), test)
-
-
-def test_wrong_words_and_paths_are_refused_at_once(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        jobs = w.runners["a"].jobs
-        with pytest.raises(PathNotFoundError):
-            await jobs.submit("load", "/nothing", {})
-        for options in ({"replicas": "many"}, {"priority": "urgent"}, {"colour": "red"}):
-            with pytest.raises(UsageError):
-                await jobs.submit("load", "/", options)
-        with pytest.raises(UsageError, match="no such option"):
-            await jobs.submit("free", "/", {"replicas": "2"})
-        for call in (jobs.cancel, jobs.retry):
-            with pytest.raises(UsageError, match="no such job"):
-                await call("7")
-        assert w.records.values == {}
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_wrong_words_and_paths_are_refused_at_once(world: JobClusterFixture) -> None:
+    jobs = world.runners["a"].jobs
+    with pytest.raises(PathNotFoundError):
+        await jobs.submit("load", "/nothing", {})
+    for options in ({"replicas": "many"}, {"priority": "urgent"}, {"colour": "red"}):
+        with pytest.raises(UsageError):
+            await jobs.submit("load", "/", options)
+    with pytest.raises(UsageError, match="no such option"):
+        await jobs.submit("free", "/", {"replicas": "2"})
+    for call in (jobs.cancel, jobs.retry):
+        with pytest.raises(UsageError, match="no such job"):
+            await call("7")
+    assert world.records.values == {}
 
 
-def test_work_goes_on_while_etcd_is_away(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(40)
-        w.origin.hold_after = 10
-        id = await w.runners["a"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        await w.until("a", id, lambda row: len(row.files_by_node) == 3)
-        w.records.away = True
-        with pytest.raises(ClusterUnavailableError):
-            await w.runners["b"].jobs.submit("load", "/d", {})
-        w.origin.release()
-        while len(w.origin.reads) < 40:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert w.runners["b"].jobs.rows(id)[0].state == "running"
-        w.records.away = False
-        row = await w.agree(id)
-        assert (row.state, row.files_done) == ("done", 40)
-        await w.check_loaded(names)
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_work_goes_on_while_etcd_is_away(world: JobClusterFixture) -> None:
+    names = world.put_many(40)
+    world.origin.hold_after = 10
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("a", id, lambda row: len(row.files_by_node) == 3)
+    world.records.away = True
+    with pytest.raises(ClusterUnavailableError):
+        await world.runners["b"].jobs.submit("load", "/d", {})
+    world.origin.release()
+    while len(world.origin.reads) < 40:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert world.runners["b"].jobs.rows(id)[0].state == "running"
+    world.records.away = False
+    row = await world.agree(id)
+    assert (row.state, row.files_done) == ("done", 40)
+    await world.check_loaded(names)
 
 
-def test_a_job_that_etcd_lost_goes_on(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        names = w.put_many(40)
-        w.origin.hold_after = 10
-        id = await w.runners["a"].jobs.submit("load", "/d", {})
-        await w.origin.held.wait()
-        await w.until("a", id, lambda row: len(row.files_by_node) == 3)
-        w.records.lose()
-        w.origin.release()
-        row = await w.agree(id)
-        assert (row.state, row.files_done) == ("done", 40)
-        await w.check_loaded(names)
-
-    run(JobClusterFixture(tmp_path), test)
+async def test_a_job_that_etcd_lost_goes_on(world: JobClusterFixture) -> None:
+    names = world.put_many(40)
+    world.origin.hold_after = 10
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("a", id, lambda row: len(row.files_by_node) == 3)
+    world.records.lose()
+    world.origin.release()
+    row = await world.agree(id)
+    assert (row.state, row.files_done) == ("done", 40)
+    await world.check_loaded(names)
 
 
-def test_progress_is_written_once_a_second_and_the_end_cleans_up(tmp_path: Path) -> None:
-    async def test(w: JobClusterFixture) -> None:
-        w.put_many(100)
-        await w.agree(await w.runners["a"].jobs.submit("load", "/d", {}))
-        for _ in range(100):
-            if set(w.records.values) == {"jobs/1"}:
-                break
-            await asyncio.sleep(0.01)
-        assert set(w.records.values) == {"jobs/1"}
-        assert all(count <= 3 for key, count in w.records.puts.items() if "/parts/" in key), w.records.puts
+async def test_progress_is_written_once_a_second_and_the_end_cleans_up(world: JobClusterFixture) -> None:
+    world.put_many(100)
+    await world.agree(await world.runners["a"].jobs.submit("load", "/d", {}))
+    for _ in range(100):
+        if set(world.records.values) == {"jobs/1"}:
+            break
+        await asyncio.sleep(0.01)
+    assert set(world.records.values) == {"jobs/1"}
+    assert all(count <= 3 for key, count in world.records.puts.items() if "/parts/" in key), (
+        world.records.puts
+    )
 
-    run(JobClusterFixture(tmp_path), test)
 
-
-def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.jobs.cluster_jobs.ENDED_KEPT_MAX", 3)
-
-    async def test(w: JobClusterFixture) -> None:
+    async with JobClusterFixture(tmp_path).running() as w:
         w.put_many(2)
         for _ in range(6):
             await w.end_of("b", await w.runners["b"].jobs.submit("load", "/d", {}))
@@ -372,13 +328,11 @@ def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(0.01)
         raise AssertionError([row.id for row in w.runners["c"].jobs.rows()])
 
-    run(JobClusterFixture(tmp_path), test)
 
-
-def test_records_that_tell_at_once(tmp_path: Path) -> None:
+async def test_records_that_tell_at_once(tmp_path: Path) -> None:
     """As those of one process do: what is written is heard before the write returns."""
-
-    async def test(w: JobClusterFixture) -> None:
+    shared = Followers()
+    async with JobClusterFixture(tmp_path, records=lambda _: EmbeddedRecords(shared)).running() as w:
         names = w.put_many(30)
         id = await w.runners["b"].jobs.submit("load", "/d", {"replicas": "2"})
         assert (await w.agree(id)).files_done == 30
@@ -387,6 +341,3 @@ def test_records_that_tell_at_once(tmp_path: Path) -> None:
         await w.agree(await w.runners["d"].jobs.submit("load", "/d", {"replicas": "2"}))
         assert await w.agree(await w.runners["d"].jobs.submit("free", "/d", {}))
         assert not any([await one.has(name) for one in w.runners.values() for name in names])
-
-    shared = Followers()
-    run(JobClusterFixture(tmp_path, records=lambda _: EmbeddedRecords(shared)), test)

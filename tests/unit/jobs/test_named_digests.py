@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,36 +16,32 @@ NAMES = {"right": 5000, "small": 5000, "large": 3 * MIB + 5}
 
 
 @pytest.mark.parametrize("trusts", [True, False])
-def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) -> None:
+async def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) -> None:
     """trusts: a file matches its ETag. Where none does, ETags are no digests of that origin, and nothing is dropped."""
+    world = Spoiled(tmp_path, verify_origin=False)
+    told: list[FileId] = []
 
-    async def test() -> None:
-        world = Spoiled(tmp_path, verify_origin=False)
-        told: list[FileId] = []
+    async def tell(ids: list[FileId]) -> None:
+        told.extend(ids)
 
-        async def tell(ids: list[FileId]) -> None:
-            told.extend(ids)
-
-        jobs = Jobs(world.namespace, world.store, world.reads, world.disk, on_damaged=tell)
-        truth = {name: world.hold(name, size) for name, size in NAMES.items()}
-        world.hold("unnamed", 5000, token='"v1"')
-        world.hold("parts", 2 * MIB, token='"00000000000000000000000000000000-2"')
-        ids = {}
-        for name in (*NAMES, "unnamed", "parts"):
-            world.spoils.share = 0.0 if name == "right" and trusts else 1.0
-            entry = await world.entry(name)
-            await world.reads.load(entry)
-            ids[entry.id] = name
-        states: list[JobState] = [state async for state in jobs.run("fsck", "/", {})]
-        dropped = {ids[id] for id in told}
-        assert dropped == ({"small", "large"} if trusts else set())
-        assert {path for path, _ in states[-1].failed} == {f"/{name}" for name in dropped}
-        world.spoils.share = 0.0
-        for name in dropped:
-            assert await world.loaded(name) == truth[name]
-        assert not [state async for state in jobs.run("fsck", "/", {})][-1].failed
-        await world.reads.close()
-        world.disk.shutdown()
-        world.store.close()
-
-    asyncio.run(test())
+    jobs = Jobs(world.namespace, world.store, world.reads, world.disk, on_damaged=tell)
+    truth = {name: world.hold(name, size) for name, size in NAMES.items()}
+    world.hold("unnamed", 5000, token='"v1"')
+    world.hold("parts", 2 * MIB, token='"00000000000000000000000000000000-2"')
+    ids = {}
+    for name in (*NAMES, "unnamed", "parts"):
+        world.spoils.share = 0.0 if name == "right" and trusts else 1.0
+        entry = await world.entry(name)
+        await world.reads.load(entry)
+        ids[entry.id] = name
+    states: list[JobState] = [state async for state in jobs.run("fsck", "/", {})]
+    dropped = {ids[id] for id in told}
+    assert dropped == ({"small", "large"} if trusts else set())
+    assert {path for path, _ in states[-1].failed} == {f"/{name}" for name in dropped}
+    world.spoils.share = 0.0
+    for name in dropped:
+        assert await world.loaded(name) == truth[name]
+    assert not [state async for state in jobs.run("fsck", "/", {})][-1].failed
+    await world.reads.close()
+    world.disk.shutdown()
+    world.store.close()

@@ -15,7 +15,9 @@ from headrace.namespace.tree import Namespace
 from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.wire.peer_messages import NameRow
 
-from .test_tree import Gated, Tree, origin_with, run
+from .test_tree import Gated, Tree, origin_with
+
+pytestmark = pytest.mark.timeout(60)
 
 
 class Others:
@@ -71,206 +73,178 @@ def version(tree: Tree, path: bytes) -> Version:
     return found.version
 
 
-def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("d/a", "d/b", "d/c"))
-        others.say(b"/d", file(b"b"), file(b"new"), hidden=(b"c",))
-        assert await tree.names("/d") == ["a", "b", "new"]
-        assert is_pending(version(tree, b"/d/b"))
-        assert not is_pending(version(tree, b"/d/a"))
-        id = tree.namespace.entry_at(b"/d/b")
+async def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> None:
+    tree.attach("/", origin_with("d/a", "d/b", "d/c"))
+    others.say(b"/d", file(b"b"), file(b"new"), hidden=(b"c",))
+    assert await tree.names("/d") == ["a", "b", "new"]
+    assert is_pending(version(tree, b"/d/b"))
+    assert not is_pending(version(tree, b"/d/a"))
+    id = tree.namespace.entry_at(b"/d/b")
+    await tree.namespace.refresh_path(b"/d")
+    assert tree.namespace.entry_at(b"/d/b") == id
+    others.say(b"/d")
+    await tree.namespace.refresh_path(b"/d")
+    assert await tree.names("/d") == ["a", "b", "c"]
+    assert not is_pending(version(tree, b"/d/b"))
+
+
+async def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others: Others) -> None:
+    origin = origin_with("d/a", "e/a")
+    tree.attach("/", origin)
+    assert await tree.names("/d") == ["a"]
+    others.say(b"/d", file(b"x"))
+    others.say(b"/e", file(b"x"))
+    tree.changed.clear()
+    tree.namespace.schedule_refresh(b"/", True)
+    await settled(tree)
+    assert [name for _, name in tree.changed] == [b"x"]
+    assert tree.namespace.entry_at(b"/e/x") is None
+    others.say(b"/d", file(b"x", 2))
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    assert "3-2" in version(tree, b"/d/x").token
+    others.say(b"/d")
+    origin.hold("d/x", b"persisted")
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    assert version(tree, b"/d/x").size_bytes == len(b"persisted")
+
+
+async def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
+    tree.attach("/", origin_with("d/a", "d/b"))
+    await tree.names("/d")
+    others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    directory = tree.namespace.ensure_directory(b"/d")
+    for _ in range(2):
+        (page,) = tree.namespace.names(directory)
+        assert sorted((row.name, is_pending(Version(0, 0, row.token))) for row in page.rows) == [
+            (b"a", False),
+            (b"b", False),
+        ]
+        assert [row.name for row in tree.namespace.name(directory, b"b").rows] == [b"b"]
+        assert not tree.namespace.name(directory, b"new").rows
         await tree.namespace.refresh_path(b"/d")
-        assert tree.namespace.entry_at(b"/d/b") == id
-        others.say(b"/d")
-        await tree.namespace.refresh_path(b"/d")
-        assert await tree.names("/d") == ["a", "b", "c"]
-        assert not is_pending(version(tree, b"/d/b"))
-
-    run(test)
 
 
-def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others: Others) -> None:
-    async def test() -> None:
-        origin = origin_with("d/a", "e/a")
-        tree.attach("/", origin)
-        assert await tree.names("/d") == ["a"]
-        others.say(b"/d", file(b"x"))
-        others.say(b"/e", file(b"x"))
-        tree.changed.clear()
-        tree.namespace.schedule_refresh(b"/", True)
-        await settled(tree)
-        assert [name for _, name in tree.changed] == [b"x"]
-        assert tree.namespace.entry_at(b"/e/x") is None
-        others.say(b"/d", file(b"x", 2))
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        assert "3-2" in version(tree, b"/d/x").token
-        others.say(b"/d")
-        origin.hold("d/x", b"persisted")
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        assert version(tree, b"/d/x").size_bytes == len(b"persisted")
-
-    run(test)
-
-
-def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("d/a", "d/b"))
-        await tree.names("/d")
-        others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        directory = tree.namespace.ensure_directory(b"/d")
-        for _ in range(2):
-            (page,) = tree.namespace.names(directory)
-            assert sorted((row.name, is_pending(Version(0, 0, row.token))) for row in page.rows) == [
-                (b"a", False),
-                (b"b", False),
-            ]
-            assert [row.name for row in tree.namespace.name(directory, b"b").rows] == [b"b"]
-            assert not tree.namespace.name(directory, b"new").rows
-            await tree.namespace.refresh_path(b"/d")
-
-    run(test)
-
-
-def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: Others) -> None:
+async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: Others) -> None:
     """It put a file, whose name its holder knows no more, and died before it could say that listings are old."""
-
-    async def test() -> None:
-        origin = origin_with("d/a")
-        tree.attach("/", origin)
-        await tree.names("/d")
-        origin.hold("d/last", b"last")
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        assert sorted(await tree.names("/d")) == ["a"]
-        others.gone = True
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        assert sorted(await tree.names("/d")) == ["a", "last"]
-
-    run(test)
+    origin = origin_with("d/a")
+    tree.attach("/", origin)
+    await tree.names("/d")
+    origin.hold("d/last", b"last")
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    assert sorted(await tree.names("/d")) == ["a"]
+    others.gone = True
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    assert sorted(await tree.names("/d")) == ["a", "last"]
 
 
-def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, others: Others) -> None:
+async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, others: Others) -> None:
     """It waited for another listing of it; meanwhile the one above it was listed, and had it no more."""
-
-    async def test() -> None:
-        origin = origin_with("d/a", "e")
-        tree.attach("/", origin)
-        assert await tree.names("/d") == ["a"]
-        first, second = (asyncio.ensure_future(tree.namespace.refresh_path(b"/d")) for _ in range(2))
-        await asyncio.sleep(0)
-        origin.delete("d/a")
-        tree.namespace.record_removal(b"/d", folder=True)
-        await asyncio.gather(first, second)
-        assert tree.namespace.entry_at(b"/d") is None
-
-    run(test)
+    origin = origin_with("d/a", "e")
+    tree.attach("/", origin)
+    assert await tree.names("/d") == ["a"]
+    first, second = (asyncio.ensure_future(tree.namespace.refresh_path(b"/d")) for _ in range(2))
+    await asyncio.sleep(0)
+    origin.delete("d/a")
+    tree.namespace.record_removal(b"/d", folder=True)
+    await asyncio.gather(first, second)
+    assert tree.namespace.entry_at(b"/d") is None
 
 
 @pytest.mark.parametrize("persisted", ["before", "after"])
-def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
+async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
     tree: Tree, others: Others, persisted: str
 ) -> None:
     """The row is asked for, the listing begins, and its writer has persisted the file before the listing has its end.
     persisted: before the page was read, or after it."""
+    origin = Gated()
+    for name in ("d/a", "d/gone"):
+        origin.hold(name, b"old")
+    tree.attach("/", origin)
+    await tree.names("/d")
+    others.say(b"/d", file(b"x"), file(b"a"), hidden=(b"gone",))
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
 
-    async def test() -> None:
-        origin = Gated()
-        for name in ("d/a", "d/gone"):
-            origin.hold(name, b"old")
-        tree.attach("/", origin)
-        await tree.names("/d")
-        others.say(b"/d", file(b"x"), file(b"a"), hidden=(b"gone",))
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
+    def persist() -> None:
+        origin.hold("d/x", b"x")
+        origin.hold("d/a", b"new")
+        origin.delete("d/gone")
 
-        def persist() -> None:
-            origin.hold("d/x", b"x")
-            origin.hold("d/a", b"new")
-            origin.delete("d/gone")
+    if persisted == "before":
+        persist()
+    origin.gate.clear()
+    early = asyncio.ensure_future(tree.namespace.refresh_path(b"/d"))
+    await asyncio.sleep(0.01)  # its page was read, and it waits for the next one
+    if persisted == "after":
+        persist()
+    others.say(b"/d")
+    tree.namespace.schedule_refresh(b"/d", False)
+    await asyncio.sleep(0.01)
+    shown: list[list[bytes]] = []
+    on_changed = tree.namespace._on_changed
+    known = tree.namespace.entry_at(b"/d")
+    assert known is not None
+    directory = known.id
 
-        if persisted == "before":
-            persist()
-        origin.gate.clear()
-        early = asyncio.ensure_future(tree.namespace.refresh_path(b"/d"))
-        await asyncio.sleep(0.01)  # its page was read, and it waits for the next one
-        if persisted == "after":
-            persist()
-        others.say(b"/d")
-        tree.namespace.schedule_refresh(b"/d", False)
-        await asyncio.sleep(0.01)
-        shown: list[list[bytes]] = []
-        on_changed = tree.namespace._on_changed
-        known = tree.namespace.entry_at(b"/d")
-        assert known is not None
-        directory = known.id
-
-        def look(names: list[tuple[FileId, bytes]]) -> None:
-            on_changed(names)
-            shown.append(sorted(entry.name for entry in tree.index.children(directory)))
-
-        tree.namespace._on_changed = look
-        origin.gate.set()
-        await early
+    def look(names: list[tuple[FileId, bytes]]) -> None:
+        on_changed(names)
         shown.append(sorted(entry.name for entry in tree.index.children(directory)))
-        await settled(tree)
-        assert all(names == [b"a", b"x"] for names in shown), shown
-        assert [version(tree, path).size_bytes for path in (b"/d/a", b"/d/x")] == [3, 1]
-        assert not is_pending(version(tree, b"/d/a"))
 
-    run(test)
+    tree.namespace._on_changed = look
+    origin.gate.set()
+    await early
+    shown.append(sorted(entry.name for entry in tree.index.children(directory)))
+    await settled(tree)
+    assert all(names == [b"a", b"x"] for names in shown), shown
+    assert [version(tree, path).size_bytes for path in (b"/d/a", b"/d/x")] == [3, 1]
+    assert not is_pending(version(tree, b"/d/a"))
 
 
-def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others: Others) -> None:
+async def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others: Others) -> None:
     """A listing that began before is no reason to tell them otherwise."""
-
-    async def test() -> None:
-        tree.attach("/", origin_with("d/a", "d/b"))
-        await tree.names("/d")
-        others.say(b"/d", file(b"a"), file(b"new"), folder(b"made"), hidden=(b"b",))
-        tree.namespace.schedule_refresh(b"/d", False)
-        await settled(tree)
-        directory = tree.namespace.ensure_directory(b"/d")
-        before = tree.namespace._pending_rows.listing(b"/d")
-        tree.namespace.record_put(b"/d/new", Version(9, 9, '"new"'))
-        tree.namespace.record_directory(b"/d/made")
-        tree.namespace.record_removal(b"/d/b")
-        for _ in range(2):
-            (page,) = tree.namespace.names(directory)
-            told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
-            assert told == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
-            before.rest([file_at_origin(b"b")])
-            before.end()
-        await tree.namespace.refresh_path(b"/d")  # a listing that begins now knows better
+    tree.attach("/", origin_with("d/a", "d/b"))
+    await tree.names("/d")
+    others.say(b"/d", file(b"a"), file(b"new"), folder(b"made"), hidden=(b"b",))
+    tree.namespace.schedule_refresh(b"/d", False)
+    await settled(tree)
+    directory = tree.namespace.ensure_directory(b"/d")
+    before = tree.namespace._pending_rows.listing(b"/d")
+    tree.namespace.record_put(b"/d/new", Version(9, 9, '"new"'))
+    tree.namespace.record_directory(b"/d/made")
+    tree.namespace.record_removal(b"/d/b")
+    for _ in range(2):
         (page,) = tree.namespace.names(directory)
-        assert sorted(row.name for row in page.rows) == [b"a", b"b"]
-
-    run(test)
+        told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
+        assert told == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
+        before.rest([file_at_origin(b"b")])
+        before.end()
+    await tree.namespace.refresh_path(b"/d")  # a listing that begins now knows better
+    (page,) = tree.namespace.names(directory)
+    assert sorted(row.name for row in page.rows) == [b"a", b"b"]
 
 
 def file_at_origin(name: bytes) -> NameRow:
     return NameRow(name, int(Kind.FILE), 5, 7, '"old"')
 
 
-def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("a"))
-        others.say(b"/", folder(b"new"))
-        others.say(b"/new", folder(b"deep"), file(b"f"))
-        others.say(b"/new/deep", file(b"g"))
-        assert await tree.names("/") == ["a", "new"]
-        assert await tree.names("/new") == ["deep", "f"]
-        assert await tree.names("/new/deep") == ["g"]
-        assert tree.namespace.is_pending(b"/new/f")
-        assert not tree.namespace.is_pending(b"/a")
-        others.said.clear()
-        tree.namespace.schedule_refresh(b"/", True)
-        await settled(tree)
-        assert await tree.names("/") == ["a"]
-        assert tree.namespace.entry_at(b"/new/deep/g") is None
-
-    run(test)
+async def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
+    tree.attach("/", origin_with("a"))
+    others.say(b"/", folder(b"new"))
+    others.say(b"/new", folder(b"deep"), file(b"f"))
+    others.say(b"/new/deep", file(b"g"))
+    assert await tree.names("/") == ["a", "new"]
+    assert await tree.names("/new") == ["deep", "f"]
+    assert await tree.names("/new/deep") == ["g"]
+    assert tree.namespace.is_pending(b"/new/f")
+    assert not tree.namespace.is_pending(b"/a")
+    others.said.clear()
+    tree.namespace.schedule_refresh(b"/", True)
+    await settled(tree)
+    assert await tree.names("/") == ["a"]
+    assert tree.namespace.entry_at(b"/new/deep/g") is None

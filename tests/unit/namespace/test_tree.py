@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import ListPage
 from headrace.store.index import Index
+
+pytestmark = pytest.mark.timeout(60)
 
 
 class Gated(MemoryOrigin):
@@ -65,13 +67,6 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
     made.index.close(clean=False)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(test(), 60)
-
-    asyncio.run(main())
-
-
 def origin_with(*keys: str) -> MemoryOrigin:
     origin = MemoryOrigin()
     for key in keys:
@@ -79,155 +74,128 @@ def origin_with(*keys: str) -> MemoryOrigin:
     return origin
 
 
-def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
-    async def test() -> None:
-        tree.attach("/a", origin_with("x"))
-        tree.attach("/b/c", origin_with("y"))
-        assert await tree.names("/") == ["a", "b"]
-        kept = (await tree.namespace.resolve(b"/b/c/y")).id
-        tree.index.close(clean=True)
-        tree.restart()
-        tree.attach("/z", origin_with("w"))
-        tree.attach("/b/c", origin_with("y"))
-        assert await tree.names("/") == ["b", "z"]
-        with pytest.raises(PathNotFoundError):
-            await tree.namespace.resolve(b"/a/x")
-        assert await tree.names("/b/c") == ["y"]
-        assert tree.index.path_of(kept) == b"/b/c/y" or tree.index.entry(kept) is None
-
-    run(test)
+async def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
+    tree.attach("/a", origin_with("x"))
+    tree.attach("/b/c", origin_with("y"))
+    assert await tree.names("/") == ["a", "b"]
+    kept = (await tree.namespace.resolve(b"/b/c/y")).id
+    tree.index.close(clean=True)
+    tree.restart()
+    tree.attach("/z", origin_with("w"))
+    tree.attach("/b/c", origin_with("y"))
+    assert await tree.names("/") == ["b", "z"]
+    with pytest.raises(PathNotFoundError):
+        await tree.namespace.resolve(b"/a/x")
+    assert await tree.names("/b/c") == ["y"]
+    assert tree.index.path_of(kept) == b"/b/c/y" or tree.index.entry(kept) is None
 
 
-def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("old", "d/old"))
-        assert await tree.names("/") == ["d", "old"]
-        old = (await tree.namespace.resolve(b"/old")).id
-        tree.index.close(clean=True)
-        tree.restart()
-        tree.attach("/data", origin_with("new"))
-        assert await tree.names("/") == ["data"]
-        with pytest.raises(StaleIdError):
-            tree.namespace.locate(old)
-
-    run(test)
+async def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
+    tree.attach("/", origin_with("old", "d/old"))
+    assert await tree.names("/") == ["d", "old"]
+    old = (await tree.namespace.resolve(b"/old")).id
+    tree.index.close(clean=True)
+    tree.restart()
+    tree.attach("/data", origin_with("new"))
+    assert await tree.names("/") == ["data"]
+    with pytest.raises(StaleIdError):
+        tree.namespace.locate(old)
 
 
-def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("f", "n/f"))
-        tree.attach("/n", origin_with("nested"))
-        assert await tree.names("/") == ["f", "n"]
-        nested = (await tree.namespace.resolve(b"/n/nested")).id
-        tree.changed.clear()
-        tree.namespace.detach("/")
-        assert await tree.names("/") == ["n"]
-        assert await tree.names("/n") == ["nested"]
-        assert (await tree.namespace.resolve(b"/n/nested")).id == nested
-        assert (ROOT_ID, b"f") in tree.changed
-
-    run(test)
+async def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
+    tree.attach("/", origin_with("f", "n/f"))
+    tree.attach("/n", origin_with("nested"))
+    assert await tree.names("/") == ["f", "n"]
+    nested = (await tree.namespace.resolve(b"/n/nested")).id
+    tree.changed.clear()
+    tree.namespace.detach("/")
+    assert await tree.names("/") == ["n"]
+    assert await tree.names("/n") == ["nested"]
+    assert (await tree.namespace.resolve(b"/n/nested")).id == nested
+    assert (ROOT_ID, b"f") in tree.changed
 
 
-def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
-    async def test() -> None:
-        tree.attach("/", origin_with("f", "n/hidden"))
-        tree.attach("/n", origin_with("shown"))
-        assert await tree.names("/n") == ["shown"]
-        tree.changed.clear()
-        tree.namespace.detach("/n")
-        assert (ROOT_ID, b"n") in tree.changed
-        assert await tree.names("/n") == ["hidden"]
-        assert await tree.names("/") == ["f", "n"]
-
-    run(test)
+async def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
+    tree.attach("/", origin_with("f", "n/hidden"))
+    tree.attach("/n", origin_with("shown"))
+    assert await tree.names("/n") == ["shown"]
+    tree.changed.clear()
+    tree.namespace.detach("/n")
+    assert (ROOT_ID, b"n") in tree.changed
+    assert await tree.names("/n") == ["hidden"]
+    assert await tree.names("/") == ["f", "n"]
 
 
-def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
-    async def test() -> None:
-        tree.attach("/a", origin_with("f"))
-        tree.attach("/a/b/c", origin_with("deep"))
-        assert await tree.names("/a") == ["b", "f"]
-        tree.namespace.detach("/a")
-        assert await tree.names("/") == ["a"]
-        assert await tree.names("/a") == ["b"]
-        assert await tree.names("/a/b/c") == ["deep"]
-        tree.namespace.detach("/a/b/c")
-        assert await tree.names("/") == []
-
-    run(test)
+async def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
+    tree.attach("/a", origin_with("f"))
+    tree.attach("/a/b/c", origin_with("deep"))
+    assert await tree.names("/a") == ["b", "f"]
+    tree.namespace.detach("/a")
+    assert await tree.names("/") == ["a"]
+    assert await tree.names("/a") == ["b"]
+    assert await tree.names("/a/b/c") == ["deep"]
+    tree.namespace.detach("/a/b/c")
+    assert await tree.names("/") == []
 
 
-def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: Tree) -> None:
-    async def test() -> None:
-        origin = Gated()
-        for name in ("a", "b", "c", "d"):
-            origin.hold(name, b"old")
-        tree.attach("/", origin)
-        origin.gate.clear()
-        early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
-        await asyncio.sleep(0.01)  # the first page was read
-        fresh = origin.hold("a", b"new")
-        syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        origin.gate.set()
-        await asyncio.gather(early, *syncs)
-        found = tree.index.lookup(ROOT_ID, b"a")
-        assert found is not None
-        assert found.version == fresh
-        assert origin.listings == 2  # the three share one
-
-    run(test)
+async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: Tree) -> None:
+    origin = Gated()
+    for name in ("a", "b", "c", "d"):
+        origin.hold(name, b"old")
+    tree.attach("/", origin)
+    origin.gate.clear()
+    early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
+    await asyncio.sleep(0.01)  # the first page was read
+    fresh = origin.hold("a", b"new")
+    syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    origin.gate.set()
+    await asyncio.gather(early, *syncs)
+    found = tree.index.lookup(ROOT_ID, b"a")
+    assert found is not None
+    assert found.version == fresh
+    assert origin.listings == 2  # the three share one
 
 
-def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
-    async def test() -> None:
-        origin = Gated()
-        for name in ("a", "b", "c", "d"):
-            origin.hold(name, b"old")
-        tree.attach("/", origin)
+async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
+    origin = Gated()
+    for name in ("a", "b", "c", "d"):
+        origin.hold(name, b"old")
+    tree.attach("/", origin)
+    await tree.namespace.list(ROOT_ID)
+    origin.hold("a", b"new")
+    origin.broken = True
+    tree.changed.clear()
+    with pytest.raises(OriginUnavailableError):
+        await tree.namespace.refresh(ROOT_ID)
+    assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
+    assert await tree.names("/") == ["a", "b", "c", "d"]
+    assert not tree.index.names._listings
+
+
+async def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
+    origin = Gated()
+    for name in ("a", "b", "c", "d"):
+        origin.hold(name, b"x")
+    tree.attach("/", origin, interval_s=0.0)
+    assert await tree.names("/") == ["a", "b", "c", "d"]
+    origin.broken = True
+    assert await tree.names("/") == ["a", "b", "c", "d"]
+    assert not tree.index.names._listings
+    tree.index.names.expire_all(ROOT_ID)
+    with pytest.raises(OriginUnavailableError):
         await tree.namespace.list(ROOT_ID)
-        origin.hold("a", b"new")
-        origin.broken = True
-        tree.changed.clear()
-        with pytest.raises(OriginUnavailableError):
-            await tree.namespace.refresh(ROOT_ID)
-        assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
-        assert await tree.names("/") == ["a", "b", "c", "d"]
-        assert not tree.index.names._listings
-
-    run(test)
 
 
-def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
-    async def test() -> None:
-        origin = Gated()
-        for name in ("a", "b", "c", "d"):
-            origin.hold(name, b"x")
-        tree.attach("/", origin, interval_s=0.0)
-        assert await tree.names("/") == ["a", "b", "c", "d"]
-        origin.broken = True
-        assert await tree.names("/") == ["a", "b", "c", "d"]
-        assert not tree.index.names._listings
-        tree.index.names.expire_all(ROOT_ID)
-        with pytest.raises(OriginUnavailableError):
-            await tree.namespace.list(ROOT_ID)
-
-    run(test)
-
-
-def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
-    async def test() -> None:
-        origin = origin_with("d/f")
-        tree.attach("/", origin, interval_s=0.0)
-        file = (await tree.namespace.resolve(b"/d/f")).id
-        directory = (await tree.namespace.resolve(b"/d")).id
-        origin.delete("d/f")
-        await tree.namespace.list(ROOT_ID)
-        with pytest.raises(StaleIdError):
-            tree.namespace.locate(file)
-        with pytest.raises(StaleIdError):
-            await tree.namespace.lookup(directory, b"f")
-        assert tree.index.names.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False
-
-    run(test)
+async def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
+    origin = origin_with("d/f")
+    tree.attach("/", origin, interval_s=0.0)
+    file = (await tree.namespace.resolve(b"/d/f")).id
+    directory = (await tree.namespace.resolve(b"/d")).id
+    origin.delete("d/f")
+    await tree.namespace.list(ROOT_ID)
+    with pytest.raises(StaleIdError):
+        tree.namespace.locate(file)
+    with pytest.raises(StaleIdError):
+        await tree.namespace.lookup(directory, b"f")
+    assert tree.index.names.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False

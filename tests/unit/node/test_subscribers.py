@@ -33,42 +33,36 @@ async def sessions_of(subscribers: Subscribers) -> list[Session]:
     return sessions
 
 
-def test_it_waits_for_all_who_follow() -> None:
-    async def scene() -> None:
-        subscribers = Subscribers()
-        await subscribers.drop_damaged([1])  # nobody follows
-        sessions = await sessions_of(subscribers)
-        dropped = asyncio.ensure_future(subscribers.drop_damaged([1, 2]))
-        events = [await session.events.get() for session in sessions]
-        receipts = [event.receipt for event in events if isinstance(event, Evicted)]
-        assert events == [Evicted(ids=[1, 2], damaged=True, receipt=receipt) for receipt in receipts]
-        assert len(set(receipts)) == 2
-        assert 0 not in receipts
-        for receipt in (0, -1, 1 << 40, receipts[0], receipts[0]):
-            subscribers.forgot(receipt)
-        await asyncio.sleep(0)
-        assert not dropped.done()
-        subscribers.forgot(receipts[1])
-        await dropped
-        subscribers.forgot(receipts[1])
-        for session in sessions:
-            session.following.cancel()
-
-    asyncio.run(scene())
+async def test_it_waits_for_all_who_follow() -> None:
+    subscribers = Subscribers()
+    await subscribers.drop_damaged([1])  # nobody follows
+    sessions = await sessions_of(subscribers)
+    dropped = asyncio.ensure_future(subscribers.drop_damaged([1, 2]))
+    events = [await session.events.get() for session in sessions]
+    receipts = [event.receipt for event in events if isinstance(event, Evicted)]
+    assert events == [Evicted(ids=[1, 2], damaged=True, receipt=receipt) for receipt in receipts]
+    assert len(set(receipts)) == 2
+    assert 0 not in receipts
+    for receipt in (0, -1, 1 << 40, receipts[0], receipts[0]):
+        subscribers.forgot(receipt)
+    await asyncio.sleep(0)
+    assert not dropped.done()
+    subscribers.forgot(receipts[1])
+    await dropped
+    subscribers.forgot(receipts[1])
+    for session in sessions:
+        session.following.cancel()
 
 
-def test_who_leaves_or_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        subscribers = Subscribers()
-        leaving, silent = await sessions_of(subscribers)
-        dropped = asyncio.ensure_future(subscribers.drop_damaged([1]))
-        assert isinstance(await leaving.events.get(), Evicted)
-        leaving.following.cancel()
-        assert isinstance(await silent.events.get(), Evicted)
-        await dropped
-        assert await silent.events.get() is None  # it was cut off, comes back, and looks at everything again
-        assert subscribers._queues == set()
-        assert subscribers._receipts == {}
-
+async def test_who_leaves_or_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "FORGET_LIMIT_S", 0.05)
-    asyncio.run(scene())
+    subscribers = Subscribers()
+    leaving, silent = await sessions_of(subscribers)
+    dropped = asyncio.ensure_future(subscribers.drop_damaged([1]))
+    assert isinstance(await leaving.events.get(), Evicted)
+    leaving.following.cancel()
+    assert isinstance(await silent.events.get(), Evicted)
+    await dropped
+    assert await silent.events.get() is None  # it was cut off, comes back, and looks at everything again
+    assert subscribers._queues == set()
+    assert subscribers._receipts == {}

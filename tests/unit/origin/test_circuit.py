@@ -21,11 +21,13 @@ from headrace.origin.circuit import LIMITS, Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
 from headrace.testing.faulty import FaultyOrigin, PlannedFault
-from tests.unit.origin.virtual_loop import run_virtual
 
 TIMEOUT_S = 60.0
 BACK_WITHIN_S = 2.0
 CALLS = ("head", "list", "read")
+
+
+pytestmark = pytest.mark.virtual_time
 
 
 class CircuitFixture:
@@ -68,85 +70,65 @@ class CircuitFixture:
 
 @pytest.mark.parametrize("away_s", [1.0, 4.0, 10.0, 30.0])
 @pytest.mark.parametrize("kind", ["head", "read"])
-def test_a_thousand_calls_wait_and_one_asks(
-    monkeypatch: pytest.MonkeyPatch, kind: str, away_s: float
-) -> None:
+async def test_a_thousand_calls_wait_and_one_asks(kind: str, away_s: float) -> None:
     world = CircuitFixture(1000)
-
-    async def body() -> None:
-        world.away()
-        calls = [asyncio.ensure_future(world.call(kind, key)) for key in world.versions]
-        await asyncio.sleep(away_s)
-        during = world.asked()
-        report = world.circuit.statistics()
-        world.faulty.mend()
-        before_s = asyncio.get_running_loop().time()
-        await asyncio.gather(*calls)
-        assert asyncio.get_running_loop().time() - before_s <= BACK_WITHIN_S
-        # At first those that are let ask at one time; then probes, which are never closer than half a pause.
-        first = len(world.versions) if kind == "head" else int(world.gate.window.maximum)
-        assert during <= first + 5 + away_s / (LIMITS.pause_s_max / 2)
-        assert report["waiting"] == len(calls)
-        assert report["away_s"] == pytest.approx(away_s, abs=0.1)
-        assert report["trouble"] == "unavailable by plan"
-        assert 0 <= float(report["next_try_s"]) <= LIMITS.pause_s_max
-        assert world.circuit.closed and world.circuit.statistics()["away_s"] == 0
-
-    run_virtual(body(), monkeypatch)
+    world.away()
+    calls = [asyncio.ensure_future(world.call(kind, key)) for key in world.versions]
+    await asyncio.sleep(away_s)
+    during = world.asked()
+    report = world.circuit.statistics()
+    world.faulty.mend()
+    before_s = asyncio.get_running_loop().time()
+    await asyncio.gather(*calls)
+    assert asyncio.get_running_loop().time() - before_s <= BACK_WITHIN_S
+    # At first those that are let ask at one time; then probes, which are never closer than half a pause.
+    first = len(world.versions) if kind == "head" else int(world.gate.window.maximum)
+    assert during <= first + 5 + away_s / (LIMITS.pause_s_max / 2)
+    assert report["waiting"] == len(calls)
+    assert report["away_s"] == pytest.approx(away_s, abs=0.1)
+    assert report["trouble"] == "unavailable by plan"
+    assert 0 <= float(report["next_try_s"]) <= LIMITS.pause_s_max
+    assert world.circuit.closed and world.circuit.statistics()["away_s"] == 0
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_what_waits_longer_than_its_limit_fails_with_the_cause(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+async def test_what_waits_longer_than_its_limit_fails_with_the_cause(kind: str) -> None:
     world = CircuitFixture(20)
-
-    async def body() -> None:
-        world.away()
-        begun_s = asyncio.get_running_loop().time()
-        ended = await asyncio.gather(
-            *(world.call(kind, key, 7.0) for key in world.versions), return_exceptions=True
-        )
-        assert asyncio.get_running_loop().time() - begun_s <= 7.01
-        assert all(isinstance(error, OriginUnavailableError) for error in ended)
-        assert all("unavailable by plan" in str(error) for error in ended)
-
-    run_virtual(body(), monkeypatch)
+    world.away()
+    begun_s = asyncio.get_running_loop().time()
+    ended = await asyncio.gather(
+        *(world.call(kind, key, 7.0) for key in world.versions), return_exceptions=True
+    )
+    assert asyncio.get_running_loop().time() - begun_s <= 7.01
+    assert all(isinstance(error, OriginUnavailableError) for error in ended)
+    assert all("unavailable by plan" in str(error) for error in ended)
 
 
-def test_reads_that_wait_hold_no_place_among_the_reads_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reads_that_wait_hold_no_place_among_the_reads_in_flight() -> None:
     """The gate is one for all origins: those that answer are read meanwhile."""
     world, other = CircuitFixture(200), CircuitFixture(1)
     other.gate = world.gate
-
-    async def body() -> None:
-        world.away()
-        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
-        await asyncio.sleep(2.0)
-        begun_s = asyncio.get_running_loop().time()
-        await other.call("read", "k0")
-        assert asyncio.get_running_loop().time() - begun_s < LIMITS.pause_s_max
-        assert world.gate.in_flight <= 1
-        world.faulty.mend()
-        await asyncio.gather(*calls)
-
-    run_virtual(body(), monkeypatch)
+    world.away()
+    calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+    await asyncio.sleep(2.0)
+    begun_s = asyncio.get_running_loop().time()
+    await other.call("read", "k0")
+    assert asyncio.get_running_loop().time() - begun_s < LIMITS.pause_s_max
+    assert world.gate.in_flight <= 1
+    world.faulty.mend()
+    await asyncio.gather(*calls)
 
 
-def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_does_not_shrink_the_window() -> None:
     world = CircuitFixture(100)
-
-    async def body() -> None:
-        await asyncio.gather(*(world.call("read", key) for key in world.versions))
-        limit = world.gate.window.limit
-        world.away()
-        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
-        await asyncio.sleep(10.0)
-        assert world.gate.window.limit == limit
-        world.faulty.mend()
-        await asyncio.gather(*calls)
-
-    run_virtual(body(), monkeypatch)
+    await asyncio.gather(*(world.call("read", key) for key in world.versions))
+    limit = world.gate.window.limit
+    world.away()
+    calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+    await asyncio.sleep(10.0)
+    assert world.gate.window.limit == limit
+    world.faulty.mend()
+    await asyncio.gather(*calls)
 
 
 @pytest.mark.parametrize(
@@ -154,127 +136,100 @@ def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -
     [PathNotFoundError("k"), OriginDeniedError("k"), VersionChangedError("k")],
     ids=lambda error: type(error).__name__,
 )
-def test_answers_about_keys_open_nothing(monkeypatch: pytest.MonkeyPatch, error: HeadraceError) -> None:
+async def test_answers_about_keys_open_nothing(error: HeadraceError) -> None:
     world = CircuitFixture(10)
-
-    async def body() -> None:
-        world.faulty.fail("head", error)
-        ended = await asyncio.gather(
-            *(world.call("head", key, 5.0) for key in [*world.versions] * 2), return_exceptions=True
-        )
-        assert all(isinstance(one, type(error)) for one in ended)
-        assert world.circuit.closed
-        await world.call("read", "k1")
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("head", error)
+    ended = await asyncio.gather(
+        *(world.call("head", key, 5.0) for key in [*world.versions] * 2), return_exceptions=True
+    )
+    assert all(isinstance(one, type(error)) for one in ended)
+    assert world.circuit.closed
+    await world.call("read", "k1")
 
 
-def test_one_call_that_fails_again_and_again_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_call_that_fails_again_and_again_opens_nothing() -> None:
     world = CircuitFixture(1)
-
-    async def body() -> None:
-        world.faulty.fail("head", PlannedFault.UNAVAILABLE)
-        with pytest.raises(OriginUnavailableError):
-            await world.call("head", "k0")
-        assert world.faulty.count("head") > LIMITS.failures_max
-        assert world.circuit.closed
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("head", PlannedFault.UNAVAILABLE)
+    with pytest.raises(OriginUnavailableError):
+        await world.call("head", "k0")
+    assert world.faulty.count("head") > LIMITS.failures_max
+    assert world.circuit.closed
 
 
-def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bad_key_holds_up_no_other() -> None:
     """However many want it: when the circuit opens for it, another key is the one that tries."""
     world = CircuitFixture(30)
-
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        world.faulty.fail("head", PlannedFault.UNAVAILABLE)
-        bad = [asyncio.ensure_future(world.call("head", "k0", 20.0)) for _ in range(50)]
-        await asyncio.sleep(1.0)
-        for key in [*world.versions][1:]:
-            begun_s = loop.time()
-            await world.call("read", key)
-            assert loop.time() - begun_s <= LIMITS.pause_s_max + 0.01
-        assert loop.time() - began_s < 20
-        ended = await asyncio.gather(*bad, return_exceptions=True)
-        assert all(isinstance(error, OriginUnavailableError) for error in ended)
-
-    run_virtual(body(), monkeypatch)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    world.faulty.fail("head", PlannedFault.UNAVAILABLE)
+    bad = [asyncio.ensure_future(world.call("head", "k0", 20.0)) for _ in range(50)]
+    await asyncio.sleep(1.0)
+    for key in [*world.versions][1:]:
+        begun_s = loop.time()
+        await world.call("read", key)
+        assert loop.time() - begun_s <= LIMITS.pause_s_max + 0.01
+    assert loop.time() - began_s < 20
+    ended = await asyncio.gather(*bad, return_exceptions=True)
+    assert all(isinstance(error, OriginUnavailableError) for error in ended)
 
 
-def test_a_probe_that_hears_nothing_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_that_hears_nothing_is_followed_by_another() -> None:
     world = CircuitFixture(20)
-
-    async def body() -> None:
-        world.away()
-        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
-        await asyncio.sleep(5.0)
-        world.away(PlannedFault.HANG)
-        await asyncio.sleep(5.0)
-        assert 1 <= world.faulty.hanging <= 6
-        world.faulty.mend()
-        silent = world.faulty.hanging
-        begun_s = asyncio.get_running_loop().time()
-        done, waiting = await asyncio.wait(calls, timeout=BACK_WITHIN_S)
-        assert asyncio.get_running_loop().time() - begun_s <= BACK_WITHIN_S
-        assert len(waiting) == silent and all(task.exception() is None for task in done)
-        for task in waiting:
-            task.cancel()
-
-    run_virtual(body(), monkeypatch)
+    world.away()
+    calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+    await asyncio.sleep(5.0)
+    world.away(PlannedFault.HANG)
+    await asyncio.sleep(5.0)
+    assert 1 <= world.faulty.hanging <= 6
+    world.faulty.mend()
+    silent = world.faulty.hanging
+    begun_s = asyncio.get_running_loop().time()
+    done, waiting = await asyncio.wait(calls, timeout=BACK_WITHIN_S)
+    assert asyncio.get_running_loop().time() - begun_s <= BACK_WITHIN_S
+    assert len(waiting) == silent and all(task.exception() is None for task in done)
+    for task in waiting:
+        task.cancel()
 
 
-def test_what_the_origin_asks_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_origin_asks_for_is_waited_for() -> None:
     """Retry-After: nobody asks before, and who can't wait so long is told at once."""
     world = CircuitFixture(50)
 
     async def wished(key: str, error: HeadraceError) -> float:
         return 8.0
 
-    async def body() -> None:
-        world.origin = RetryOrigin(world.faulty, world.circuit, wished)
-        world.away()
-        begun_s = asyncio.get_running_loop().time()
-        with pytest.raises(OriginUnavailableError):
-            await world.call("head", "k0", 5.0)
-        assert asyncio.get_running_loop().time() == begun_s
-        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
-        world.faulty.mend()
-        await asyncio.sleep(7.9)
-        assert world.asked() == 1
-        await asyncio.gather(*calls)
-        assert asyncio.get_running_loop().time() - begun_s == pytest.approx(8.0, abs=0.1)
-
-    run_virtual(body(), monkeypatch)
+    world.origin = RetryOrigin(world.faulty, world.circuit, wished)
+    world.away()
+    begun_s = asyncio.get_running_loop().time()
+    with pytest.raises(OriginUnavailableError):
+        await world.call("head", "k0", 5.0)
+    assert asyncio.get_running_loop().time() == begun_s
+    calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+    world.faulty.mend()
+    await asyncio.sleep(7.9)
+    assert world.asked() == 1
+    await asyncio.gather(*calls)
+    assert asyncio.get_running_loop().time() - begun_s == pytest.approx(8.0, abs=0.1)
 
 
-def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_share_of_failures_fails_no_read() -> None:
     """Every second request is refused for ten seconds."""
     world = CircuitFixture(300)
-
-    async def body() -> None:
-        world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=range(0, 100_000, 2))
-        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
-        await asyncio.sleep(10.0)
-        world.faulty.mend()
-        await asyncio.gather(*calls)
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=range(0, 100_000, 2))
+    calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+    await asyncio.sleep(10.0)
+    world.faulty.mend()
+    await asyncio.gather(*calls)
 
 
-def test_cancelled_waiters_are_forgotten_and_the_next_one_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_waiters_are_forgotten_and_the_next_one_tries() -> None:
     world = CircuitFixture(50)
-
-    async def body() -> None:
-        world.away()
-        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
-        await asyncio.sleep(3.0)
-        for task in calls[:-1]:
-            task.cancel()
-        await asyncio.gather(*calls[:-1], return_exceptions=True)
-        assert int(world.circuit.statistics()["waiting"]) <= 1
-        world.faulty.mend()
-        await asyncio.wait_for(calls[-1], BACK_WITHIN_S)
-
-    run_virtual(body(), monkeypatch)
+    world.away()
+    calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+    await asyncio.sleep(3.0)
+    for task in calls[:-1]:
+        task.cancel()
+    await asyncio.gather(*calls[:-1], return_exceptions=True)
+    assert int(world.circuit.statistics()["waiting"]) <= 1
+    world.faulty.mend()
+    await asyncio.wait_for(calls[-1], BACK_WITHIN_S)

@@ -13,9 +13,11 @@ from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeO
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
 from headrace.testing.faulty import FaultyOrigin, PlannedFault
-from tests.unit.origin.virtual_loop import run_virtual
 
 DATA = bytes(range(200))
+
+
+pytestmark = pytest.mark.virtual_time
 
 
 class SlowOrigin(MemoryOrigin):
@@ -59,122 +61,85 @@ class HedgeFixture:
         return loop.time() - begun_s
 
 
-def test_a_silent_read_is_asked_for_again_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_read_is_asked_for_again_and_ended() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        for _ in range(KNOWN):
-            await world.read()
-        assert world.hedging.reads_hedged == 0 and world.slow.asked == KNOWN
-        world.slow.delays_s = [1e9]
-        assert await world.read() == pytest.approx(LEAST_S + 0.02, abs=0.01)
-        assert world.hedging.reads_hedged == 1 and world.slow.asked == KNOWN + 2
-        world.slow.delays_s = [1e9, 1e9]
-        assert await world.read() == pytest.approx(3 * LEAST_S + 0.02, abs=0.01)
-
-    run_virtual(body(), monkeypatch)
+    for _ in range(KNOWN):
+        await world.read()
+    assert world.hedging.reads_hedged == 0 and world.slow.asked == KNOWN
+    world.slow.delays_s = [1e9]
+    assert await world.read() == pytest.approx(LEAST_S + 0.02, abs=0.01)
+    assert world.hedging.reads_hedged == 1 and world.slow.asked == KNOWN + 2
+    world.slow.delays_s = [1e9, 1e9]
+    assert await world.read() == pytest.approx(3 * LEAST_S + 0.02, abs=0.01)
 
 
-def test_the_first_read_of_all_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_read_of_all_is_not_waited_for_either() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.slow.delays_s = [1e9]
-        assert await world.read() < LEAST_S + 1
-
-    run_virtual(body(), monkeypatch)
+    world.slow.delays_s = [1e9]
+    assert await world.read() < LEAST_S + 1
 
 
-def test_what_is_slow_as_a_whole_is_asked_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_slow_as_a_whole_is_asked_little_more() -> None:
     world, reads = HedgeFixture(), 400
-
-    async def body() -> None:
-        world.slow.usual_s = 10.0
-        for _ in range(reads // 8):
-            await asyncio.gather(*(read() for _ in range(8)))
-        assert world.hedging.reads_hedged <= AT_ONCE
-        world.slow.usual_s = 100.0  # and now it is ten times as slow
-        for _ in range(reads // 8):
-            await asyncio.gather(*(read() for _ in range(8)))
-        assert world.slow.asked <= 2 * reads * (1 + SHARE) + AT_ONCE
 
     async def read() -> None:
         deadline = Deadline.after(600)
         await world.origin.read_range("f", 0, len(DATA), version=world.version, deadline=deadline)
 
-    run_virtual(body(), monkeypatch)
+    world.slow.usual_s = 10.0
+    for _ in range(reads // 8):
+        await asyncio.gather(*(read() for _ in range(8)))
+    assert world.hedging.reads_hedged <= AT_ONCE
+    world.slow.usual_s = 100.0  # and now it is ten times as slow
+    for _ in range(reads // 8):
+        await asyncio.gather(*(read() for _ in range(8)))
+    assert world.slow.asked <= 2 * reads * (1 + SHARE) + AT_ONCE
 
 
-def test_the_first_good_answer_counts_and_a_good_one_that_is_late_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_first_good_answer_counts_and_a_good_one_that_is_late_too() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.slow.delays_s = [LEAST_S + 1.0, 1e9, 1e9]
-        assert await world.read() == pytest.approx(LEAST_S + 1.0, abs=0.01)
-
-    run_virtual(body(), monkeypatch)
+    world.slow.delays_s = [LEAST_S + 1.0, 1e9, 1e9]
+    assert await world.read() == pytest.approx(LEAST_S + 1.0, abs=0.01)
 
 
-def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG, numbers=0)
-        world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=1)
-        assert await world.read() < LEAST_S + 1.0
-        assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("read", PlannedFault.HANG, numbers=0)
+    world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=1)
+    assert await world.read() < LEAST_S + 1.0
+    assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
 
 
-def test_an_answer_that_it_is_another_version_ends_both(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_it_is_another_version_ends_both() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG, numbers=0)
-        world.faulty.fail("read", PlannedFault.CHANGED, numbers=1)
-        with pytest.raises(VersionChangedError):
-            await world.read()
-        assert world.faulty.hanging == 0
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("read", PlannedFault.HANG, numbers=0)
+    world.faulty.fail("read", PlannedFault.CHANGED, numbers=1)
+    with pytest.raises(VersionChangedError):
+        await world.read()
+    assert world.faulty.hanging == 0
 
 
-def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG)
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        with pytest.raises((DeadlineExceededError, OriginUnavailableError)):
-            await world.read(timeout_s=20.0)
-        assert loop.time() - begun_s == pytest.approx(20.0, abs=0.1)
-        assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("read", PlannedFault.HANG)
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    with pytest.raises((DeadlineExceededError, OriginUnavailableError)):
+        await world.read(timeout_s=20.0)
+    assert loop.time() - begun_s == pytest.approx(20.0, abs=0.1)
+    assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
 
 
-def test_a_cancel_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancel_leaves_nothing_under_way() -> None:
     world = HedgeFixture()
-
-    async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG)
-        read = asyncio.ensure_future(world.read())
-        await asyncio.sleep(LEAST_S + 1.0)
-        assert world.faulty.hanging == 2
-        read.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await read
-        assert world.faulty.hanging == 0
-
-    run_virtual(body(), monkeypatch)
+    world.faulty.fail("read", PlannedFault.HANG)
+    read = asyncio.ensure_future(world.read())
+    await asyncio.sleep(LEAST_S + 1.0)
+    assert world.faulty.hanging == 2
+    read.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await read
+    assert world.faulty.hanging == 0
 
 
 def test_what_is_slow_goes_by_what_reads_of_that_size_took() -> None:

@@ -4,9 +4,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -21,21 +20,18 @@ from headrace.base.errors import (
 from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.threads import Threads
-from headrace.testing.origin_suite import listing_of, read, run, soon
-
-Result = TypeVar("Result")
+from headrace.testing.origin_suite import listing_of, opened, read, soon
 
 
-def at(folder: Path, body: Callable[[Origin], Awaitable[Result]]) -> Result:
-    return run(lambda: LocalOrigin(str(folder)), body)
+def at(folder: Path) -> AbstractAsyncContextManager[Origin]:
+    return opened(LocalOrigin(str(folder)))
 
 
-def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+async def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     name = b"caf\xe9-\xff"
     with open(os.path.join(os.fsencode(tmp_path), name), "wb") as file:
         file.write(b"latin")
-
-    async def body(origin: Origin) -> None:
+    async with at(tmp_path) as origin:
         key = os.fsdecode(name)
         listing = await listing_of(origin, "")
         info = await origin.head(key, deadline=soon())
@@ -45,10 +41,8 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
             await origin.head(key + "x", deadline=soon())
         str(caught.value).encode()  # can be printed
 
-    at(tmp_path, body)
 
-
-def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> None:
+async def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1234")
     (tmp_path / "folder").mkdir()
     (tmp_path / "to-file").symlink_to("file")
@@ -56,8 +50,7 @@ def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> None:
     (tmp_path / "to-nothing").symlink_to("none")
     (tmp_path / "to-itself").symlink_to("to-itself")
     os.mkfifo(tmp_path / "pipe")
-
-    async def body(origin: Origin) -> None:
+    async with at(tmp_path) as origin:
         found = await listing_of(origin, "")
         assert set(found.objects) == {"file", "to-file"}
         assert found.directories == {"folder", "to-folder"}
@@ -65,48 +58,39 @@ def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> None:
             with pytest.raises(PathNotFoundError):
                 await origin.head(key, deadline=soon())
 
-    at(tmp_path, body)
 
-
-def test_a_file_changed_in_place_is_noticed_by_the_listing_too(tmp_path: Path) -> None:
+async def test_a_file_changed_in_place_is_noticed_by_the_listing_too(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1234")
-
-    async def body(origin: Origin) -> None:
+    async with at(tmp_path) as origin:
         before = (await listing_of(origin, "")).objects["f"]
         with (tmp_path / "f").open("r+b") as file:
             file.write(b"5")
         os.utime(tmp_path / "f", ns=(1, 1))
         assert (await listing_of(origin, "")).objects["f"] != before
 
-    at(tmp_path, body)
 
-
-def test_an_attached_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    async def body(origin: Origin) -> None:
+async def test_an_attached_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    async with at(tmp_path / "none") as origin:
         with pytest.raises(BucketNotFoundError):
             await listing_of(origin, "")
 
-    at(tmp_path / "none", body)
 
-
-def test_the_systems_timeout_is_not_our_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_systems_timeout_is_not_our_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lstat(path: SafePath) -> os.stat_result:
         raise OSError(errno.ETIMEDOUT, "nfs")
 
     monkeypatch.setattr(SafePath, "lstat", lstat)
-
-    async def body(origin: Origin) -> None:
+    async with at(tmp_path) as origin:
         with pytest.raises(OriginUnavailableError):
             await origin.head("f", deadline=soon())
 
-    at(tmp_path, body)
 
-
-def test_a_thread_that_hangs_keeps_no_one_from_the_deadline_or_from_other_origins() -> None:
+async def test_a_thread_that_hangs_keeps_no_one_from_the_deadline_or_from_other_origins() -> None:
     hung, free = Threads(), Threads()
     go_on = threading.Event()
-
-    async def body() -> None:
+    try:
         calls = [hung.call(go_on.wait, "nas", Deadline.after(0.05)) for _ in range(100)]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, DeadlineExceededError)
@@ -116,8 +100,5 @@ def test_a_thread_that_hangs_keeps_no_one_from_the_deadline_or_from_other_origin
         with pytest.raises(OriginUnavailableError):
             await hung.call(lambda: 5, "nas", Deadline.after(5))
         free.close()
-
-    try:
-        asyncio.run(body())
     finally:
         go_on.set()

@@ -26,7 +26,7 @@ from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.local_write import STALE_S, put_file, sweep
 from headrace.origin.origin import HIDDEN, Absent, Condition
 from headrace.origin.source import BytesPutSource, FilePutSource
-from headrace.testing.origin_suite import listing_of, run
+from headrace.testing.origin_suite import listing_of, opened
 
 NEVER = Deadline.never()
 VersionOf = Callable[[os.stat_result], Version]
@@ -237,21 +237,18 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "d" / "target").read_bytes() == b"ours"
 
 
-def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
+async def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
     """Else we wrote beneath the mountpoint of a disk that is away."""
     root = tmp_path / "mnt" / "nas"
-
-    async def body(origin: LocalOrigin) -> None:
-        for key in ("f", "a/b/f"):
-            with pytest.raises(BucketNotFoundError):
-                await origin.put(
-                    key, BytesPutSource(b"x"), condition=None, attributes=Attributes(), deadline=NEVER
-                )
-            with pytest.raises(BucketNotFoundError):
-                await origin.make_directory(key, deadline=NEVER)
-        await origin.close()
-
-    asyncio.run(body(LocalOrigin(str(root))))
+    origin = LocalOrigin(str(root))
+    for key in ("f", "a/b/f"):
+        with pytest.raises(BucketNotFoundError):
+            await origin.put(
+                key, BytesPutSource(b"x"), condition=None, attributes=Attributes(), deadline=NEVER
+            )
+        with pytest.raises(BucketNotFoundError):
+            await origin.make_directory(key, deadline=NEVER)
+    await origin.close()
     assert os.listdir(tmp_path) == []
 
 
@@ -280,7 +277,7 @@ asyncio.run(origin.put("f", ours, condition=None, attributes=Attributes(), deadl
 
 
 @pytest.mark.parametrize(("step", "expected"), [("origin.filled", b"old"), ("origin.named", b"ours")])
-def test_a_killed_put_leaves_the_old_or_the_new(tmp_path: Path, step: str, expected: bytes) -> None:
+async def test_a_killed_put_leaves_the_old_or_the_new(tmp_path: Path, step: str, expected: bytes) -> None:
     path, _ = old_file(tmp_path)
     died = subprocess.run(
         [sys.executable, "-c", _PUT, str(tmp_path)],
@@ -292,12 +289,9 @@ def test_a_killed_put_leaves_the_old_or_the_new(tmp_path: Path, step: str, expec
     assert path.read_bytes() == expected
     left = [name for name in os.listdir(tmp_path) if name.startswith(HIDDEN)]
     assert len(left) == (step == "origin.filled")
-
-    async def body(origin: LocalOrigin) -> None:
+    async with opened(LocalOrigin(str(tmp_path))) as origin:
         assert set((await listing_of(origin, "")).objects) == {"f"}
         await origin.remove("f", condition=None, deadline=NEVER)
-
-    run(lambda: LocalOrigin(str(tmp_path)), body)  # type: ignore[arg-type]
 
 
 def test_what_crashes_left_is_swept_when_it_is_old(tmp_path: Path) -> None:

@@ -14,28 +14,24 @@ from tests.unit.origin.clock import FakeClock
 NEVER = Deadline.never()
 
 
-def test_calls_errors_bytes_and_pages_are_counted() -> None:
+async def test_calls_errors_bytes_and_pages_are_counted() -> None:
     memory = MemoryOrigin(page_size=2)
     version = memory.hold("f", b"0123456789")
     for n in range(4):
         memory.hold(f"g{n}", b"x")
     faulty = FaultyOrigin(memory)
     origin = MeasureOrigin(faulty)
-
-    async def body() -> None:
-        await origin.head("f", deadline=NEVER)
-        with pytest.raises(PathNotFoundError):
-            await origin.head("none", deadline=NEVER)
-        await origin.read_range("f", 2, 9, version=version, deadline=NEVER)
-        faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=0)
-        with pytest.raises(OriginUnavailableError):
-            await origin.read_range("f", 0, 10, version=version, deadline=NEVER)
-        assert len([page async for page in origin.list_directory("", deadline=NEVER)]) == 3
-        faulty.fail("list", PlannedFault.HALF)
-        with pytest.raises(OriginUnavailableError):
-            _ = [page async for page in origin.list_directory("", deadline=NEVER)]
-
-    asyncio.run(body())
+    await origin.head("f", deadline=NEVER)
+    with pytest.raises(PathNotFoundError):
+        await origin.head("none", deadline=NEVER)
+    await origin.read_range("f", 2, 9, version=version, deadline=NEVER)
+    faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=0)
+    with pytest.raises(OriginUnavailableError):
+        await origin.read_range("f", 0, 10, version=version, deadline=NEVER)
+    assert len([page async for page in origin.list_directory("", deadline=NEVER)]) == 3
+    faulty.fail("list", PlannedFault.HALF)
+    with pytest.raises(OriginUnavailableError):
+        _ = [page async for page in origin.list_directory("", deadline=NEVER)]
     found = origin.statistics()
     assert found["head_requests"] == 2 and found["head_errors"] == 1
     assert found["read_requests"] == 2 and found["read_errors"] == 1
@@ -44,7 +40,7 @@ def test_calls_errors_bytes_and_pages_are_counted() -> None:
     assert found["bytes_read"] == 7
 
 
-def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
+async def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
     class Slow(MemoryOrigin):
         async def head(self, key: str, *, deadline: Deadline):  # type: ignore[no-untyped-def]
             clock.now_s += 2.0 if key == "slow" else 0.5
@@ -54,27 +50,19 @@ def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
     slow.hold("slow", b"")
     slow.hold("fast", b"")
     origin = MeasureOrigin(slow)
-
-    async def body() -> None:
-        for key in ("slow", "fast", "fast"):
-            await origin.head(key, deadline=NEVER)
-
-    asyncio.run(body())
+    for key in ("slow", "fast", "fast"):
+        await origin.head(key, deadline=NEVER)
     assert origin.statistics()["head_latency_s_sum"] == pytest.approx(3.0)
     assert origin.statistics()["head_latency_s_max"] == pytest.approx(2.0)
 
 
-def test_a_cancelled_call_is_no_request() -> None:
+async def test_a_cancelled_call_is_no_request() -> None:
     faulty = FaultyOrigin(MemoryOrigin())
     faulty.fail("head", PlannedFault.HANG)
     origin = MeasureOrigin(faulty)
-
-    async def body() -> None:
-        call = asyncio.ensure_future(origin.head("f", deadline=Deadline.after(60)))
-        await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.wait([call])
-
-    asyncio.run(body())
+    call = asyncio.ensure_future(origin.head("f", deadline=Deadline.after(60)))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
     assert origin.statistics()["requests"] == 0
     assert faulty.hanging == 0

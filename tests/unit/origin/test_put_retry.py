@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -51,23 +50,19 @@ class Setting:
 
 @pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])
 @pytest.mark.parametrize("fault", [PlannedFault.LOST, PlannedFault.UNAVAILABLE])
-def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: PlannedFault) -> None:
+async def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: PlannedFault) -> None:
     setting = Setting()
     condition: Condition = Absent() if over == "nothing" else None
     if over == "a-version":
         condition = setting.memory.hold("f", b"old")
     setting.faulty.fail("put", fault, numbers=range(FAILURES))
-
-    async def body() -> None:
-        info = await put(setting.origin, b"ours", condition)
-        assert info.version == (await setting.memory.head("f", deadline=NEVER)).version
-        assert await setting.now() == b"ours"
-
-    asyncio.run(body())
+    info = await put(setting.origin, b"ours", condition)
+    assert info.version == (await setting.memory.head("f", deadline=NEVER)).version
+    assert await setting.now() == b"ours"
     assert setting.faulty.count("put") == (1 if fault is PlannedFault.LOST else FAILURES + 1)
 
 
-def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
+async def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
     setting = Setting()
     setting.faulty.fail("put", PlannedFault.LOST, numbers=0)
 
@@ -76,127 +71,94 @@ def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> Non
             setting.memory.hold("f", b"theirs")  # between our put, whose answer is lost, and our looking
             return await super().head(key, deadline=deadline)
 
-    async def body() -> None:
-        with pytest.raises(ConflictError):
-            await put(RetryOrigin(Meddler(setting.faulty)), b"ours", Absent())
-        assert await setting.now() == b"theirs"
-
-    asyncio.run(body())
+    with pytest.raises(ConflictError):
+        await put(RetryOrigin(Meddler(setting.faulty)), b"ours", Absent())
+    assert await setting.now() == b"theirs"
 
 
-def test_a_conflict_is_not_tried_again(clock: FakeClock) -> None:
+async def test_a_conflict_is_not_tried_again(clock: FakeClock) -> None:
     setting = Setting()
     setting.memory.hold("f", b"theirs")
-
-    async def body() -> None:
-        with pytest.raises(ConflictError):
-            await put(setting.origin, b"ours", Absent())
-        assert await setting.now() == b"theirs"
-
-    asyncio.run(body())
+    with pytest.raises(ConflictError):
+        await put(setting.origin, b"ours", Absent())
+    assert await setting.now() == b"theirs"
     assert setting.faulty.count("put") == 1 and not clock.slept
 
 
-def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock) -> None:
+async def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock) -> None:
     """Persisting comes back to it by itself, and must not hold a place for as long as the origin may take."""
     setting, begun_s = Setting(), clock.now_s
     setting.faulty.fail("put", PlannedFault.UNAVAILABLE)
     deadline = Deadline.after(600, patience_s=PATIENCE_S)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(put(setting.origin, b"ours", None, deadline))
+        await put(setting.origin, b"ours", None, deadline)
     assert clock.now_s - begun_s <= PATIENCE_S
     assert 3 <= setting.faulty.count("put") <= 10
 
 
-def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
+async def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
     setting = Setting()
     version = setting.memory.hold("f", b"old")
     setting.faulty.fail("remove", PlannedFault.LOST, numbers=0)
-
-    async def body() -> None:
-        await setting.origin.remove("f", condition=version, deadline=NEVER)
-        with pytest.raises(PathNotFoundError):
-            await setting.now()
-        with pytest.raises(PathNotFoundError):  # nothing was lost this time: there is none
-            await setting.origin.remove("f", condition=None, deadline=NEVER)
-
-    asyncio.run(body())
+    await setting.origin.remove("f", condition=version, deadline=NEVER)
+    with pytest.raises(PathNotFoundError):
+        await setting.now()
+    with pytest.raises(PathNotFoundError):  # nothing was lost this time: there is none
+        await setting.origin.remove("f", condition=None, deadline=NEVER)
 
 
-def test_folders_are_tried_again(clock: FakeClock) -> None:
+async def test_folders_are_tried_again(clock: FakeClock) -> None:
     setting = Setting()
     setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, numbers=0)
-
-    async def body() -> None:
-        await setting.origin.make_directory("d", deadline=NEVER)
-        setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, numbers=0)
-        await setting.origin.remove_directory("d", deadline=NEVER)
-
-    asyncio.run(body())
+    await setting.origin.make_directory("d", deadline=NEVER)
+    setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, numbers=0)
+    await setting.origin.remove_directory("d", deadline=NEVER)
     assert setting.faulty.count("directory") == 4
 
 
-def test_puts_are_measured(clock: FakeClock) -> None:
+async def test_puts_are_measured(clock: FakeClock) -> None:
     setting = Setting()
     origin = MeasureOrigin(setting.faulty)
-
-    async def body() -> None:
-        await put(origin, b"12345", Absent())
-        setting.faulty.fail("put", OriginError("f", why="by plan"), numbers=0)
-        with pytest.raises(OriginError):
-            await put(origin, b"1", None)
-        await origin.remove("f", condition=None, deadline=NEVER)
-        await origin.make_directory("d", deadline=NEVER)
-
-    asyncio.run(body())
+    await put(origin, b"12345", Absent())
+    setting.faulty.fail("put", OriginError("f", why="by plan"), numbers=0)
+    with pytest.raises(OriginError):
+        await put(origin, b"1", None)
+    await origin.remove("f", condition=None, deadline=NEVER)
+    await origin.make_directory("d", deadline=NEVER)
     found = origin.statistics()
     assert found["put_requests"] == 2 and found["put_errors"] == 1
     assert found["remove_requests"] == found["directory_requests"] == 1
     assert found["bytes_written"] == 5 and found["requests"] == 4
 
 
-def test_puts_come_at_the_rate(clock: FakeClock) -> None:
+async def test_puts_come_at_the_rate(clock: FakeClock) -> None:
     origin = ThrottleOrigin(MemoryOrigin(), OriginLimits(bytes_per_s=100.0))
     begun_s = clock.now_s
-
-    async def body() -> None:
-        for _ in range(10):
-            await put(origin, b"x" * 100, None)
-
-    asyncio.run(body())
+    for _ in range(10):
+        await put(origin, b"x" * 100, None)
     assert clock.now_s - begun_s == pytest.approx(10.0, abs=1.0)
 
 
-def test_a_large_put_is_paid_for_part_by_part() -> None:
+async def test_a_large_put_is_paid_for_part_by_part() -> None:
     """It takes as long as its bytes take at the rate, less what was unused before."""
     size, rate = 24 << 20, 200.0 * (1 << 20)
     memory = MemoryOrigin()
     origin = ThrottleOrigin(memory, OriginLimits(bytes_per_s=rate))
     data = bytes(size)
-
-    async def body() -> float:
-        begun_s = time.monotonic()
-        await put(origin, b"x" * (50 << 20), None)  # all that was unused
-        await put(origin, data, None)
-        return time.monotonic() - begun_s
-
-    took_s = asyncio.run(body())
+    begun_s = time.monotonic()
+    await put(origin, b"x" * (50 << 20), None)  # all that was unused
+    await put(origin, data, None)
+    took_s = time.monotonic() - begun_s
     assert took_s >= 0.9 * (size - rate * BURST_S + (50 << 20)) / rate
-    found = asyncio.run(memory.head("f", deadline=NEVER))
+    found = await memory.head("f", deadline=NEVER)
     assert found.version.size_bytes == size
 
 
-def test_a_large_put_that_would_be_late_is_refused() -> None:
+async def test_a_large_put_that_would_be_late_is_refused() -> None:
     memory = MemoryOrigin()
     origin = ThrottleOrigin(memory, OriginLimits(bytes_per_s=1000.0))
     source = BytesPutSource(bytes(9 << 20))
-
-    async def body() -> None:
-        with pytest.raises(DeadlineExceededError):
-            await origin.put(
-                "f", source, condition=None, attributes=Attributes(), deadline=Deadline.after(60)
-            )
-        with pytest.raises(PathNotFoundError):
-            await memory.head("f", deadline=NEVER)
-
-    asyncio.run(body())
+    with pytest.raises(DeadlineExceededError):
+        await origin.put("f", source, condition=None, attributes=Attributes(), deadline=Deadline.after(60))
+    with pytest.raises(PathNotFoundError):
+        await memory.head("f", deadline=NEVER)

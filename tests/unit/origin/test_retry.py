@@ -54,34 +54,34 @@ CALLS: dict[str, Callable[[Origin, Version, Deadline], Coroutine[None, None, Non
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
+async def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
     setting, failures = Setting(), 40
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE, numbers=range(failures))
-    asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
+    await CALLS[call](setting.origin, setting.version, Deadline.after(60))
     assert setting.faulty.count(call) == failures + 1
     assert len(clock.slept) == failures
     assert 20 < sum(clock.slept) < 60
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
+async def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
     setting, begun_s = Setting(), clock.now_s
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
+        await CALLS[call](setting.origin, setting.version, Deadline.after(60))
     assert 60 - PAUSE_S_MAX <= clock.now_s - begun_s <= 60
     assert setting.faulty.count(call) <= 60 / (PAUSE_S_MAX / 2) + 6
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str) -> None:
+async def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str) -> None:
     """Patience counts from the first failure: a call may take long before it fails."""
     setting, begun_s = Setting(), clock.now_s
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     deadline = Deadline.after(60, patience_s=1.5)
     clock.now_s += 30
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(CALLS[call](setting.origin, setting.version, deadline))
+        await CALLS[call](setting.origin, setting.version, deadline)
     assert 30.2 < clock.now_s - begun_s <= 31.5
     assert 3 <= setting.faulty.count(call) <= 10
 
@@ -98,23 +98,25 @@ def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str)
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_will_not_mend_is_raised_at_once(clock: FakeClock, call: str, error: HeadraceError) -> None:
+async def test_what_will_not_mend_is_raised_at_once(
+    clock: FakeClock, call: str, error: HeadraceError
+) -> None:
     setting = Setting()
     setting.faulty.fail(call, error)
     with pytest.raises(type(error)):
-        asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.never()))
+        await CALLS[call](setting.origin, setting.version, Deadline.never())
     assert setting.faulty.count(call) == 1
     assert not clock.slept
 
 
-def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeClock) -> None:
+async def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeClock) -> None:
     longest = [min(PAUSE_S_MAX, PAUSE_S * 2**n) for n in range(12)]
     drawn: list[list[float]] = []
     for _ in range(60):
         setting = Setting()
         setting.faulty.fail("head", PlannedFault.UNAVAILABLE, numbers=range(len(longest)))
         clock.slept.clear()
-        asyncio.run(_head(setting.origin, setting.version, Deadline.never()))
+        await _head(setting.origin, setting.version, Deadline.never())
         assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.slept, longest, strict=True))
         drawn.append(list(clock.slept))
     for pauses, limit in zip(zip(*drawn, strict=True), longest, strict=True):
@@ -122,18 +124,20 @@ def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeCloc
         assert min(pauses) < limit * 0.75 < max(pauses)
 
 
-def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
+async def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
     for within_s in (0.01, 0.1, 0.5, 2.0):
         setting = Setting()
         setting.faulty.fail("head", PlannedFault.UNAVAILABLE)
         deadline = Deadline.after(within_s)
         with pytest.raises(OriginUnavailableError):
-            asyncio.run(_head(setting.origin, setting.version, deadline))
+            await _head(setting.origin, setting.version, deadline)
         assert clock.now_s <= deadline.at_s
 
 
 @pytest.mark.parametrize("breaks", [1, 3])
-def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: FakeClock, breaks: int) -> None:
+async def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(
+    clock: FakeClock, breaks: int
+) -> None:
     memory = MemoryOrigin(page_size=2)
     names = [f"f{n}" for n in range(5)] + ["d/x"]
     for name in names:
@@ -141,47 +145,39 @@ def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: Fa
     faulty = FaultyOrigin(memory)
     origin = RetryOrigin(faulty)
     faulty.fail("list", PlannedFault.HALF, numbers=range(breaks))
-
-    async def body() -> tuple[list[str], list[str]]:
-        pages = [page async for page in origin.list_directory("", deadline=Deadline.after(60))]
-        return (
-            [info.key for page in pages for info in page.objects],
-            [name for page in pages for name in page.directories],
-        )
-
-    keys, folders = asyncio.run(body())
+    pages = [page async for page in origin.list_directory("", deadline=Deadline.after(60))]
+    keys, folders = (
+        [info.key for page in pages for info in page.objects],
+        [name for page in pages for name in page.directories],
+    )
     assert sorted(keys) == sorted(names[:-1]) and folders == ["d"]
     assert faulty.count("list") == breaks + 1
 
 
-def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock: FakeClock) -> None:
+async def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock: FakeClock) -> None:
     setting = Setting()
     setting.faulty.fail("list", PlannedFault.HALF)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(_list(setting.origin, setting.version, Deadline.after(30)))
+        await _list(setting.origin, setting.version, Deadline.after(30))
     assert setting.faulty.count("list") <= 30 / (PAUSE_S_MAX / 2) + 6
 
 
-def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
+async def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
     setting = Setting()
     setting.faulty.fail("read", PlannedFault.HANG)
     with pytest.raises(DeadlineExceededError):
-        asyncio.run(_read(setting.origin, setting.version, Deadline.after(0.05)))
+        await _read(setting.origin, setting.version, Deadline.after(0.05))
     assert setting.faulty.count("read") == 1
     assert setting.faulty.hanging == 0
 
 
-def test_a_cancel_ends_the_wait() -> None:
+async def test_a_cancel_ends_the_wait() -> None:
     setting = Setting()
     setting.faulty.fail("head", PlannedFault.UNAVAILABLE)
-
-    async def body() -> None:
-        task = asyncio.ensure_future(setting.origin.head("f", deadline=Deadline.never()))
-        for _ in range(5):  # well within its first pause
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(body())
+    task = asyncio.ensure_future(setting.origin.head("f", deadline=Deadline.never()))
+    for _ in range(5):  # well within its first pause
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert setting.faulty.count("head") == 1

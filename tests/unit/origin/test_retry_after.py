@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import http.server
 import threading
 from collections.abc import Iterator
@@ -79,31 +78,23 @@ def options_of(server: _Server) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("status", "waits"), [(503, True), (429, True), (500, False)])
-def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> None:
+async def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> None:
     """obstore tells no header of a failed answer: the store is asked for it once."""
     server.status, server.retry_after = status, "20"
     origin = build_origin("s3://bucket", options_of(server))
-
-    async def body() -> None:
-        with pytest.raises(OriginUnavailableError):
-            await origin.head("f", deadline=Deadline.after(10 if waits else 0.3))
-        assert not waits or server.requests == 2
-        assert origin.circuit.closed != waits
-        assert (float(origin.statistics()["next_try_s"]) > 15) == waits
-        await origin.close()
-
-    asyncio.run(body())
+    with pytest.raises(OriginUnavailableError):
+        await origin.head("f", deadline=Deadline.after(10 if waits else 0.3))
+    assert not waits or server.requests == 2
+    assert origin.circuit.closed != waits
+    assert (float(origin.statistics()["next_try_s"]) > 15) == waits
+    await origin.close()
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, OriginDeniedError), (404, BucketNotFoundError)])
-def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, kind: type[Exception]) -> None:
+async def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, kind: type[Exception]) -> None:
     server.status, server.retry_after = status, "20"
     origin = build_origin("s3://bucket", options_of(server))
-
-    async def body() -> None:
-        with pytest.raises(kind):
-            await origin.head("f", deadline=Deadline.after(5))
-        assert origin.circuit.closed
-        await origin.close()
-
-    asyncio.run(body())
+    with pytest.raises(kind):
+        await origin.head("f", deadline=Deadline.after(5))
+    assert origin.circuit.closed
+    await origin.close()

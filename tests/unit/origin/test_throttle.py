@@ -23,101 +23,73 @@ def setting(limits: OriginLimits) -> tuple[FaultyOrigin, ThrottleOrigin, Version
     return faulty, ThrottleOrigin(faulty, limits), version
 
 
-def test_no_limit_waits_for_nothing(clock: FakeClock) -> None:
+async def test_no_limit_waits_for_nothing(clock: FakeClock) -> None:
     _, origin, version = setting(OriginLimits())
-
-    async def body() -> None:
-        for _ in range(100):
-            await origin.head("f", deadline=Deadline.never())
-            await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.never())
-
-    asyncio.run(body())
+    for _ in range(100):
+        await origin.head("f", deadline=Deadline.never())
+        await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.never())
     assert not clock.slept
 
 
 @pytest.mark.parametrize("rate", [2.0, 10.0, 500.0])
-def test_requests_come_at_the_rate(clock: FakeClock, rate: float) -> None:
+async def test_requests_come_at_the_rate(clock: FakeClock, rate: float) -> None:
     _, origin, _ = setting(OriginLimits(requests_per_s=rate))
     begun_s, count = clock.now_s, 200
-
-    async def body() -> None:
-        for _ in range(count):
-            await origin.head("f", deadline=Deadline.never())
-
-    asyncio.run(body())
+    for _ in range(count):
+        await origin.head("f", deadline=Deadline.never())
     took_s = clock.now_s - begun_s
     assert count / rate - BURST_S - 1 / rate <= took_s <= count / rate
 
 
 @pytest.mark.parametrize("rate", [100.0, 4000.0])
-def test_bytes_come_at_the_rate_also_when_a_read_is_more_than_the_burst(
+async def test_bytes_come_at_the_rate_also_when_a_read_is_more_than_the_burst(
     clock: FakeClock, rate: float
 ) -> None:
     _, origin, version = setting(OriginLimits(bytes_per_s=rate))
     begun_s, count = clock.now_s, 20
-
-    async def body() -> None:
-        for _ in range(count):
-            await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.never())
-
-    asyncio.run(body())
+    for _ in range(count):
+        await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.never())
     took_s = clock.now_s - begun_s
     assert count * SIZE / rate - BURST_S <= took_s <= count * SIZE / rate
 
 
-def test_idle_time_is_kept_for_a_short_burst_only(clock: FakeClock) -> None:
+async def test_idle_time_is_kept_for_a_short_burst_only(clock: FakeClock) -> None:
     _, origin, _ = setting(OriginLimits(requests_per_s=100.0))
     clock.now_s += 3600
-
-    async def body() -> None:
-        for _ in range(int(100 * BURST_S)):
-            await origin.head("f", deadline=Deadline.never())
-        assert not clock.slept
+    for _ in range(int(100 * BURST_S)):
         await origin.head("f", deadline=Deadline.never())
-        assert sum(clock.slept) == pytest.approx(0.01, abs=0.01)
+    assert not clock.slept
+    await origin.head("f", deadline=Deadline.never())
+    assert sum(clock.slept) == pytest.approx(0.01, abs=0.01)
 
-    asyncio.run(body())
 
-
-def test_a_wait_beyond_the_deadline_is_refused_at_once_and_takes_nothing(clock: FakeClock) -> None:
+async def test_a_wait_beyond_the_deadline_is_refused_at_once_and_takes_nothing(clock: FakeClock) -> None:
     faulty, origin, version = setting(OriginLimits(bytes_per_s=100.0))
-
-    async def body() -> None:
-        for _ in range(50):
-            with pytest.raises(DeadlineExceededError):
-                await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(1))
-        assert not clock.slept and faulty.count("read") == 0
-        await origin.read_range("f", 0, 20, version=version, deadline=Deadline.after(1))
-
-    asyncio.run(body())
+    for _ in range(50):
+        with pytest.raises(DeadlineExceededError):
+            await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(1))
+    assert not clock.slept and faulty.count("read") == 0
+    await origin.read_range("f", 0, 20, version=version, deadline=Deadline.after(1))
 
 
-def test_what_the_bytes_refuse_costs_no_request(clock: FakeClock) -> None:
+async def test_what_the_bytes_refuse_costs_no_request(clock: FakeClock) -> None:
     faulty, origin, version = setting(OriginLimits(requests_per_s=4.0, bytes_per_s=100.0))
-
-    async def body() -> None:
-        for _ in range(50):
-            with pytest.raises(DeadlineExceededError):
-                await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(1))
-        await origin.head("f", deadline=Deadline.after(0.5))
-
-    asyncio.run(body())
+    for _ in range(50):
+        with pytest.raises(DeadlineExceededError):
+            await origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(1))
+    await origin.head("f", deadline=Deadline.after(0.5))
     assert not clock.slept
     assert faulty.asked == [("head", "f")]
 
 
-def test_a_page_is_a_request(clock: FakeClock) -> None:
+async def test_a_page_is_a_request(clock: FakeClock) -> None:
     _, origin, _ = setting(OriginLimits(requests_per_s=1.0))
     begun_s = clock.now_s
-
-    async def body() -> int:
-        return len([page async for page in origin.list_directory("", deadline=Deadline.never())])
-
-    assert asyncio.run(body()) == 2
+    assert len([page async for page in origin.list_directory("", deadline=Deadline.never())]) == 2
     assert 1.0 <= clock.now_s - begun_s <= 3.0
 
 
-def test_no_more_calls_at_one_time_than_allowed() -> None:
+async def test_no_more_calls_at_one_time_than_allowed() -> None:
     faulty, origin, version = setting(OriginLimits(concurrency_max=3))
     faulty.fail("read", PlannedFault.HANG)
     most = 0
@@ -132,47 +104,36 @@ def test_no_more_calls_at_one_time_than_allowed() -> None:
             most = max(most, faulty.hanging)
             await asyncio.sleep(0)
 
-    async def body() -> None:
-        await asyncio.gather(watch(), *(one() for _ in range(10)))
-        assert faulty.hanging == 0
-        faulty.mend()
-        for _ in range(7):  # each slot came back
-            await origin.read_range("f", 0, 9, version=version, deadline=Deadline.after(1))
-
-    asyncio.run(body())
+    await asyncio.gather(watch(), *(one() for _ in range(10)))
+    assert faulty.hanging == 0
+    faulty.mend()
+    for _ in range(7):  # each slot came back
+        await origin.read_range("f", 0, 9, version=version, deadline=Deadline.after(1))
     assert most == 3
 
 
-def test_a_cancelled_call_gives_its_slot_back() -> None:
+async def test_a_cancelled_call_gives_its_slot_back() -> None:
     faulty, origin, version = setting(OriginLimits(concurrency_max=1))
     faulty.fail("read", PlannedFault.HANG, numbers=0)
-
-    async def body() -> None:
-        calls = [
-            asyncio.ensure_future(origin.read_range("f", 0, 9, version=version, deadline=Deadline.after(5)))
-            for _ in range(3)
-        ]
-        await asyncio.sleep(0.01)
-        assert faulty.hanging == 1
-        calls[1].cancel()  # waits for the slot
-        calls[0].cancel()  # has it
-        await asyncio.wait(calls)
-        assert bytes(calls[2].result().body) == b"x" * 9
-
-    asyncio.run(body())
+    calls = [
+        asyncio.ensure_future(origin.read_range("f", 0, 9, version=version, deadline=Deadline.after(5)))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0.01)
+    assert faulty.hanging == 1
+    calls[1].cancel()  # waits for the slot
+    calls[0].cancel()  # has it
+    await asyncio.wait(calls)
+    assert bytes(calls[2].result().body) == b"x" * 9
 
 
-def test_a_cancelled_wait_gives_its_allowance_back() -> None:
+async def test_a_cancelled_wait_gives_its_allowance_back() -> None:
     _, origin, version = setting(OriginLimits(bytes_per_s=1000.0))
-
-    async def body() -> None:
-        call = asyncio.ensure_future(
-            origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(60))
-        )
-        await asyncio.sleep(0.01)
-        assert not call.done()
-        call.cancel()
-        await asyncio.wait([call])
-        await origin.read_range("f", 0, 100, version=version, deadline=Deadline.after(0.2))
-
-    asyncio.run(body())
+    call = asyncio.ensure_future(
+        origin.read_range("f", 0, SIZE, version=version, deadline=Deadline.after(60))
+    )
+    await asyncio.sleep(0.01)
+    assert not call.done()
+    call.cancel()
+    await asyncio.wait([call])
+    await origin.read_range("f", 0, 100, version=version, deadline=Deadline.after(0.2))

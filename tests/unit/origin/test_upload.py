@@ -37,7 +37,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_memory_is_lent_in_the_order_of_asking() -> None:
+async def test_memory_is_lent_in_the_order_of_asking() -> None:
     told: list[str] = []
 
     async def one(budget: ByteBudget, name: str, size: int, done: asyncio.Event) -> None:
@@ -45,42 +45,36 @@ def test_memory_is_lent_in_the_order_of_asking() -> None:
             told.append(name)
             await done.wait()
 
-    async def body() -> None:
-        budget, done, later = ByteBudget(10), asyncio.Event(), asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(one(budget, "first", 6, done))
-            await asyncio.sleep(0)
-            large = group.create_task(one(budget, "larger than all", 99, later))
-            await asyncio.sleep(0)
-            group.create_task(one(budget, "small", 1, later))
-            await turns()
-            assert told == ["first"]  # the small one waits behind the large one
-            done.set()
-            await turns()
-            assert told == ["first", "larger than all"]
-            large.cancel()
-            await turns()
-            assert told == ["first", "larger than all", "small"]
-            later.set()
-        async with asyncio.timeout(60), budget.hold(10):  # all of it came back
-            pass
-
-    asyncio.run(body())
+    budget, done, later = ByteBudget(10), asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one(budget, "first", 6, done))
+        await asyncio.sleep(0)
+        large = group.create_task(one(budget, "larger than all", 99, later))
+        await asyncio.sleep(0)
+        group.create_task(one(budget, "small", 1, later))
+        await turns()
+        assert told == ["first"]  # the small one waits behind the large one
+        done.set()
+        await turns()
+        assert told == ["first", "larger than all"]
+        large.cancel()
+        await turns()
+        assert told == ["first", "larger than all", "small"]
+        later.set()
+    async with asyncio.timeout(60), budget.hold(10):  # all of it came back
+        pass
 
 
-def test_a_waiter_that_leaves_takes_nothing() -> None:
-    async def body() -> None:
-        budget = ByteBudget(10)
-        async with budget.hold(10):
-            waiting = [asyncio.ensure_future(budget.hold(5).__aenter__()) for _ in range(2)]
-            await asyncio.sleep(0)
-            for one in waiting:
-                one.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-        async with asyncio.timeout(60), budget.hold(10):
-            pass
-
-    asyncio.run(body())
+async def test_a_waiter_that_leaves_takes_nothing() -> None:
+    budget = ByteBudget(10)
+    async with budget.hold(10):
+        waiting = [asyncio.ensure_future(budget.hold(5).__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(60), budget.hold(10):
+        pass
 
 
 numbers = st.none() | st.integers(0, 2**32 - 2)  # the largest number means "unchanged" to chown(2)

@@ -44,66 +44,54 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_first_go_at_once_and_the_rest_together() -> None:
-    async def work() -> None:
-        line = Line()
-        tasks = []
-        for number in range(IN_FLIGHT_MAX + 100):
-            tasks.append(line.ask(number))
-            await settle()
-        assert [len(batch) for batch in line.batches] == [1] * IN_FLIGHT_MAX
-        line.gates[0].set()
+async def test_the_first_go_at_once_and_the_rest_together() -> None:
+    line = Line()
+    tasks = []
+    for number in range(IN_FLIGHT_MAX + 100):
+        tasks.append(line.ask(number))
         await settle()
-        assert [len(batch) for batch in line.batches][IN_FLIGHT_MAX:] == [100]
-        for gate in line.gates:
-            gate.set()
-        assert await asyncio.gather(*tasks) == [Arrived(b"/%d" % n) for n in range(len(tasks))]
-
-    asyncio.run(work())
-
-
-def test_what_comes_in_one_turn_goes_together_within_the_limits() -> None:
-    async def work() -> None:
-        line = Line()
-        tasks = [line.ask(n) for n in range(FILES_MAX + 10)]
-        await settle()
-        assert [len(batch) for batch in line.batches] == [FILES_MAX, 10]
-        large = [line.ask(n, size_bytes=BATCH_BYTES_MAX // 2 + 1) for n in range(2)]
-        await settle()
-        assert [len(batch) for batch in line.batches[2:]] == [1, 1]
-        for gate in line.gates:
-            gate.set()
-        await asyncio.gather(*tasks, *large)
-
-    asyncio.run(work())
+    assert [len(batch) for batch in line.batches] == [1] * IN_FLIGHT_MAX
+    line.gates[0].set()
+    await settle()
+    assert [len(batch) for batch in line.batches][IN_FLIGHT_MAX:] == [100]
+    for gate in line.gates:
+        gate.set()
+    assert await asyncio.gather(*tasks) == [Arrived(b"/%d" % n) for n in range(len(tasks))]
 
 
-def test_a_request_nobody_waits_for_ends_and_others_go_on() -> None:
-    async def work() -> None:
-        line = Line()
-        first, second = line.ask(1), line.ask(2)
-        await settle()
-        first.cancel()
-        await settle()
-        assert line.cancelled == 0
-        second.cancel()
-        await settle()
-        assert line.cancelled == 1
-        third = line.ask(3)
-        await settle()
-        line.gates[-1].set()
-        assert await third == Arrived(b"/3")
-
-    asyncio.run(work())
+async def test_what_comes_in_one_turn_goes_together_within_the_limits() -> None:
+    line = Line()
+    tasks = [line.ask(n) for n in range(FILES_MAX + 10)]
+    await settle()
+    assert [len(batch) for batch in line.batches] == [FILES_MAX, 10]
+    large = [line.ask(n, size_bytes=BATCH_BYTES_MAX // 2 + 1) for n in range(2)]
+    await settle()
+    assert [len(batch) for batch in line.batches[2:]] == [1, 1]
+    for gate in line.gates:
+        gate.set()
+    await asyncio.gather(*tasks, *large)
 
 
-def test_a_call_waits_no_longer_than_its_own_deadline() -> None:
-    async def work() -> None:
-        line = Line()
-        short, long = line.ask(1, within_s=0.05), line.ask(2)
-        with pytest.raises(PeerError, match="time allowed"):
-            await short
-        line.gates[0].set()
-        assert await long == Arrived(b"/2")
+async def test_a_request_nobody_waits_for_ends_and_others_go_on() -> None:
+    line = Line()
+    first, second = line.ask(1), line.ask(2)
+    await settle()
+    first.cancel()
+    await settle()
+    assert line.cancelled == 0
+    second.cancel()
+    await settle()
+    assert line.cancelled == 1
+    third = line.ask(3)
+    await settle()
+    line.gates[-1].set()
+    assert await third == Arrived(b"/3")
 
-    asyncio.run(work())
+
+async def test_a_call_waits_no_longer_than_its_own_deadline() -> None:
+    line = Line()
+    short, long = line.ask(1, within_s=0.05), line.ask(2)
+    with pytest.raises(PeerError, match="time allowed"):
+        await short
+    line.gates[0].set()
+    assert await long == Arrived(b"/2")

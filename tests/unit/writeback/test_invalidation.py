@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.writeback.coherence import invalidation as announce_module
 from headrace.writeback.coherence.invalidation import AT_ONCE_MAX, InvalidationBroadcaster
+
+pytestmark = pytest.mark.timeout(60)
 
 
 def view_of(*ids: str) -> ClusterView:
@@ -44,60 +46,48 @@ class Others:
             await asyncio.sleep(0.002)
 
 
-def run(test: Callable[[Others], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def others(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Others]:
     monkeypatch.setattr(announce_module, "RETRY_S", 0.005)
-
-    async def main() -> None:
-        others = Others()
-        await asyncio.wait_for(test(others), 60)
-        others.announcer.stop()
-
-    asyncio.run(main())
+    others = Others()
+    yield others
+    others.announcer.stop()
 
 
-def test_who_can_not_be_told_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(others: Others) -> None:
-        others.deaf = {"n2"}
-        await others.announcer.announce({b"/d"})
-        await others.announcer.announce({b"/e"})
-        assert [path for path, relist, _ in others.heard["n1"] if relist] == [b"/d", b"/e"]
-        await others.tried_again()
-        assert others.heard["n2"] == []
-        others.deaf = set()
-        while len(others.heard["n2"]) < 4:  # noqa: ASYNC110 - tasks change it
-            await asyncio.sleep(0.002)
-        assert others.heard["n2"] == [
-            (path, relist, False) for path in (b"/d", b"/e") for relist in (False, True)
-        ]
-        tried = others.tried
-        await asyncio.sleep(0.05)
-        assert others.tried == tried and not others.announcer._tasks
-        assert len(others.heard["n1"]) == 4, "once is enough"
-
-    run(test, monkeypatch)
+async def test_who_can_not_be_told_is_told_later(others: Others) -> None:
+    others.deaf = {"n2"}
+    await others.announcer.announce({b"/d"})
+    await others.announcer.announce({b"/e"})
+    assert [path for path, relist, _ in others.heard["n1"] if relist] == [b"/d", b"/e"]
+    await others.tried_again()
+    assert others.heard["n2"] == []
+    others.deaf = set()
+    while len(others.heard["n2"]) < 4:  # noqa: ASYNC110 - tasks change it
+        await asyncio.sleep(0.002)
+    assert others.heard["n2"] == [
+        (path, relist, False) for path in (b"/d", b"/e") for relist in (False, True)
+    ]
+    tried = others.tried
+    await asyncio.sleep(0.05)
+    assert others.tried == tried and not others.announcer._tasks
+    assert len(others.heard["n1"]) == 4, "once is enough"
 
 
-def test_who_is_out_of_the_cluster_is_not_told_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(others: Others) -> None:
-        others.deaf = {"n2"}
-        await others.announcer.announce({b"/d"})
-        await others.tried_again()
-        others.view = view_of("n0", "n1")
-        while others.announcer._tasks:  # noqa: ASYNC110 - tasks change it
-            await asyncio.sleep(0.002)
-        assert not others.announcer._pending
-
-    run(test, monkeypatch)
+async def test_who_is_out_of_the_cluster_is_not_told_any_more(others: Others) -> None:
+    others.deaf = {"n2"}
+    await others.announcer.announce({b"/d"})
+    await others.tried_again()
+    others.view = view_of("n0", "n1")
+    while others.announcer._tasks:  # noqa: ASYNC110 - tasks change it
+        await asyncio.sleep(0.002)
+    assert not others.announcer._pending
 
 
-def test_of_very_many_folders_it_says_what_they_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(others: Others) -> None:
-        others.deaf = {"n2"}
-        for number in range(AT_ONCE_MAX + 1):
-            await others.announcer.announce({b"/d/%d" % number})
-        others.deaf = set()
-        while not others.heard["n2"]:  # noqa: ASYNC110 - tasks change it
-            await asyncio.sleep(0.002)
-        assert others.heard["n2"][0] == (b"/d", False, True)
-
-    run(test, monkeypatch)
+async def test_of_very_many_folders_it_says_what_they_have_in_common(others: Others) -> None:
+    others.deaf = {"n2"}
+    for number in range(AT_ONCE_MAX + 1):
+        await others.announcer.announce({b"/d/%d" % number})
+    others.deaf = set()
+    while not others.heard["n2"]:  # noqa: ASYNC110 - tasks change it
+        await asyncio.sleep(0.002)
+    assert others.heard["n2"][0] == (b"/d", False, True)

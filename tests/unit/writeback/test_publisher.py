@@ -26,16 +26,11 @@ from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.coherence.publisher import DirtyNamesPublisher
 from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
 
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(test(), 60)
-
-    asyncio.run(main())
+pytestmark = pytest.mark.timeout(60)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """What a task does in its time; `run` bounds it."""
+    """What a task does in its time; the test's time limit bounds it."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
@@ -103,104 +98,89 @@ class PublisherFixture:
         return {one.name: one.means for one in answer.names}, answer.state, answer.whole
 
 
-def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "KEEP_S", 0.0)
     monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
-
-    async def test() -> None:
-        here = PublisherFixture()
-        here.registry.start()
-        here.write(b"/d/1")
-        await here.registry.enter([b"/d/1"])
-        assert here.cover() == DirtyScope(frozenset({b"/d"}))
-        writes = here.records.writes
-        for number in range(200):
-            here.write(b"/d/%d" % number)
-            await here.registry.enter([b"/d/%d" % number])
-        assert here.records.writes == writes
-        here.write(b"/d/new", means=EntryState.DIRECTORY)
-        await here.registry.enter([b"/d/new"])
-        await until(lambda: here.cover().covers(b"/d/new/deep/er"))
-        here.names.clear()
-        await until(lambda: not here.cover())
-        assert b"/d" in here.unmarked
-        await here.registry.stop()
-
-    run(test)
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(b"/d/1")
+    await here.registry.enter([b"/d/1"])
+    assert here.cover() == DirtyScope(frozenset({b"/d"}))
+    writes = here.records.writes
+    for number in range(200):
+        here.write(b"/d/%d" % number)
+        await here.registry.enter([b"/d/%d" % number])
+    assert here.records.writes == writes
+    here.write(b"/d/new", means=EntryState.DIRECTORY)
+    await here.registry.enter([b"/d/new"])
+    await until(lambda: here.cover().covers(b"/d/new/deep/er"))
+    here.names.clear()
+    await until(lambda: not here.cover())
+    assert b"/d" in here.unmarked
+    await here.registry.stop()
 
 
-def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "NAMES_A_MESSAGE", 3)
-
-    async def test() -> None:
-        here = PublisherFixture()
-        with pytest.raises(PeerError):
-            here.ask(b"/d")
-        here.registry.start()
-        assert here.ask(b"/d")[0] == {}
-        here.write(*(b"/d/%d" % number for number in range(7)))
-        told: dict[bytes, int] = {}
-        state, more = "", True
-        while more:
-            answer = here.registry.answer(ListPending("n0", b"/d", state))
-            assert answer.whole == (state == "")
-            told |= {one.name: one.means for one in answer.names}
-            state, more = answer.state, answer.more
-        assert len(told) == 7
-        assert here.ask(b"/d", state) == ({}, state, False)
-        here.write(b"/d/3", means=EntryState.HIDDEN)
-        found, after, whole = here.ask(b"/d", state)
-        assert found == {b"3": EntryState.HIDDEN}
-        assert not whole
-        here.names.pop(b"/d/3")
-        here.registry.note([b"/d/3"])
-        assert here.ask(b"/d", after)[0] == {b"3": EntryState.ORIGIN}
-        assert here.ask(b"/d", "another:5")[2]
-        await here.registry.stop()
-
-    run(test)
+    here = PublisherFixture()
+    with pytest.raises(PeerError):
+        here.ask(b"/d")
+    here.registry.start()
+    assert here.ask(b"/d")[0] == {}
+    here.write(*(b"/d/%d" % number for number in range(7)))
+    told: dict[bytes, int] = {}
+    state, more = "", True
+    while more:
+        answer = here.registry.answer(ListPending("n0", b"/d", state))
+        assert answer.whole == (state == "")
+        told |= {one.name: one.means for one in answer.names}
+        state, more = answer.state, answer.more
+    assert len(told) == 7
+    assert here.ask(b"/d", state) == ({}, state, False)
+    here.write(b"/d/3", means=EntryState.HIDDEN)
+    found, after, whole = here.ask(b"/d", state)
+    assert found == {b"3": EntryState.HIDDEN}
+    assert not whole
+    here.names.pop(b"/d/3")
+    here.registry.note([b"/d/3"])
+    assert here.ask(b"/d", after)[0] == {b"3": EntryState.ORIGIN}
+    assert here.ask(b"/d", "another:5")[2]
+    await here.registry.stop()
 
 
-def test_others_are_told_a_few_times_a_second() -> None:
-    async def test() -> None:
-        here = PublisherFixture()
-        here.registry.start()
-        began_s = time.monotonic()
-        for number in range(300):
-            here.write(b"/d/%d" % number)
-            await asyncio.sleep(0)
-        await until(lambda: here.peers.heard)
-        await asyncio.sleep(2 * registry_module.TELL_S)  # one more would be said by now
-        assert len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
-        assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
-        await here.registry.stop()
-
-    run(test)
+async def test_others_are_told_a_few_times_a_second() -> None:
+    here = PublisherFixture()
+    here.registry.start()
+    began_s = time.monotonic()
+    for number in range(300):
+        here.write(b"/d/%d" % number)
+        await asyncio.sleep(0)
+    await until(lambda: here.peers.heard)
+    await asyncio.sleep(2 * registry_module.TELL_S)  # one more would be said by now
+    assert len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
+    assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
+    await here.registry.stop()
 
 
 def elsewhere_of(here: PublisherFixture, me: str, *ids: str) -> DirtyNamesSubscriber:
     return DirtyNamesSubscriber(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
 
 
-def test_a_record_that_another_node_removed_is_written_again() -> None:
+async def test_a_record_that_another_node_removed_is_written_again() -> None:
     """One that took this node for gone, although it lived."""
-
-    async def test() -> None:
-        here = PublisherFixture()
-        elsewhere = elsewhere_of(here, "n0", "n0", "n1")
-        elsewhere.own_record_deleted.add(here.registry.record_again)
-        await elsewhere.start()
-        here.write(b"/d/a")
-        here.registry.start()
-        await here.registry.enter([b"/d/a"])
-        await here.records.delete("written/n0")
-        assert not here.cover()
-        await here.registry.enter([b"/d/a"])
-        assert here.cover().covers(b"/d")
-        assert here.records.writes == 2
-        await here.registry.stop()
-
-    run(test)
+    here = PublisherFixture()
+    elsewhere = elsewhere_of(here, "n0", "n0", "n1")
+    elsewhere.own_record_deleted.add(here.registry.record_again)
+    await elsewhere.start()
+    here.write(b"/d/a")
+    here.registry.start()
+    await here.registry.enter([b"/d/a"])
+    await here.records.delete("written/n0")
+    assert not here.cover()
+    await here.registry.enter([b"/d/a"])
+    assert here.cover().covers(b"/d")
+    assert here.records.writes == 2
+    await here.registry.stop()
 
 
 class Answering(RecordingPeers):
@@ -219,61 +199,50 @@ class Answering(RecordingPeers):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, ends: bool) -> None:
-    async def test() -> None:
-        here = PublisherFixture()
+async def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, ends: bool) -> None:
+    here = PublisherFixture()
 
-        async def meanwhile() -> None:
-            if ends:
-                await here.records.delete("written/n0")
+    async def meanwhile() -> None:
+        if ends:
+            await here.records.delete("written/n0")
 
-        here.peers = Answering(meanwhile)
-        elsewhere = elsewhere_of(here, "n1", "n0", "n1")
-        await elsewhere.start()
-        await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
-        assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
-
-    run(test)
+    here.peers = Answering(meanwhile)
+    elsewhere = elsewhere_of(here, "n1", "n0", "n1")
+    await elsewhere.start()
+    await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+    assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
 
 
-def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that folders are listed anew, whatever the last listing says to be good for. Not where a node that lives has
     nothing to tell any more."""
-
-    async def test() -> None:
-        here = PublisherFixture()
-        elsewhere = elsewhere_of(here, "n1", "n1", "n2")
-        await elsewhere.start()
-        for writer in ("n0", "n2"):
-            await here.records.put(
-                f"written/{writer}", DirtyScope.of({f"/{writer}".encode()}, set()).encode()
-            )
-        assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
-        for writer in ("n0", "n2"):
-            await here.records.delete(f"written/{writer}")
-        assert elsewhere.writers(b"/n0") == []
-        assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
-        monkeypatch.setattr(elsewhere_module, "ENDED_S", 0.0)
-        assert not elsewhere.any_gone(b"/n0")
-
-    run(test)
+    here = PublisherFixture()
+    elsewhere = elsewhere_of(here, "n1", "n1", "n2")
+    await elsewhere.start()
+    for writer in ("n0", "n2"):
+        await here.records.put(f"written/{writer}", DirtyScope.of({f"/{writer}".encode()}, set()).encode())
+    assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
+    for writer in ("n0", "n2"):
+        await here.records.delete(f"written/{writer}")
+    assert elsewhere.writers(b"/n0") == []
+    assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
+    monkeypatch.setattr(elsewhere_module, "ENDED_S", 0.0)
+    assert not elsewhere.any_gone(b"/n0")
 
 
-def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
-
-    async def test() -> None:
-        here = PublisherFixture()
-        here.registry.start()
-        here.records.away = True
-        here.write(b"/d/1")
-        await here.registry.enter([b"/d/1"])
-        assert not here.cover()
-        here.records.away = False
-        await until(lambda: here.cover().covers(b"/d"))
-        await here.registry.stop()
-
-    run(test)
+    here = PublisherFixture()
+    here.registry.start()
+    here.records.away = True
+    here.write(b"/d/1")
+    await here.registry.enter([b"/d/1"])
+    assert not here.cover()
+    here.records.away = False
+    await until(lambda: here.cover().covers(b"/d"))
+    await here.registry.stop()
 
 
 class Two:
@@ -314,88 +283,77 @@ class Two:
         return self.rights[id].marks.is_leased(self.uppers[id].at(b"/d"), b"/d")
 
 
-def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
-    async def test() -> None:
-        two = Two(tmp_path)
-        for one in two.rights.values():
-            one.start()
+async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    for one in two.rights.values():
+        one.start()
 
-        async def wants(id: str) -> None:
-            for _ in range(10):
-                await two.rights[id].claim(b"/d")
-                assert [other for other in two.rights if two.has(other)] == [id]
-                await asyncio.sleep(0.01)
+    async def wants(id: str) -> None:
+        for _ in range(10):
+            await two.rights[id].claim(b"/d")
+            assert [other for other in two.rights if two.has(other)] == [id]
+            await asyncio.sleep(0.01)
 
-        await asyncio.gather(wants("n0"), wants("n1"))
-        assert {"n0", "n1"} == set(two.told)
-        holder = next(id for id in two.rights if two.has(id))
-        upper = two.uppers[holder]
-        upper.at(b"/d").rename(upper.at(b"/e"))
-        assert not two.rights[holder].marks.is_leased(upper.at(b"/e"), b"/e")
-        other = "n1" if holder == "n0" else "n0"
-        await two.records[holder].close()  # its lease ends
-        await two.rights[other].claim(b"/d")
-        assert two.has(other)
-        for one in two.rights.values():
-            await one.stop()
-
-    run(test)
+    await asyncio.gather(wants("n0"), wants("n1"))
+    assert {"n0", "n1"} == set(two.told)
+    holder = next(id for id in two.rights if two.has(id))
+    upper = two.uppers[holder]
+    upper.at(b"/d").rename(upper.at(b"/e"))
+    assert not two.rights[holder].marks.is_leased(upper.at(b"/e"), b"/e")
+    other = "n1" if holder == "n0" else "n0"
+    await two.records[holder].close()  # its lease ends
+    await two.rights[other].claim(b"/d")
+    assert two.has(other)
+    for one in two.rights.values():
+        await one.stop()
 
 
-def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
-    async def test() -> None:
-        two = Two(tmp_path)
-        two.rights["n0"].start()
-        await two.rights["n0"].claim(b"/d")
-        assert two.has("n0")
-        two.records["n0"].lease_until_s = 0.0  # nobody renews it
-        await until(lambda: not two.has("n0"))
-        two.records["n0"].lease_until_s = float("inf")
-        two.records["n0"].leases_lost += 1
-        while await two.records["n0"].get("rights//d") is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        assert not two.has("n0")
-        await two.rights["n0"].stop()
-
-    run(test)
+async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    await two.rights["n0"].claim(b"/d")
+    assert two.has("n0")
+    two.records["n0"].lease_until_s = 0.0  # nobody renews it
+    await until(lambda: not two.has("n0"))
+    two.records["n0"].lease_until_s = float("inf")
+    two.records["n0"].leases_lost += 1
+    while await two.records["n0"].get("rights//d") is not None:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert not two.has("n0")
+    await two.rights["n0"].stop()
 
 
 @pytest.mark.parametrize("forged", [b"n1", b"nobody", b"", None])
-def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged: bytes | None) -> None:
+async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged: bytes | None) -> None:
     """Records of rights are not sealed: who can write there could make two nodes take one right."""
-
-    async def test() -> None:
-        two = Two(tmp_path)
-        two.rights["n0"].start()
-        await two.rights["n0"].claim(b"/d")
-        assert two.has("n0")
-        if forged is None:
-            await two.records["n1"].delete("rights//d")
-        else:
-            await two.records["n1"].put("rights//d", forged)
-        while two.has("n0"):  # noqa: ASYNC110 - it looks now and then
-            await asyncio.sleep(0.01)
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    await two.rights["n0"].claim(b"/d")
+    assert two.has("n0")
+    if forged is None:
         await two.records["n1"].delete("rights//d")
-        await two.rights["n0"].claim(b"/d")
-        assert two.has("n0")
-        await two.rights["n0"].stop()
+    else:
+        await two.records["n1"].put("rights//d", forged)
+    while two.has("n0"):  # noqa: ASYNC110 - it looks now and then
+        await asyncio.sleep(0.01)
+    await two.records["n1"].delete("rights//d")
+    await two.rights["n0"].claim(b"/d")
+    assert two.has("n0")
+    await two.rights["n0"].stop()
 
-    run(test)
 
-
-def test_without_the_records_nobody_has_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_records_nobody_has_the_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rights_module, "AWAY_LIMIT_S", 0.1)
 
     async def away(*_: object, **__: object) -> bool:
         raise ClusterUnavailableError("records", why="the test says so")
 
-    async def test() -> None:
-        two = Two(tmp_path)
-        two.rights["n0"].start()
-        monkeypatch.setattr(two.records["n0"], "create", away)
-        with pytest.raises(ClusterUnavailableError):
-            await two.rights["n0"].claim(b"/d")
-        assert not two.has("n0")
-        await two.rights["n0"].stop()
-
-    run(test)
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    monkeypatch.setattr(two.records["n0"], "create", away)
+    with pytest.raises(ClusterUnavailableError):
+        await two.rights["n0"].claim(b"/d")
+    assert not two.has("n0")
+    await two.rights["n0"].stop()

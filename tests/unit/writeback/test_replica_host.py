@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -13,23 +12,20 @@ from headrace.writeback.replication.replica_host import ReplicaHost
 from headrace.writeback.sync_journal import SyncJournal
 
 
-def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_path: Path) -> None:
+async def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_path: Path) -> None:
     """It has put newer versions since, which the take-over's table doesn't know; the answer to the writer stays."""
     view = next_view(None, {"n0": NodeInfo("n0", "", "", "", 1 << 30, "", 3)}, epoch=1)
 
     def tables(folder: Path) -> list[str]:
         return sorted(one.name for one in folder.glob("*.db*"))
 
-    async def test() -> None:
-        with ThreadPoolExecutor(1) as threads:
-            keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
-            await keeper.keep(Replicate("n0", [], begin=True, end=True))
-            folder = Path(keeper.folder_of("n0"))
-            for name in ("known.db", "taken.db"):
-                SyncJournal(str(folder / name)).close()
-            await keeper.keep(Replicate("n0", [], begin=False, end=False))
-            assert tables(folder) == ["known.db", "taken.db"]
-            await keeper.keep(Replicate("n0", [], begin=True, end=True))
-            assert tables(folder) == ["taken.db"]
-
-    asyncio.run(test())
+    with ThreadPoolExecutor(1) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
+        await keeper.keep(Replicate("n0", [], begin=True, end=True))
+        folder = Path(keeper.folder_of("n0"))
+        for name in ("known.db", "taken.db"):
+            SyncJournal(str(folder / name)).close()
+        await keeper.keep(Replicate("n0", [], begin=False, end=False))
+        assert tables(folder) == ["known.db", "taken.db"]
+        await keeper.keep(Replicate("n0", [], begin=True, end=True))
+        assert tables(folder) == ["taken.db"]

@@ -40,53 +40,46 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield one
 
 
-def test_those_who_wait_share_a_flush_and_who_comes_later_has_another(threads: ThreadPoolExecutor) -> None:
-    async def body() -> None:
-        flushes = Flushes()
-        ahead = WriteAhead(flushes, threads)
-        first = [asyncio.ensure_future(ahead.flush()) for _ in range(3)]
-        await flushes.begun()
-        late = [asyncio.ensure_future(ahead.flush()) for _ in range(3)]
-        flushes.may_end.release()
-        await asyncio.gather(*first)
-        assert not any(one.done() for one in late)
-        flushes.may_end.release()
-        await asyncio.gather(*late)
-        assert flushes.count == 2
-        await ahead.stop()
-
-    asyncio.run(body())
-
-
-def test_who_gives_up_takes_it_from_nobody_else(threads: ThreadPoolExecutor) -> None:
-    async def body() -> None:
-        flushes = Flushes()
-        ahead = WriteAhead(flushes, threads)
-        tasks = [asyncio.ensure_future(ahead.flush()) for _ in range(2)]
-        await flushes.begun()
-        tasks[0].cancel()
-        flushes.may_end.release()
-        await tasks[1]
-        await ahead.stop()
-        assert tasks[0].cancelled()
-        assert flushes.count == 1
-
-    asyncio.run(body())
-
-
-def test_a_flush_that_fails_fails_for_all_who_waited_and_for_no_one_later(
+async def test_those_who_wait_share_a_flush_and_who_comes_later_has_another(
     threads: ThreadPoolExecutor,
 ) -> None:
-    async def body() -> None:
-        flushes = Flushes()
-        ahead = WriteAhead(flushes, threads)
-        flushes.error = OSError(errno.EIO, "broken")
-        tasks = [asyncio.ensure_future(ahead.flush()) for _ in range(2)]
-        flushes.may_end.release()
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in errors] == [StoreError, StoreError]
-        flushes.error = None
-        flushes.may_end.release()
-        await ahead.flush()
+    flushes = Flushes()
+    ahead = WriteAhead(flushes, threads)
+    first = [asyncio.ensure_future(ahead.flush()) for _ in range(3)]
+    await flushes.begun()
+    late = [asyncio.ensure_future(ahead.flush()) for _ in range(3)]
+    flushes.may_end.release()
+    await asyncio.gather(*first)
+    assert not any(one.done() for one in late)
+    flushes.may_end.release()
+    await asyncio.gather(*late)
+    assert flushes.count == 2
+    await ahead.stop()
 
-    asyncio.run(body())
+
+async def test_who_gives_up_takes_it_from_nobody_else(threads: ThreadPoolExecutor) -> None:
+    flushes = Flushes()
+    ahead = WriteAhead(flushes, threads)
+    tasks = [asyncio.ensure_future(ahead.flush()) for _ in range(2)]
+    await flushes.begun()
+    tasks[0].cancel()
+    flushes.may_end.release()
+    await tasks[1]
+    await ahead.stop()
+    assert tasks[0].cancelled()
+    assert flushes.count == 1
+
+
+async def test_a_flush_that_fails_fails_for_all_who_waited_and_for_no_one_later(
+    threads: ThreadPoolExecutor,
+) -> None:
+    flushes = Flushes()
+    ahead = WriteAhead(flushes, threads)
+    flushes.error = OSError(errno.EIO, "broken")
+    tasks = [asyncio.ensure_future(ahead.flush()) for _ in range(2)]
+    flushes.may_end.release()
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in errors] == [StoreError, StoreError]
+    flushes.error = None
+    flushes.may_end.release()
+    await ahead.flush()
