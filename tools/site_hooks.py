@@ -25,20 +25,27 @@ OUTSIDE = (
     "src/headrace/bench/*.toml",
 )
 """Files outside docs/ that are part of the site, as patterns."""
+MERMAID = ROOT / ".venv/docs/mermaid.min.js"
+MERMAID_URI = "assets/javascripts/mermaid.min.js"
+"""`./dev docs` fetches it. Without it, the theme loads mermaid from the network."""
 _FENCE_OR_CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 
 
 def on_config(config: Any) -> Any:
-    """Replace each `DIRECTORY/*` of the navigation by the pages of that directory."""
+    """Replace each `DIRECTORY/*` of the navigation by the pages of that directory, and add mermaid."""
     for section in config.nav:
         for name, entries in section.items():
             section[name] = [page for entry in entries for page in _expanded(entry)]
+    if MERMAID.exists():
+        config.extra_javascript.append(MERMAID_URI)
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the files outside docs/."""
+    if MERMAID.exists():
+        files.append(File.generated(config, MERMAID_URI, abs_src_path=str(MERMAID)))
     for pattern in OUTSIDE:
         for path in sorted(ROOT.glob(pattern)):
             uri = path.relative_to(ROOT).as_posix()
