@@ -1,19 +1,19 @@
 """The read, from top to bottom. Open this first.
 
-A client that finds no complete cache file calls `open`. While the file is incomplete it calls `fill` for the bytes that
-it wants. Both end with bytes in the cache file, where the client reads them; bytes never travel up.
+A client that finds no complete cache file calls `open`. While the file is incomplete, it calls `fill` for the bytes
+that it needs. Both calls end with bytes in the cache file, where the client reads them; they never return bytes.
 
     open ── complete and trusted? ─────────────────────────────► the cache file
-      │  ── here since before a power loss? verify its blocks ─► the cache file
+      │  ── cached before a power loss? verify its blocks ─────► the cache file
       │  ── written on this node? demote it to the cache ──────► the cache file
       │  ── small, of one block: fetch it, commit it ──────────► the cache file
       └──── large: begin its fill ─────────────────────────────► fill
     fill ── the blocks are present? ───────────────────────────► done
-      └──── absent: range reads, at most one for a block. A sequential reader is fetched ahead of, and a file that is
-            read in large part is filled completely. The last block commits the file.
+      └──── absent: read ranges of the source, each block once. Read ahead of a sequential reader, and fill a file
+            completely that is read in large part. The last block commits the file.
 
-`small_files.py` fetches small files and `open_fills.py` has the fills of large ones. `source.py` reads bytes elsewhere:
-from peers or the origin. `compare.py` compares what the origin sent with the digest that it names.
+`small_files.py` fetches small files, and `open_fills.py` has the fills of large ones. `source.py` reads from peers
+or the origin. `compare.py` compares the origin's bytes with the digest that the origin names.
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 EVICTED_MAX = 100
-"""A reader gets an error when its file is evicted this often in a row while it is filled: the cache has too
-little room for all readers."""
+"""A reader gets an error if its file is evicted this often in a row while it is filled: the cache has too little space
+for all readers."""
 NO_SPACE_MAX = 3
-"""A reader that may use the spill tries again this often after NoSpaceError: the error may come from work that it
-shares with a load or a peer, which may not use the spill."""
+"""A reader that may use the spill retries this often after NoSpaceError. The error may come from work that it shares
+with a load or a peer, which may not use the spill."""
 
 
 class ReadPath:
-    """Brings bytes into the cache, on the node's loop. on_complete: gets the ids of files that became complete.
-    on_damaged: makes clients forget the bytes of files that were wrong. demote: moves a file that was written on this
-    node, and is at its origin, into the cache; it returns False when there is no such file."""
+    """Fill cache files with the bytes that clients read. Runs on the node's loop.
+
+    on_complete: gets the ids of files that became complete. on_damaged: makes clients drop the bytes of damaged files.
+    demote: moves a clean file of the upper layer into the cache; it returns False if there is no such file.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class ReadPath:
         self._checks: SingleFlight[FileId, None] = SingleFlight()
         self._notifications: set[asyncio.Future[None]] = set()
 
-    # ------------------------------------------------------------ the calls
+    # ------------------------------------------------------------ calls of clients, peers and jobs
 
     async def open(self, id: FileId) -> bool:
         """Return when the cache file exists: True when it is complete."""
@@ -104,8 +106,8 @@ class ReadPath:
         return await self._fill_of(id, FOREGROUND) is None
 
     async def open_many(self, ids: Iterable[FileId]) -> AsyncIterator[list[FileId]]:
-        """Open small files. Yield the ids of files as they become complete. Leave out large files and those that fail;
-        `open` raises why."""
+        """Open small files, and yield their ids as they become complete. Large files and failed ones are omitted;
+        `open` raises the error."""
         complete: list[FileId] = []
         running: set[asyncio.Task[bool]] = set()
         has_ended = asyncio.Event()
@@ -143,12 +145,12 @@ class ReadPath:
         return await self._with_fill(id, ensure, intent)
 
     async def serve(self, id: FileId, start: int, end: int) -> None:
-        """Return when start..end is in the cache file, for a peer that requested it: nothing is fetched ahead, and no
-        other peer is asked."""
+        """Return when start..end is in the cache file, for a peer that requested it. Nothing is read ahead, and no
+        other peer is involved, so wait cycles cannot form."""
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
     async def load(self, entry: Entry) -> int:
-        """Return the file's size in bytes when all of it is in the cache. Reads of others go first."""
+        """Return the file's size in bytes when it is cached completely. Reads of clients have priority."""
         await self._with_fill(entry.id, Fill.ensure_all, BACKGROUND)
         return entry.version.size_bytes
 
@@ -169,7 +171,7 @@ class ReadPath:
         return all(self._sources.comes_from_origin(path, entry.version, *part) for part in missing)
 
     async def check(self, id: FileId) -> None:
-        """Compare what is cached of a file with its checksums, once for all who wait. Bad blocks are dropped, and
+        """Compare the cached blocks of a file with their checksums, once for all callers. Bad blocks are dropped, and
         fetched again when they are read."""
         await self._checks.run(id, lambda: self._check(id))
 
@@ -178,7 +180,7 @@ class ReadPath:
         self._fills.close(ids)
 
     def close_idle(self) -> None:
-        """Close the files that nobody fetched since the previous call; the node calls this periodically."""
+        """Close the fills without a fetch since the previous call. The node calls this periodically."""
         self._fills.close_idle()
 
     async def close(self) -> None:
@@ -188,13 +190,13 @@ class ReadPath:
         await asyncio.gather(*self._notifications, return_exceptions=True)
         await self._fills.stop()
 
-    # ------------------------------------------------------------ the way of a read
+    # ------------------------------------------------------------ the journey of a read
 
     async def _with_fill(
         self, id: FileId, work: Callable[[Fill], Awaitable[None]], intent: ReadIntent
     ) -> bool:
-        """Do the work with the file's fill; again when the file is evicted meanwhile; in the spill when the disks have
-        no room and the intent allows it. Return True when the file is complete."""
+        """Do the work with the file's fill. Repeat it if the file is evicted meanwhile. Use the spill if the disks have
+        no space and the intent allows it. Return True when the file is complete."""
         refusals = 0 if intent.may_spill and self._store.spill is not None else NO_SPACE_MAX
         fill: Fill | None = None
         for attempt in range(EVICTED_MAX):
@@ -267,8 +269,8 @@ class ReadPath:
         return True
 
     async def _follow_change(self, entry: Entry) -> None:
-        """List the directory of a changed file again, so that the next lookup returns the new version. This id has no
-        name any more then."""
+        """List the directory of a changed file again, so that the next lookup returns the new version. Afterwards this
+        id has no name."""
         try:
             await self._namespace.refresh(entry.parent)
         except HeadraceError as error:
@@ -279,8 +281,8 @@ class ReadPath:
     # ------------------------------------------------------------ checksums
 
     async def _verify(self, id: FileId) -> CachedFile | None:
-        """Check the blocks that are here since before a power loss, or before this start (`verify`); drop bad ones.
-        Clients are notified meanwhile, as one of them may wait for this."""
+        """Verify blocks that were cached before a power loss, or before this start (`verify=open`), and drop bad ones.
+        Clients are notified in the background, because one of them may wait for this call."""
         if not await self._has_sound_blocks(id):
             notification = asyncio.ensure_future(self._on_damaged([id]))
             self._notifications.add(notification)

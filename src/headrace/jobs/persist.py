@@ -36,7 +36,7 @@ async def persist_states(write: WriteBack, path: str) -> AsyncIterator[JobState]
 
 async def _persist(write: WriteBack, path: bytes) -> None:
     await write.persist(path)
-    await write.remember()
+    await write.flush_journal()
 
 
 async def persist_begun(write: WriteBack, path: str) -> AsyncIterator[JobState]:

@@ -165,7 +165,7 @@ class Node:
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
-            demote=None if self.write is None else self.write.into_cache,
+            demote=None if self.write is None else self.write.demote,
         )
 
     def _build_requests(self) -> Requests:

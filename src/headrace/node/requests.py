@@ -176,7 +176,7 @@ class WriteRequests:
         if request.options.get("forget_conflicts"):
             write.forget_conflicts()
         if request.kind == "persist-soon":
-            write.soon(os.fsencode(request.path))
+            write.persist_soon(os.fsencode(request.path))
             return persist_begun(write, request.path)
         return persist_states(write, request.path)
 

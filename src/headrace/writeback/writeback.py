@@ -1,16 +1,20 @@
 """Persist writes, from the upper layer to the origin. Open this first.
 
-A session writes into the upper layer (`overlay/upper.py`), where the data survives the death of any process. The
-session reports the paths that it touched (`changed`), and the node keeps the set of paths that may be dirty. A scan of
-the layer, at the start and every SCAN_INTERVAL_S, finds what no session reported: it was killed, or wrote through a
-mapping.
+A session writes into the upper layer (`overlay/upper.py`), where the data survives the death of any process. WriteBack
+then persists it:
 
-A path that has been quiet for a moment is persisted in a round (`_settle`). `writeback/planner.py` finds what each path
-needs, by the rules of `writeback/reconcile.py`. `writeback/executor.py` does it: directories and files first, then
-removals.
+    changed ─── a session reports the paths that it touched ───┐
+    rescan ──── the scan of the layer finds unreported paths ──┤  (of a killed session, or of a write through a mapping)
+                                                               ▼
+                                              the set of dirty paths (`dirty_set.py`)
+                                                               │  quiet for a moment, or `persist` waits for it
+                                                               ▼
+    a round ─── plan an action for each path (`planner.py`, by the rules of `reconcile.py`)
+      │ ─────── execute the actions: directories and files first, then removals (`executor.py`)
+      └──────── notify the observers (`observers.py`): replicas, other nodes
 
-Observers (`writeback/observers.py`) follow each change. `writeback/durability.py` says what makes a write safe before
-the origin has it.
+`secure` waits until a path is as safe as its mode promises: on other nodes (`durability.py`), or at the origin.
+`demotion.py` moves clean files to the cache when the layer takes too much of the disk.
 """
 
 from __future__ import annotations
@@ -41,12 +45,13 @@ log = logging.getLogger(__name__)
 ROUND_PATHS_MAX = 4096
 SCAN_INTERVAL_S = 30.0
 SCAN_SHARE = 20
-"""How many times as long as it took the next scan is away, at least: of a million names it takes seconds."""
+"""The pause between two scans is at least that many times the duration of a scan, which takes seconds for a million
+names."""
 AGAIN_S = 0.05
 
 
 class WriteBack:
-    """Persist what was written on this node. Built by `node/writing.py`. On the node's loop."""
+    """Persist the changes of this node's upper layer. Built by `node/writing.py`; runs on the node's loop."""
 
     def __init__(
         self,
@@ -77,17 +82,17 @@ class WriteBack:
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Find what an earlier node left dirty, and begin to persist it."""
+        """Find the paths that an earlier node left dirty, and begin to persist them."""
         for top in self._layer.modes.tops():
             self._layer.upper.at(top).make_folders(0o755)
         await self._clear_work()
         self._executor.start()
-        await self._origin_changes.expect(await self.look_over())
+        await self._origin_changes.expect(await self.rescan())
         self._task = asyncio.ensure_future(self._run())
         self._observers.start(self._dirty)
 
     async def stop(self) -> None:
-        """Stop persisting. The next node starts again what is under way."""
+        """Stop persisting. The next node repeats what is under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -98,8 +103,8 @@ class WriteBack:
         await self._layer.close()
 
     async def _clear_work(self) -> None:
-        """Finish what a dead session had begun: it may have left a directory half on its way to another name, or to
-        where removed directories are put aside."""
+        """Finish the renames that a dead session had begun: of a directory to another name, or to the place of removed
+        directories."""
         moved = await self._layer.in_thread(self._layer.upper.clear_work)
         if moved:
             self._changes.changed_here(moved)
@@ -108,11 +113,11 @@ class WriteBack:
     # ------------------------------------------------------------ what changed
 
     def changed(self, paths: Iterable[bytes], source: int) -> None:
-        """Note what a session wrote."""
+        """Note the paths that a session wrote."""
         self._changes.changed(paths, source)
 
     def writing(self, path: bytes) -> None:
-        """Note that a session has the file open and writes, or will."""
+        """Note that a session has the file open for writing."""
         self._observers.on_opened(path)
 
     def names_changed(self, paths: Iterable[bytes]) -> None:
@@ -121,58 +126,12 @@ class WriteBack:
             self._suspects = True
             self._changes.wake.set()
 
-    async def look_over(self) -> CleanFiles:
+    async def rescan(self) -> CleanFiles:
         """Find everything dirty, and demote clean files if the layer takes too much. Return the clean files."""
         clean, used_bytes = await self._scan.scan_all()
         self._quota.measured(used_bytes)
         self._demoter.begin(clean)
         return clean
-
-    # ------------------------------------------------------------ durability
-
-    async def secure(self, path: bytes) -> None:
-        """Return when a path, and everything below it, is as safe as its mode promises: at the origin, or on that many
-        nodes. If there are too few nodes, the origin has it instead. HeadraceError: neither."""
-        await self._observers.before_acknowledged(path)
-        if self._durability.covers(path):
-            try:
-                await self._durability.secure(path)
-                return
-            except HeadraceError as error:
-                log.warning("no copy, so the origin has it first path=%s error=%s", os.fsdecode(path), error)
-        await self.persist(path)
-
-    async def persist(self, path: bytes) -> None:
-        """Return when everything that was written at and below a path is at the origin. Raises the HeadraceError of the
-        first path that could not be persisted, which stays dirty."""
-        await self._scan.scan_below(path)
-        begun_s, renamed = monotonic_s(), self._conflicts.count
-        while True:
-            dirty = self._dirty.below(path, since_s=begun_s)
-            if not dirty and not self._executor.put_aside():
-                if self._conflicts.count == renamed:
-                    return
-                # what got another name is to be there, too
-                begun_s, renamed = monotonic_s(), self._conflicts.count
-                continue
-            errors = await self._settle([*self._conflicts.in_the_way(path), *dirty])
-            if errors:
-                raise errors[0]
-            if self._dirty.below(path, since_s=begun_s):
-                await asyncio.sleep(AGAIN_S)
-
-    async def remember(self) -> None:
-        """Make the journal durable, so that a power loss forgets nothing that is persisted. StoreError."""
-        await self._layer.write_ahead.flush()
-
-    def soon(self, path: bytes) -> None:
-        """Persist what is dirty at and below a path without waiting for quiet."""
-        self._dirty.hasten(path)
-        self._changes.wake.set()
-
-    async def into_cache(self, path: bytes, entry: Entry) -> bool:
-        """Move a file into the cache if it is clean here as that version. Return whether the cache has it now."""
-        return await self._demoter.bring(path, entry)
 
     # ------------------------------------------------------------ rounds
 
@@ -187,10 +146,10 @@ class WriteBack:
                     self._suspects = False
                     await self._origin_changes.look()
                 if due or now_s >= self._executor.gone_due_s:
-                    await self._settle(due)
+                    await self._reconcile_round(due)
                 elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
-                    await self.look_over()
+                    await self.rescan()
                     scanned_s = monotonic_s()
                     pause_s = max(SCAN_INTERVAL_S, SCAN_SHARE * (scanned_s - now_s))
                     full_due_s = scanned_s + max(LATER_S, SCAN_SHARE * (scanned_s - now_s))
@@ -214,8 +173,8 @@ class WriteBack:
                 async with asyncio.timeout(max(0.02, wait_s)):
                     await self._changes.wake.wait()
 
-    async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
-        """Persist these paths in one round. Observers learn of the round's end, with or without errors."""
+    async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
+        """Persist these paths in one round and notify the observers, with or without errors."""
         self._scan.hide_unanswered()
         actions = self._scan.actions_of(paths)
         folders = self._executor.folders_of(actions)
@@ -226,6 +185,52 @@ class WriteBack:
                 await self._observers.on_persisted(list(actions), folders)
                 self._suspects = self._suspects or self._origin_changes.waits
                 self._layer.write_ahead.flush_soon()
+
+    # ------------------------------------------------------------ durability
+
+    async def secure(self, path: bytes) -> None:
+        """Return when a path, and everything below it, is as safe as its mode promises: at the origin, or on that many
+        nodes. If there are too few nodes, it is persisted instead. Raises HeadraceError if that fails too."""
+        await self._observers.before_acknowledged(path)
+        if self._durability.covers(path):
+            try:
+                await self._durability.secure(path)
+                return
+            except HeadraceError as error:
+                log.warning("no copy, so the origin has it first path=%s error=%s", os.fsdecode(path), error)
+        await self.persist(path)
+
+    async def persist(self, path: bytes) -> None:
+        """Return when everything that was written at and below a path is at the origin. Raises the HeadraceError of the
+        first path that could not be persisted, which stays dirty."""
+        await self._scan.scan_below(path)
+        begun_s, renamed = monotonic_s(), self._conflicts.count
+        while True:
+            dirty = self._dirty.below(path, since_s=begun_s)
+            if not dirty and not self._executor.put_aside():
+                if self._conflicts.count == renamed:
+                    return
+                # conflict copies and renamed files are to be persisted, too
+                begun_s, renamed = monotonic_s(), self._conflicts.count
+                continue
+            errors = await self._reconcile_round([*self._conflicts.in_the_way(path), *dirty])
+            if errors:
+                raise errors[0]
+            if self._dirty.below(path, since_s=begun_s):
+                await asyncio.sleep(AGAIN_S)
+
+    async def flush_journal(self) -> None:
+        """Make the journal durable, so that a power loss forgets no persisted version. Raises StoreError."""
+        await self._layer.write_ahead.flush()
+
+    def persist_soon(self, path: bytes) -> None:
+        """Persist the dirty paths at and below a path without waiting until they are quiet."""
+        self._dirty.hasten(path)
+        self._changes.wake.set()
+
+    async def demote(self, path: bytes, entry: Entry) -> bool:
+        """Move a file into the cache if it is clean here as that version. Return whether the cache has it now."""
+        return await self._demoter.bring(path, entry)
 
     # ------------------------------------------------------------ status
 
@@ -259,7 +264,7 @@ class WriteBack:
         return self._quota.used_bytes
 
     def status(self) -> dict[str, object]:
-        """Return what is not yet persisted: how many names and bytes, and how old; and what was done."""
+        """Return the names and bytes that wait, with their age, and the counts of what was done."""
         return {
             "mode": self._layer.modes.text(),
             **self._dirty.status(),

@@ -89,7 +89,7 @@ def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(tmp_path: Pa
         while len(removals) < 5:
             with contextlib.suppress(OriginUnavailableError):
                 await scene.here.write.persist(b"/")
-            await scene.here.write.look_over()
+            await scene.here.write.rescan()
         assert len(scene.here.upper.put_aside()) == 1
         scene.here.origin.remove = remove  # type: ignore[method-assign]
         await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})

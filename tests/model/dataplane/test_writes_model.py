@@ -159,7 +159,7 @@ def test_a_folder_that_comes_back_to_its_place_is_not_removed(
         await scene.origin_goes_away()
         await back(scene)
         for _ in range(5):  # a put that is being tried has the file open: then it does not leave
-            await scene.here.write.look_over()
+            await scene.here.write.rescan()
             await asyncio.sleep(0.03)
         wanted = {"/d": "dir", "/d/empty": "dir", "/d/f": b"second".hex()}
         assert await asyncio.to_thread(scene.session.tree) == wanted
@@ -405,7 +405,7 @@ def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_aga
         await scene.persisted()
         await scene.do(lambda: tree.copies.copy_up_all(b"/d", None))
         while scene.here.upper.look(b"/d/deep/g") is not None:
-            await scene.here.write.look_over()
+            await scene.here.write.rescan()
             await asyncio.sleep(0.01)
 
         def rename() -> None:
@@ -437,7 +437,7 @@ def test_a_folder_in_a_files_place_is_no_conflict_for_what_is_in_it(tmp_path: Pa
             await write.persist(b"/d/f")
             assert (scene.truth / "d" / "f").read_bytes() == b"ours"
         else:  # it has been quiet for longer than its folder
-            await write._settle([b"/d/f"])
+            await write._reconcile_round([b"/d/f"])
             assert (scene.truth / "d").read_bytes() == b"theirs"
         assert await asyncio.to_thread(session.tree) == wanted
         await scene.check(wanted)

@@ -264,7 +264,7 @@ async def one_life(world: WriterLives, chance: random.Random, *, last: bool) -> 
             out["tree"] = await asyncio.to_thread(session.tree)
             out["conflicts"] = [os.fsdecode(one.path) for one in here.write.known.conflicts()]
             out["dirty"] = here.write.status()["dirty"]
-            await here.write.look_over()
+            await here.write.rescan()
             out["dirty again"] = here.write.waiting(b"/")[0]
     finally:
         session.drop_held()

@@ -131,7 +131,7 @@ class NodeFixture:
             with contextlib.suppress(HeadraceError):
                 await self.namespace.refresh_path(self.chance.choice([b"/", b"/", b"/a", b"/a/a", b"/b"]))
             if self.chance.random() < 0.1:
-                await self.write.look_over()
+                await self.write.rescan()
 
     async def settle(self) -> None:
         """All is persisted, and listed anew, on return."""
