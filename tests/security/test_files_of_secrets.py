@@ -90,7 +90,7 @@ def test_a_key_that_is_opened_to_others_later(
         for _ in range(3):
             assert tls.server() is context
         seals.close("mounts/a", b'{"url":"x"}')
-    refusals = [record.getMessage() for record in caplog.records if "not taken" in record.getMessage()]
+    refusals = [record.getMessage() for record in caplog.records if "stays in use" in record.getMessage()]
     assert len(refusals) == 2  # of the certificate, and of the sealing key
     assert all("mode 0644" in refusal for refusal in refusals)
     caplog.clear()

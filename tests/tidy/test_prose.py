@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.tidy.test_page_prose import RETIRED
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
 VERBS_FILE = Path(__file__).with_name("verbs.txt")
@@ -50,6 +53,7 @@ FRAGMENTS = {
         "Beside",
     ),
 }
+LOG_CALL = r"log\.(debug|info|warning|error|exception|critical|log)"
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
 
 
@@ -101,3 +105,39 @@ def test_a_docstring_begins_with_a_verb(package: str) -> None:
             if first and (first[0] not in verbs if is_function else first[0] in FRAGMENTS):
                 fragments.append(f"{module}:{getattr(node, 'lineno', 1)} {first[0]}")
     assert fragments == []
+
+
+def _log_messages(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
+    """Yield the line and the message of each call of `log`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.fullmatch(LOG_CALL, ast.unparse(node.func)):
+            yield node.lineno, node.args[1 if ast.unparse(node.func) == "log.log" else 0]
+
+
+def is_log_message(message: ast.expr) -> bool:
+    """Return whether it is a constant of several words, without retired ones, followed by `key=value`."""
+    if not (isinstance(message, ast.Constant) and isinstance(message.value, str)):
+        return False
+    sentence = re.split(r" \w+=%", message.value)[0]
+    return " " in sentence and "%" not in sentence and not RETIRED.search(sentence)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_log_message_is_a_constant_sentence(package: str) -> None:
+    wrong = [
+        f"{module}:{line} {ast.unparse(message)}"
+        for module, tree in _modules(package)
+        for line, message in _log_messages(tree)
+        if not is_log_message(message)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "call", ["f'file {path}'", "'%s failed', name", "'failed'", "'node told again'", "text"]
+)
+def test_other_log_messages_are_found(call: str) -> None:
+    tree = ast.parse(f"log.warning({call})\nlog.log(level, 'a file was dropped id=%x', id)")
+    (_, wrong), (_, right) = _log_messages(tree)
+    assert not is_log_message(wrong)
+    assert is_log_message(right)

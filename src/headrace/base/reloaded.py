@@ -61,14 +61,19 @@ class Reloaded(Generic[Value]):
             value = self._build()
         except Exception as error:  # noqa: BLE001 - a half written file may cause any error
             if str(error) != self._refusal:
-                log.warning("%s not taken file=%s error=%s", self._name, self._files[0], error)
+                log.warning(
+                    "a changed file is invalid, the old content stays in use name=%s file=%s error=%s",
+                    self._name,
+                    self._files[0],
+                    error,
+                )
             self._refusal = str(error)
             return
         self._stamp, self._refusal = stamp, ""
         if digest != self._digest:
             self._value, self._digest = value, digest
             self.changes += 1
-            log.info("%s taken anew file=%s", self._name, self._files[0])
+            log.info("a changed file was read again name=%s file=%s", self._name, self._files[0])
 
 
 def _stamp(files: tuple[str, ...]) -> Stamp:

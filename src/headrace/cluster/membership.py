@@ -188,7 +188,7 @@ class Membership:
         id = key.removeprefix(PREFIX)
         info = None if value is None else _decode(value)
         if info is not None and info.id != id:
-            log.warning("a node record was ignored key=%s why=it names node %s", key, info.id)
+            log.warning("a node record was ignored, it names another node key=%s id=%s", key, info.id)
             return
         if id == self._info.id:
             if info is not None and info.instance != self._info.instance:

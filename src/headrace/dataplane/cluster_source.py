@@ -223,7 +223,7 @@ class PendingFileSource:
             try:
                 return await sources.reader.fetch_pending(node, wanted)
             except HeadraceError as error:
-                log.info("what was written there did not come node=%s error=%s", node.id, error)
+                log.info("bytes of a pending file were not received node=%s error=%s", node.id, error)
         return await sources.pending.own_copy(wanted)
 
 

@@ -119,7 +119,7 @@ class Digests:
         if monotonic_s() >= counts.warned_s + WARN_S:
             counts.warned_s = monotonic_s()
             log.warning(
-                "origin sent wrong bytes, they are right after reading again url=%s key=%s files=%d",
+                "the origin sent wrong bytes, a second read returned the right ones url=%s key=%s files=%d",
                 url,
                 ascii(key),
                 self.files_wrong,
@@ -131,7 +131,9 @@ class Digests:
         counts.total.other += 1
         counts.directory(key).other += 1
         self.files_other += 1
-        log.info("checksum is none of the bytes, which came twice alike url=%s key=%s", url, ascii(key))
+        log.info(
+            "an ETag is not a checksum, two reads returned the same bytes url=%s key=%s", url, ascii(key)
+        )
 
     def _counts(self, url: str, digest: Digest) -> _OriginDigests:
         return self._origins.setdefault((url, digest.parts > 0), _OriginDigests())

@@ -134,7 +134,9 @@ class PeerReader:
             if not hop.cached_only:
                 self.reads_failed += 1
                 level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
-                log.log(level, "peer did not give what it owns node=%s error=%s", hop.node.id, error)
+                log.log(
+                    level, "a peer did not return bytes that it owns node=%s error=%s", hop.node.id, error
+                )
             else:
                 self._misses[hop.node.id] = self._misses.get(hop.node.id, 0) + 1
             return error

@@ -216,7 +216,7 @@ class NodePeerService:
         refused: list[int] = []
         for number, failure in enumerate(outcome):
             if isinstance(failure, HeadraceError):
-                log.info("offered file not taken error=%s", failure)
+                log.info("an offered file was not taken over error=%s", failure)
                 refused.append(number)
             elif failure is not None:
                 raise failure

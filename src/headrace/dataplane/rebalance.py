@@ -130,7 +130,7 @@ class Rebalance:
                     await self._offer(view, node, waiting.pop(node.id))
         for id, batch in waiting.items():
             await self._offer(view, view.nodes[id], batch)
-        log.info("hand-over ended epoch=%d files=%d", view.epoch, self.files_handed_over)
+        log.info("the handover ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _whole_first(self) -> Iterator[CachedFile]:
         """Yield complete files first. Files that are being filled come last, with what has arrived by then."""
@@ -170,7 +170,7 @@ class Rebalance:
         try:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
         except HeadraceError as error:  # evicted, or complete by now
-            log.info("file that is being filled is not handed over error=%s", error)
+            log.info("a a file that is being filled is not handed over error=%s", error)
             return []
         try:
             return reader.present_runs(start, end)
@@ -207,7 +207,7 @@ class Rebalance:
                     self._store.set_borrowed(id, borrowed=True)
             await pause
         except HeadraceError as error:
-            log.warning("hand-over failed node=%s files=%d error=%s", node.id, len(files), error)
+            log.warning("the handover failed node=%s files=%d error=%s", node.id, len(files), error)
             for wanted in files:
                 self._refuse(wanted, str(error))
         finally:

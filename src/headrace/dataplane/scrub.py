@@ -205,7 +205,11 @@ class Scrub:
                     self._store.pin(cached.id, True)
                 self._progress.files_repaired += 1
             except HeadraceError as error:
-                log.warning("not fetched again, it will be when it is read path=%s error=%s", path, error)
+                log.warning(
+                    "a damaged file was not fetched again, its next read fetches it path=%s error=%s",
+                    path,
+                    error,
+                )
         self._save()
 
     async def _check_written(self) -> None:
@@ -228,12 +232,14 @@ class Scrub:
         if not written.is_damaged(row, sums):
             return
         path = os.fsdecode(row.path)
-        log.warning("a written file rotted after it was persisted path=%s", path)
+        log.warning("a written file was damaged on the disk after it was persisted path=%s", path)
         self._progress.files_damaged += 1
         self._progress.last_damaged = [*self._progress.last_damaged, path][-DAMAGED_KEPT:]
         self._save()
         if not await written.drop(row):
-            log.warning("it stays, as it is open, or the origin has another version path=%s", path)
+            log.warning(
+                "a damaged file is kept, because it is open or the origin has another version path=%s", path
+            )
             return
         entry = self._entry_of(row.path)
         if entry is not None:

@@ -197,7 +197,7 @@ class RequestHandler:
                 connection.park_answer(response)
         except HeadraceError as error:  # the head was sent, so the connection must be broken off
             path = b"" if connection.request is None else connection.request.path
-            log.warning("an answer was broken off path=%s error=%s", path, error)
+            log.warning("a response was interrupted path=%s error=%s", path, error)
             response.release()
             self._table.linger(connection, deadlines.LINGER_S)
             return
@@ -210,7 +210,12 @@ class RequestHandler:
         connection.response = None
         response.release()
         if log.isEnabledFor(logging.INFO) and (request := connection.request) is not None:
-            log.info("request method=%s path=%s status=%d", request.method, request.path, response.status)
+            log.info(
+                "a request was answered method=%s path=%s status=%d",
+                request.method,
+                request.path,
+                response.status,
+            )
         if not connection.skip_body():
             self._table.linger(connection, deadlines.LINGER_S)
         elif response.close or not connection.framing.is_reusable:

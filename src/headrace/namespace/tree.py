@@ -149,7 +149,7 @@ class Namespace:
             except (OriginUnavailableError, DeadlineExceededError):
                 if self._index.fresh_until_ns(directory) == 0:
                     raise
-                log.warning("origin is unavailable, using the old listing directory=%x", directory)
+                log.warning("the origin is unavailable, the old listing stays in use directory=%x", directory)
                 self._index.names.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
 
     async def resolve(self, path: bytes) -> Entry:

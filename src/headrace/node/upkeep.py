@@ -101,7 +101,7 @@ class Upkeep:
         self.disks_full = [volume.folder for volume in self._store.disks if volume.disk_is_full]
         for folder in self.disks_full:
             if folder not in was_full:
-                log.warning("a cache disk is full, nothing new is cached until it has room folder=%s", folder)
+                log.warning("a cache disk is full, files are not cached until it has space folder=%s", folder)
         for folder in was_full:
             if folder not in self.disks_full:
-                log.warning("a cache disk has room again folder=%s", folder)
+                log.warning("a cache disk has space again folder=%s", folder)

@@ -359,7 +359,10 @@ class LocalOrigin:
     def _warn_of_links(self, key: str) -> None:
         if not self._warned_of_links:
             self._warned_of_links = True
-            log.warning("%s path=%s hint=%s", _LEADS_OUT, self._where(key), _UNSAFE_LINKS)
+            log.warning(
+                "a symbolic link leads out of the origin's directory, only unsafe_links=true follows it path=%s",
+                self._where(key),
+            )
 
 
 def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:

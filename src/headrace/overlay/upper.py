@@ -172,7 +172,7 @@ class Upper:
         except OSError as error:
             why = str(error)
         log.warning(
-            "a directory that was being renamed can't be moved to its new name path=%s at=%s why=%s",
+            "a directory that was being renamed can't be moved to its new name path=%s old=%s why=%s",
             *(os.fsdecode(target), directory, why),
         )
         return False

@@ -183,7 +183,7 @@ class Uploads:
             path = self._directory + b"/" + name.encode()
             if _idle_s(path) > IDLE_S_MAX:
                 shutil.rmtree(path, ignore_errors=True)
-                log.info("upload in parts removed, it received no part for a day id=%s", name)
+                log.info("a multipart upload was removed, it received no part for a day id=%s", name)
                 count += 1
         return count
 

@@ -193,7 +193,7 @@ class Environment:
                 self.env.copyfd(file.fileno(), compact=True)
             compaction.settle_copy(self.folder, self._boot_id)
         except (lmdb.Error, OSError) as error:
-            log.warning("index not compacted error=%s", error)
+            log.warning("the index was not compacted error=%s", error)
             compaction.recover(self.folder)
             return False
         return True

@@ -121,7 +121,7 @@ class Index:
         try:
             compaction.install(self.folder)
         except OSError as error:
-            log.warning("index not compacted error=%s", error)
+            log.warning("the index was not compacted error=%s", error)
         self._open(continues=state)
 
     def _open(self, *, continues: IndexState | None = None) -> None:

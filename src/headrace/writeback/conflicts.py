@@ -63,7 +63,7 @@ class ConflictCopies:
         kept = self._rename(path, before, split(path)[1], b".conflict-" + stamp, why)
         if kept is not None:
             log.warning(
-                "changed at the origin by somebody else, ours is kept beside path=%s kept=%s",
+                "another writer changed a file at the origin, the local version is kept path=%s kept=%s",
                 *(os.fsdecode(path), os.fsdecode(kept)),
             )
 
@@ -83,7 +83,7 @@ class ConflictCopies:
                 )
                 if kept is not None:
                     log.warning(
-                        "no origin takes the name, it has another one now path=%s kept=%s",
+                        "no origin accepts a name, the file was renamed path=%s kept=%s",
                         *(os.fsdecode(path[:end]), os.fsdecode(kept)),
                     )
                 return True

@@ -84,7 +84,7 @@ class Demoter:
         try:
             await self.leave(clean, surplus_bytes)
         except Exception:
-            log.exception("clean files could not leave the layer")  # at the next look again
+            log.exception("clean files can't be demoted")  # at the next look again
 
     async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
         """Move that many bytes of clean files out of the layer, beginning with those that were written longest ago."""
@@ -155,7 +155,7 @@ class Demoter:
         except NoSpaceError:  # of the cache it would be the next to go
             return leave(None)
         except HeadraceError as error:
-            log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
+            log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(row.path), error)
             return 0
 
     def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
@@ -183,7 +183,7 @@ def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
             for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)
         ]
     except OSError as error:
-        log.warning("can't be read path=%s error=%s", os.fsdecode(row.path), error)
+        log.warning("a clean file can't be read path=%s error=%s", os.fsdecode(row.path), error)
         return None
     finally:
         os.close(fd)

@@ -142,7 +142,7 @@ class SyncExecutor:
                 self._note_failure(path, error)
                 return error
             except OSError as error:  # the layer changed under us: looked at again
-                log.info("not persisted, again path=%s error=%s", os.fsdecode(path), error)
+                log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._postpone([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
 
@@ -153,7 +153,9 @@ class SyncExecutor:
             return
         entry.failed(str(error))
         level = logging.WARNING if entry.attempts in (1, 5) else logging.INFO
-        log.log(level, "not persisted, again later path=%s error=%s", os.fsdecode(path), error)
+        log.log(
+            level, "a change was not persisted, retrying later path=%s error=%s", os.fsdecode(path), error
+        )
 
     def _postpone(self, paths: Iterable[bytes]) -> None:
         self._dirty.postpone(paths, LATER_S)
@@ -220,7 +222,7 @@ class SyncExecutor:
             try:
                 await self._removals.remove_gone(self.put_aside())
             except HeadraceError as error:
-                log.info("removed folders are still at the origin error=%s", error)
+                log.info("removed directories are still at the origin error=%s", error)
                 self.gone_due_s = monotonic_s() + LATER_S
                 self._changes.wake.set()
                 return [error]

@@ -129,7 +129,11 @@ class OriginChangeReconciler:
         except PathNotFoundError:
             pass
         except HeadraceError as error:
-            log.info("not asked for, again later path=%s error=%s", os.fsdecode(row.path), error)
+            log.info(
+                "a clean file can't be compared with the origin, retrying path=%s error=%s",
+                os.fsdecode(row.path),
+                error,
+            )
             self._waiting.add(row.path)
             return
         if version == row.version:

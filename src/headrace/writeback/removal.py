@@ -116,7 +116,9 @@ class RemovalPropagator:
         except ConflictError as error:
             if not asked and await self._preconditions.others_put(path):
                 return await self.remove(path, marker, asked=True)
-            log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
+            log.warning(
+                "another writer changed a file at the origin, it is not removed path=%s", os.fsdecode(path)
+            )
             self._give_way(path, marker, str(error))
             return False
         failpoint.hit("persist.removed")
@@ -190,10 +192,10 @@ class RemovalPropagator:
         try:
             await self._ask_to_remove(path)
         except DirectoryNotEmptyError:
-            log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
+            log.info("another writer created a name in a removed directory path=%s", os.fsdecode(path))
             return False
         except NotADirectoryPathError:
-            log.info("a file is where a folder was removed path=%s", os.fsdecode(path))
+            log.info("a file is in the place of a removed directory path=%s", os.fsdecode(path))
         return True
 
     def drop_whiteout(self, path: bytes) -> bool:

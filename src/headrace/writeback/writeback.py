@@ -155,14 +155,14 @@ class WriteBack:
                     full_due_s = scanned_s + max(LATER_S, SCAN_SHARE * (scanned_s - now_s))
                     await self._origin_changes.look()
             except Exception:
-                log.exception("persisting failed")  # the next round must come
+                log.exception("a round of write-back failed")  # the next round must come
                 await asyncio.sleep(1.0)
             self._quota.slow_writers(self.waiting(b"/")[1])
             if self._layer.journal.wants_checkpoint:
                 try:
                     await self._layer.in_thread(self._layer.journal.checkpoint)
                 except HeadraceError as error:
-                    log.warning("table not emptied of its log error=%s", error)
+                    log.warning("the sync journal was not checkpointed error=%s", error)
             await self._sleep()
 
     async def _sleep(self) -> None:
@@ -197,7 +197,11 @@ class WriteBack:
                 await self._durability.secure(path)
                 return
             except HeadraceError as error:
-                log.warning("no copy, so the origin has it first path=%s error=%s", os.fsdecode(path), error)
+                log.warning(
+                    "no replica is available, the file is persisted first path=%s error=%s",
+                    os.fsdecode(path),
+                    error,
+                )
         await self.persist(path)
 
     async def persist(self, path: bytes) -> None:

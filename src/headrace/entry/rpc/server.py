@@ -110,7 +110,7 @@ class _ClientProtocol(asyncio.StreamReaderProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.busy:
-            log.warning("a connection was closed error=a request before the last one was answered")
+            log.warning("a connection was closed, it sent a request before the last one was answered")
             self._leave()
         super().data_received(data)
 

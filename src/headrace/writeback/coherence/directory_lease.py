@@ -152,7 +152,12 @@ class DirectoryLeases(WriteObserver):
         try:
             await self._peers.tell(node, RecallLease(folder), Deadline.after(YIELD_LIMIT_S))
         except HeadraceError as error:
-            log.info("right not given up node=%s path=%s error=%s", holder, os.fsdecode(folder), error)
+            log.info(
+                "a directory lease was not released node=%s path=%s error=%s",
+                holder,
+                os.fsdecode(folder),
+                error,
+            )
             await asyncio.sleep(LOOK_S)
 
     def _heard(self, key: str, holder: bytes | None) -> None:
@@ -165,7 +170,7 @@ class DirectoryLeases(WriteObserver):
         for folder in list(self._doubted):
             async with self._locks.setdefault(folder, asyncio.Lock()):
                 if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
-                    log.error("the right to a folder was taken from this node path=%s", os.fsdecode(folder))
+                    log.error("another node took a directory lease of this node path=%s", os.fsdecode(folder))
                     del self._held[folder]
                     with self._upper.lock:
                         self.marks.clear(self._upper.at(folder), MARKS.leased)
@@ -182,9 +187,9 @@ class DirectoryLeases(WriteObserver):
                     await self._drop_all()
                 self._move_on()
             except HeadraceError as error:
-                log.info("rights are not kept error=%s", error)
+                log.info("directory leases were not checked, retrying error=%s", error)
             except Exception:
-                log.exception("rights are not kept")
+                log.exception("directory leases were not checked, retrying")
 
     def _move_on(self) -> None:
         if self._records.leases_lost == self._lost:  # else the rights of before are none any more

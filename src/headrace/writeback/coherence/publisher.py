@@ -179,11 +179,11 @@ class DirtyNamesPublisher:
                     await self._records.delete(key)
             except ClusterUnavailableError as error:
                 if not self._failing:
-                    log.warning("other nodes are not told what was written here, again later error=%s", error)
+                    log.warning("pending names can't be recorded in the cluster, retrying error=%s", error)
                 self._failing = True
                 return
             if self._failing:
-                log.warning("other nodes are told again what was written here")
+                log.warning("pending names are recorded in the cluster again")
             self._failing = False
             self._recorded = cover if removals == self._removals else None
 
@@ -196,7 +196,7 @@ class DirtyNamesPublisher:
                 if self._forget_clean() or self._failing:
                     self._write()
             except Exception:
-                log.exception("folders are not looked at")
+                log.exception("recorded directories were not checked, retrying")
 
     def _forget_clean(self) -> bool:
         """Forget clean names. Return whether a directory was forgotten."""

@@ -52,10 +52,10 @@ class Failback:
             for file in files:
                 self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
             await asyncio.to_thread(self._journal.sync)  # the other node forgets them
-            log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
+            log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
             await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
         except (HeadraceError, OSError) as error:
-            log.info("not asked what it persisted node=%s error=%s", node.id, error)
+            log.info("a replica did not report which files it persisted node=%s error=%s", node.id, error)
 
     def _note(self, row: JournalRecord) -> None:
         """Note a row unless this node uploaded something newer. Both times are of this host's clock."""

@@ -110,17 +110,19 @@ class Failover:
                 if said != str(error):
                     said = str(error)
                     log.warning(
-                        "copies of a node that is gone are not persisted node=%s error=%s", writer, error
+                        "replicated files of a node that left can't be persisted node=%s error=%s",
+                        writer,
+                        error,
                     )
             except Exception:
-                log.exception("copies of a node that is gone are not persisted node=%s", writer)
+                log.exception("replicated files of a node that left can't be persisted node=%s", writer)
             await asyncio.sleep(AGAIN_S)
 
     async def _persist(self, writer: str) -> None:
         """Persist everything in a writer's replicas. What the writer must learn is on disk before anything is
         dropped."""
         folder = self._keeper.folder_of(writer)
-        log.warning("a node is gone, its files are persisted here node=%s", writer)
+        log.warning("a node left the cluster, this replica persists its files node=%s", writer)
         self._keeper.forget(writer)
         write = self._build(folder)
         try:

@@ -79,7 +79,7 @@ class ReplicaHost:
             async with self.lock_of(writer):
                 count = await self._in_thread(mirror.drop_idle, STAGING_IDLE_S)
                 if count:
-                    log.info("files that were never finished are dropped writer=%s files=%d", writer, count)
+                    log.info("incomplete replicas were dropped writer=%s files=%d", writer, count)
 
     def writers(self) -> list[str]:
         """Return the ids of the nodes whose replicas are kept here."""

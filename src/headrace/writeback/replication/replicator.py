@@ -139,7 +139,7 @@ class ReplicaStream:
         try:
             await self.send_ahead(path, last=True)
         except HeadraceError as error:
-            log.info("not sent ahead path=%s error=%s", os.fsdecode(path), error)
+            log.info("a growing file was not replicated ahead path=%s error=%s", os.fsdecode(path), error)
         finally:
             del self._coming[path]
         self._pending.setdefault(path, [])
@@ -195,12 +195,12 @@ class ReplicaStream:
                 self._urgent.clear()
                 await self._tell()
             except HeadraceError as error:
-                log.warning("copies are not kept node=%s error=%s", self.node.id, error)
+                log.warning("changes were not replicated, retrying node=%s error=%s", self.node.id, error)
                 if isinstance(error, PeerError):
                     self.begun.clear()
                 await asyncio.sleep(AGAIN_S)
             except Exception:
-                log.exception("copies are not kept node=%s", self.node.id)
+                log.exception("changes were not replicated, retrying node=%s", self.node.id)
                 await asyncio.sleep(AGAIN_S)
 
     async def _sleep(self) -> None:
@@ -363,7 +363,9 @@ class Replicator:
                 try:
                     await asyncio.gather(*(lane.send_ahead(path) for lane in self._current(copies)))
                 except HeadraceError as error:
-                    log.info("not sent ahead path=%s error=%s", os.fsdecode(path), error)
+                    log.info(
+                        "a growing file was not replicated ahead path=%s error=%s", os.fsdecode(path), error
+                    )
                     return
 
     def on_view(self) -> None:
@@ -414,9 +416,9 @@ class Replicator:
                 await self._tell_to_drop()
                 return
             except HeadraceError as error:
-                log.info("holders of copies are not announced, again error=%s", error)
+                log.info("the replicas were not recorded in the cluster, retrying error=%s", error)
             except Exception:
-                log.exception("holders of copies are not announced")
+                log.exception("the replicas were not recorded in the cluster, retrying")
             await asyncio.sleep(AGAIN_S)
 
     async def _tell_to_drop(self) -> None:
