@@ -389,4 +389,4 @@ def _check(plan: ComparePlan) -> None:
     if not 0 <= plan.nodes <= 64:
         raise UsageError(f"--nodes {plan.nodes}", why="0 to 64")
     if plan.rate_bits_s and not plan.nodes:
-        raise UsageError("--rate", why="it is of the lab's links", hint="--nodes N")
+        raise UsageError("--rate", why="--rate limits the links of the lab", hint="--nodes N")

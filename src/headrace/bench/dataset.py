@@ -103,7 +103,7 @@ def read_note(place: BenchStorage) -> DataSet | None:
         return msgspec.json.decode(body, type=DataSet)
     except msgspec.MsgspecError as error:
         raise UsageError(
-            NOTE, why=f"not a note of a data set: {error}", hint="choose an empty folder"
+            NOTE, why=f"not a note of a data set: {error}", hint="choose an empty directory"
         ) from error
 
 
@@ -140,14 +140,14 @@ def check_same(root: str, existing: DataSet, wanted: DataSet) -> None:
             raise UsageError(
                 f"{root} has another data set",
                 why=f"{name} {other}, not {mine}",
-                hint="choose an empty folder",
+                hint="choose an empty directory",
             )
     if existing.files * existing.samples_a_file < wanted.files * wanted.samples_a_file:
         raise UsageError(
             f"{root} has a smaller data set",
             why=f"{existing.files * existing.samples_a_file} samples, "
             f"{wanted.files * wanted.samples_a_file} are needed",
-            hint="choose an empty folder, or fewer steps",
+            hint="choose an empty directory, or fewer steps",
         )
 
 

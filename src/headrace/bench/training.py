@@ -327,7 +327,7 @@ def _check_loader(plan: TrainingPlan) -> None:
     if plan.loader != TENSORFLOW:
         return
     if plan.scaled.format != "tfrecord" or plan.where.kind != "folder":
-        raise UsageError(f"--loader {TENSORFLOW}", why="it is for tfrecords in a folder or a mount")
+        raise UsageError(f"--loader {TENSORFLOW}", why="it reads tfrecords of a directory or a mount")
     if importlib.util.find_spec("tensorflow") is None:
         raise NotSupportedError(
             f"--loader {TENSORFLOW}", why="tensorflow is not installed", hint="pip install tensorflow"
@@ -340,5 +340,5 @@ def _check_files(plan: TrainingPlan, data: DataSet, files: dict[str, int]) -> No
         raise UsageError(
             f"{plan.where.root} lacks {len(lacking)} files",
             why=f"such as {data.name(lacking[0])}",
-            hint="make the data set again: what is there is kept",
+            hint="make the data set again: existing files are kept",
         )

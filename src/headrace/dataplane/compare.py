@@ -248,7 +248,7 @@ class WholeComparison:
             fd = os.open(self._writer.volume.part_path(self._writer.id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise EvictedError(
-                f"cache file {self._writer.id:x}", why="it went while it was compared"
+                f"cache file {self._writer.id:x}", why="it was evicted while it was compared"
             ) from None
         except OSError as error:
             raise StoreError("cache file can't be read", why=error.strerror or str(error)) from error
@@ -259,7 +259,7 @@ class WholeComparison:
 
     def _check_open(self) -> None:
         if self._writer.closed:
-            raise EvictedError(f"cache file {self._writer.id:x}", why="it went while it was compared")
+            raise EvictedError(f"cache file {self._writer.id:x}", why="it was evicted while it was compared")
 
     async def _reread(self, start: int, end: int, kept: dict[int, int]) -> int:
         """Read until two reads of each block agree; the read that filled it counts. Return how many blocks were

@@ -116,7 +116,7 @@ class OpenFills:
         if fill.volume is self._store.spill and size_bytes > fill.volume.capacity_bytes // 2:
             raise NoSpaceError(
                 f"{size_bytes} bytes of a file at one time",
-                why="the cache has no room for it, and it is read past it",
+                why="the cache has no space for it, so it is read without being cached",
                 hint="give the cache more capacity, or read less at one time",
             )
 
@@ -187,7 +187,7 @@ class OpenFills:
             if await comparison.run():
                 await self._on_damaged([id])
             if self._fills.get(id) is not fill:
-                raise EvictedError(f"cache file {id:x}", why="it went while it was compared")
+                raise EvictedError(f"cache file {id:x}", why="it was evicted while it was compared")
         except HeadraceError as error:
             fill.fail(error)
             if self._fills.get(id) is fill:

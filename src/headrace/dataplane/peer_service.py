@@ -193,7 +193,7 @@ class NodePeerService:
 
     async def _entry_of(self, wanted: FileRange) -> Entry:
         if not 0 <= wanted.start < wanted.end <= wanted.size_bytes:
-            raise NotOwnerError(os.fsdecode(wanted.path), why="a range outside of the file was asked for")
+            raise NotOwnerError(os.fsdecode(wanted.path), why="the requested range is outside the file")
         return await self._namespace.ensure_entry(
             wanted.path, Version(wanted.size_bytes, wanted.mtime_ns, wanted.token)
         )
@@ -272,7 +272,7 @@ class NodePeerService:
 
     def _shared_writes(self) -> CoherenceService:
         if self._shared is None:
-            raise UsageError("written files", why="this node tells nobody of any")
+            raise UsageError("written files", why="this node publishes no pending names")
         return self._shared
 
     async def doubt(self, request: ReportCorruption) -> None:

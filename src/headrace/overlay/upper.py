@@ -99,7 +99,7 @@ class Upper:
             raise UsageError(
                 f"folder {folder}",
                 why=f"{writer} wrote its files, and {reader} can't read their marks",
-                hint="start the node as before, persist the files, then remove this folder",
+                hint="start the node as before, persist the files, then remove this directory",
             )
 
     def close(self) -> None:

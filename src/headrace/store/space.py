@@ -73,7 +73,7 @@ class CacheSpace:
 
     def _open_spill(self) -> Volume:
         if self._spill is None:
-            raise NoSpaceError("reading past the cache", why="there is no space for it outside of its disks")
+            raise NoSpaceError("reading past the cache", why="this node has no spill")
         if not self._has_spilled:
             note_spilled(self._files.index, self._spill)
             self._has_spilled = True

@@ -41,9 +41,7 @@ class ConflictCopies:
         """Find out whether an upload is blocked by this node's own earlier work: a file whose place a directory above
         it has now, or a directory that is not removed yet. OriginUnavailableError: the upload waits for that."""
         if self.in_the_way(path) or any(prefix == path for _, prefix in self._upper.put_aside()):
-            raise OriginUnavailableError(
-                os.fsdecode(path), why="what was there is not removed yet"
-            ) from error
+            raise OriginUnavailableError(os.fsdecode(path), why="the old entry is not removed yet") from error
 
     def in_the_way(self, path: bytes) -> list[bytes]:
         """Return the directories above a path in whose place the origin still has a file."""

@@ -142,7 +142,7 @@ class DirectoryLeases(WriteObserver):
                 if away.passed():
                     raise
             if deadline.passed():
-                raise DeadlineExceededError(os.fsdecode(folder), why="another node makes names there")
+                raise DeadlineExceededError(os.fsdecode(folder), why="another node holds the directory lease")
             await asyncio.sleep(AGAIN_S)
 
     async def _ask_for(self, folder: bytes, holder: str) -> None:

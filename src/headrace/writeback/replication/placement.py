@@ -45,7 +45,8 @@ class ReplicaSetRecords:
         raw = await self._records.get(f"{PREFIX}/{writer}")
         if not raw:
             raise ClusterUnavailableError(
-                f"record {PREFIX}/{writer}", why="it is not there, and nobody else says who has its copies"
+                f"record {PREFIX}/{writer}",
+                why="the record is missing, and no other node knows the current replicas",
             )
         try:
             return node in decode_json(raw, list[str])

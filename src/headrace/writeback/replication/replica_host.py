@@ -91,7 +91,7 @@ class ReplicaHost:
     def folder_of(self, writer: str) -> str:
         """Return the directory of a writer's replicas. UsageError if it is no id of a node."""
         if not writer or "/" in writer or writer.startswith("."):
-            raise UsageError(f"node {writer!r}", why="no name of a folder can be made of it")
+            raise UsageError(f"node {writer!r}", why="it can't be used as a directory name")
         return os.path.join(self._folder, writer)
 
     def taken(self, path: bytes, pending: PendingVersion) -> Version | None:

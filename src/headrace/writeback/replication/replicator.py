@@ -103,7 +103,7 @@ class ReplicaOffers:
         inode = int(wanted.token.removeprefix(TOKEN), 16)
         offered = self._open.get(inode)
         if offered is None:
-            raise PathNotFoundError(f"written file {inode:x}", why="it is not offered any more")
+            raise PathNotFoundError(f"written file {inode:x}", why="it is no longer offered")
         return OfferedFile(offered[0], os.fsdecode(wanted.path))
 
 
