@@ -14,7 +14,7 @@ from headrace.writeback.sync_journal import JournalRecord
 from tests.unit.writeback.layer_fixture import LayerFixture
 
 PATH = b"/d/f"
-pytestmark = pytest.mark.expected_warnings("ours is kept beside", "no origin takes the name")
+pytestmark = pytest.mark.expected_warnings("the local version is kept", "no origin accepts a name")
 
 
 def keep(layer: LayerFixture, path: bytes = PATH) -> None:

@@ -77,7 +77,7 @@ async def test_a_damaged_file_fails_its_checksum(layer: LayerFixture) -> None:
     """So `assert_cached` can fail."""
     entry = await persisted(layer, b"right")
     await demoter_of(layer).bring(PATH, entry)
-    with open(layer.store.volumes[0].data_path(entry.id), "r+b") as file:  # noqa: ASYNC230
+    with open(layer.store.volumes[0].data_path(entry.id), "r+b") as file:
         file.write(b"wrong")
     assert not layer.store.verifier.verify(entry.id)
 

@@ -19,7 +19,7 @@ from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_a
 
 PATH, DIRECTORY = b"/d/f", b"/d/s"
 THEIRS = b"theirs"
-CONFLICT = "changed at the origin by somebody else, not removed"
+CONFLICT = "another writer changed a file at the origin, it is not removed"
 
 
 async def hidden(layer: LayerFixture, path: bytes = PATH) -> Version:
@@ -254,7 +254,7 @@ async def test_a_removed_directory_with_names_waits(layer: LayerFixture) -> None
     assert layer.origin.count("directory") == 0
 
 
-@pytest.mark.expected_warnings("ours is kept beside")
+@pytest.mark.expected_warnings("the local version is kept")
 async def test_a_directory_where_others_put_a_file_has_another_name(layer: LayerFixture) -> None:
     layer.write(DIRECTORY + b"/f", b"ours")
     layer.memory.hold("d/s", THEIRS)

@@ -25,7 +25,7 @@ from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_a
 STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")
 PATH = b"/d/f"
 OURS, NEWER, THEIRS = b"ours", b"ours, newer", b"theirs"
-CONFLICT = "changed at the origin by somebody else"
+CONFLICT = "another writer changed a file at the origin"
 
 
 async def assert_persisted(layer: LayerFixture, path: bytes, data: bytes) -> None:
@@ -267,7 +267,7 @@ async def test_after_a_lost_answer_an_object_of_the_same_size_is_not_taken_for_o
     await assert_both_kept(layer, OURS, OURS[::-1])
 
 
-@pytest.mark.expected_warnings("no origin takes the name")
+@pytest.mark.expected_warnings("no origin accepts a name")
 async def test_a_name_that_no_origin_takes_is_changed(layer: LayerFixture) -> None:
     path, kept = b"/d/" + HIDDEN_PREFIX.encode() + b"f", b"/d/%2E" + HIDDEN_PREFIX.encode()[1:] + b"f"
     layer.write(path, OURS)

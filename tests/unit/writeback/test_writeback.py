@@ -70,7 +70,7 @@ async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
         write.changed([b"/f"], 1)
         await asyncio.sleep(0.1)
         assert layer.origin.count("put") == 0
-        write.soon(b"/")
+        write.persist_soon(b"/")
         await until(lambda: write.waiting(b"/") == (0, 0))
         await assert_tree(layer, {b"/f": b"ours"})
 
@@ -83,7 +83,7 @@ async def test_persist_returns_when_the_origin_has_everything_below(layer: Layer
         await assert_tree(layer, {b"/d/f": b"/d/f", b"/d/s/g": b"/d/s/g", b"/other": None})
 
 
-@pytest.mark.expected_warnings("not persisted, again later")
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 async def test_a_renamed_file_is_never_missing_at_the_origin(layer: LayerFixture) -> None:
     """Files are put before names are removed, and not removed while a put fails."""
     layer.write(b"/old", b"ours")
@@ -101,18 +101,18 @@ async def test_a_renamed_file_is_never_missing_at_the_origin(layer: LayerFixture
         assert changes[-2:] == [("put", "new"), ("remove", "old")]
 
 
-@pytest.mark.expected_warnings("not persisted, again later")
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 async def test_one_file_that_fails_holds_up_no_other(layer: LayerFixture) -> None:
     for number in range(5):
         layer.write(b"/%d" % number, b"ours")
     layer.origin.fail("put", PlannedFault.DENIED, numbers=2)
     async with layer.running(layer.write_back()) as write:
-        write.soon(b"/")
+        write.persist_soon(b"/")
         await until(lambda: write.waiting(b"/")[0] == 1 and write.failing(b"/"))
         assert layer.origin.count("put") == 5 and write.counts.failures == 1
 
 
-@pytest.mark.expected_warnings("changed at the origin by somebody else")
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 async def test_persist_waits_for_the_copy_of_a_conflict_too(layer: LayerFixture) -> None:
     async with layer.running(layer.write_back()) as write:
         layer.write(b"/f", b"ours")
@@ -143,7 +143,7 @@ async def test_a_layer_above_its_share_is_emptied_into_the_cache(layer: LayerFix
     layer.write(b"/d/f", b"ours")
     async with layer.running(layer.write_back(layer_bytes_max=0)) as write:
         await write.persist(b"/")
-        await write.look_over()
+        await write.rescan()
         await until(lambda: layer.upper.look(b"/d/f") is None)
         entry = layer.namespace.entry_at(b"/d/f")
         assert entry is not None and layer.store.index.cached(entry.id) is not None
@@ -160,7 +160,7 @@ async def test_the_clean_file_that_others_replaced_is_dropped_by_a_round(layer: 
         await until(lambda: layer.upper.look(b"/d/f") is None)
 
 
-@pytest.mark.expected_warnings("persisting failed")
+@pytest.mark.expected_warnings("a round of write-back failed")
 async def test_a_round_that_breaks_is_followed_by_another(
     layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
