@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
+import torch
 
 from headrace.diagnose import kernel, watch
 from headrace.diagnose.attribute import attribute
@@ -168,33 +171,30 @@ def test_what_stacks_say(
 
 
 def test_the_hook_writes_what_the_sampler_reads() -> None:
-    hooks: dict[str, object] = {}
-
-    def keep(name: str) -> object:
-        def register(call: object) -> SimpleNamespace:
-            hooks[name] = call
-            return SimpleNamespace(remove=lambda: hooks.pop(name))
-
-        return register
-
-    model = SimpleNamespace(register_forward_pre_hook=keep("forward"), training=True)
-    optimizer = SimpleNamespace(register_step_post_hook=keep("step"))
-    loader = SimpleNamespace(
-        num_workers=4, prefetch_factor=2, batch_size=32, persistent_workers=True, pin_memory=True
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    rows = torch.utils.data.TensorDataset(torch.zeros(64, 3))
+    loader = torch.utils.data.DataLoader(
+        rows, batch_size=32, num_workers=2, prefetch_factor=3, persistent_workers=True, pin_memory=True
     )
     watching = watch(model, optimizer, loader)
     reader = MarksReader.find(os.getpid())
     assert reader is not None
-    batch = SimpleNamespace(shape=(32, 3))
-    hooks["forward"](model, (batch,))  # type: ignore[operator]
+    loss = model(torch.zeros(32, 3)).sum()
     assert reader.read().in_step
-    hooks["step"]()  # type: ignore[operator]
+    loss.backward()
+    optimizer.step()
     marks = reader.read()
     assert (marks.in_step, marks.steps, marks.samples) == (False, 1, 32)
-    assert marks.loader == LoaderFacts(4, 2, 32, True, True)
+    assert marks.loader == LoaderFacts(2, 3, 32, True, True)
+    model.eval()
+    model(torch.zeros(8, 3))
+    assert not reader.read().in_step, "an evaluation is no step"
     watching.close()
     watching.close()
-    assert hooks == {}
+    model.train()
+    model(torch.zeros(32, 3)).sum().backward()
+    optimizer.step()
     assert MarksReader.find(os.getpid()) is None
 
 
@@ -209,20 +209,36 @@ def test_places_are_told_apart(tmp_path: Path) -> None:
     assert asked[0] == ""
 
 
-def test_nvml_is_asked_for_the_gpus_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NVMLError(Exception):
-        pass
-
-    nvml = SimpleNamespace(
-        NVMLError=NVMLError,
+@pytest.fixture
+def nvml() -> SimpleNamespace:
+    """NVML of a host with two GPUs, where process 40 uses the first one, and process 41 the second one."""
+    return SimpleNamespace(
+        NVMLError=type("NVMLError", (Exception,), {}),
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetName=lambda one: b"H100" if one else "A100",
-        nvmlDeviceGetComputeRunningProcesses=lambda one: [SimpleNamespace(pid=one + 40)],
-        nvmlDeviceGetUtilizationRates=lambda one: SimpleNamespace(gpu=90 if one else 10),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: b"H100" if handle else "A100",
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=handle + 40)],
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=90 if handle else 10),
     )
+
+
+def test_the_fake_nvml_has_the_names_and_signatures_of_the_real_one(nvml: SimpleNamespace) -> None:
+    assert issubclass(pynvml.NVMLError, Exception)
+    for name, fake in vars(nvml).items():
+        if name != "NVMLError":
+            assert inspect.signature(fake) == inspect.signature(getattr(pynvml, name)), name
+    for result, layout in (
+        (nvml.nvmlDeviceGetComputeRunningProcesses(0)[0], pynvml.c_nvmlProcessInfo_v3_t),
+        (nvml.nvmlDeviceGetUtilizationRates(0), pynvml.c_nvmlUtilization_t),
+    ):
+        assert vars(result).keys() <= dict(layout._fields_).keys()
+
+
+def test_nvml_is_asked_for_the_gpus_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, nvml: SimpleNamespace
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     gpus = GpuWatch()
     assert gpus.names == ("A100", "H100")

@@ -1,0 +1,84 @@
+"""What a session leaves to the next one, as the next one reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.fuse import handover_state
+from headrace.fuse.handover_state import HandoverState
+
+SLOTS = 8
+
+
+@pytest.fixture
+def fd(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(handover_state, "SLOTS", SLOTS)
+    memory = handover_state.create()
+    yield memory
+    os.close(memory)
+
+
+def test_the_first_session_inherits_nothing(fd: int) -> None:
+    state = HandoverState(fd)
+    assert (state.init_flags, state.mode, state.incarnation) == (0, "", 0)
+    assert state.inherited_slots() == []
+    assert os.get_inheritable(fd) is False
+
+
+def test_the_next_session_inherits_what_init_negotiated(fd: int) -> None:
+    first = HandoverState(fd)
+    first.save(init_flags=1 << 37 | 5, mode="passthrough")
+    assert first.next_incarnation() == 1
+    second = HandoverState(fd)
+    assert (second.init_flags, second.mode, second.incarnation) == (1 << 37 | 5, "passthrough", 1)
+    assert second.next_incarnation() == 2
+
+
+def test_the_next_session_inherits_slots_with_their_counts(fd: int) -> None:
+    first = HandoverState(fd)
+    slots = [first.add(node, backing_id) for node, backing_id in ((11, 1), (12, 2), (13, 3))]
+    first.count(slots[1], 7)
+    first.count(slots[2], 0)
+    first.remove(slots[0])
+    assert sorted(HandoverState(fd).inherited_slots()) == [(slots[1], 12, 2, 7), (slots[2], 13, 3, 0)]
+
+
+def test_no_slot_is_given_twice(fd: int) -> None:
+    first = HandoverState(fd)
+    slots = [first.add(10 + number, number) for number in range(SLOTS)]
+    assert sorted(slots) == list(range(SLOTS))
+    assert first.add(99, 99) == -1
+    first.remove(3)
+    assert first.add(99, 99) == 3
+    second = HandoverState(fd)
+    assert second.add(100, 100) == -1
+    assert len(second.inherited_slots()) == SLOTS
+
+
+def test_an_incarnation_is_never_used_again_until_they_wrap(fd: int) -> None:
+    state = HandoverState(fd)
+    assert state.raise_incarnation(40) == 40
+    assert state.raise_incarnation(7) == 7, "another file's"
+    assert HandoverState(fd).next_incarnation() == 41
+    state = HandoverState(fd)
+    assert state.raise_incarnation(0xFFFF) == 0xFFFF
+    assert HandoverState(fd).next_incarnation() == 1
+
+
+def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
+    state = HandoverState(fd)
+    for unique in range(2, 202, 2):
+        state.note_release(unique)
+    assert HandoverState(fd).releases == frozenset(range(74, 202, 2))
+    second = HandoverState(fd)
+    second.note_release(202)
+    assert HandoverState(fd).releases == frozenset(range(76, 204, 2)), "the oldest is replaced"
+
+
+def test_a_state_of_another_format_is_no_state(fd: int) -> None:
+    HandoverState(fd).save(init_flags=5, mode="splice")
+    os.pwrite(fd, b"HRFUSE9\0", 0)
+    assert HandoverState(fd).mode == ""

@@ -1,0 +1,169 @@
+"""Nodes of a writable mount lead to the names that they have now, whoever moved them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import ROOT_ID, FileId
+from headrace.fuse.io_modes import UPPER
+from headrace.fuse.node_table import NodeTable
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.upper import Upper
+
+LOWER = FileId(77)
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Iterator[Upper]:
+    layer = Upper(str(tmp_path / "upper"))
+    layer.make()
+    yield layer
+    layer.close()
+
+
+@pytest.fixture
+def table(upper: Upper) -> NodeTable:
+    """The index knows one directory, /lower."""
+    return NodeTable(upper, {ROOT_ID: b"/", LOWER: b"/lower"}.get)
+
+
+def make(upper: Upper, path: bytes, *, directory: bool = False) -> os.stat_result:
+    if directory:
+        upper.at(path).mkdir(0o755)
+    else:
+        os.close(upper.at(path).open(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644))
+    return upper.at(path).lstat()
+
+
+def learn(table: NodeTable, upper: Upper, path: bytes, parent: int = ROOT_ID) -> int:
+    node = table.node_of(path, upper.at(path).lstat())
+    table.learn(node, parent, path.rpartition(b"/")[2])
+    return node
+
+
+def test_a_file_has_the_number_of_its_inode(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/file")
+    assert table.node_of(b"/file", status) == UPPER | status.st_ino
+    assert table.path(table.node_of(b"/file", status)) == b"/file", "also one that was never looked up"
+    assert table.path(ROOT_ID) == b"/"
+    assert table.path(UPPER | 1) is None
+
+
+def test_a_directory_that_was_copied_up_keeps_its_id(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/lower", directory=True)
+    assert table.node_of(b"/lower", status) == UPPER | status.st_ino
+    upper.at(b"/lower").setxattr(MARKS.lower_id, b"%d" % LOWER)
+    assert table.node_of(b"/lower", status) == LOWER
+    assert table.path(LOWER) == b"/lower"
+
+
+def test_a_file_that_was_copied_up_shows_its_former_number(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/file")
+    upper.at(b"/file").setxattr(MARKS.lower_id, b"99")
+    node = table.node_of(b"/file", status)
+    assert table.numbers == {node: 99}
+    upper.at(b"/file").setxattr(MARKS.lower_id, b"no number")
+    assert table.node_of(b"/file", status) == node
+    assert table.numbers == {}
+
+
+def test_the_newest_name_is_used_while_it_is_true(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/first")
+    upper.at(b"/first").link(upper.at(b"/second"))
+    node = learn(table, upper, b"/first")
+    assert learn(table, upper, b"/second") == node
+    assert table.path(node) == b"/second"
+    upper.at(b"/second").unlink()
+    assert table.path(node) == b"/first"
+
+
+def test_moves_and_removals_of_this_session(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/old")
+    node = learn(table, upper, b"/old")
+    upper.at(b"/old").rename(upper.at(b"/new"))
+    table.moved(node, (ROOT_ID, b"old"), (ROOT_ID, b"new"))
+    assert table.path(node) == b"/new"
+    upper.at(b"/new").unlink()
+    table.removed(node, (ROOT_ID, b"new"))
+    assert table.path(node) is None
+
+
+def test_a_node_below_a_moved_directory_is_found(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/out", directory=True)
+    make(upper, b"/out/in", directory=True)
+    make(upper, b"/out/in/file")
+    out = learn(table, upper, b"/out")
+    inner = learn(table, upper, b"/out/in", out)
+    file = learn(table, upper, b"/out/in/file", inner)
+    upper.at(b"/out").rename(upper.at(b"/moved"))  # by another session: no call of the table
+    assert table.path(file) == b"/moved/in/file"
+    upper.at(b"/moved/in/file").rename(upper.at(b"/file"))
+    assert table.path(file) == b"/file"
+
+
+def test_names_that_form_a_cycle_end(table: NodeTable, upper: Upper) -> None:
+    """Names that were learnt at different times may."""
+    first, second = make(upper, b"/first", directory=True), make(upper, b"/second", directory=True)
+    nodes = UPPER | first.st_ino, UPPER | second.st_ino
+    table.learn(nodes[0], nodes[1], b"first")
+    table.learn(nodes[1], nodes[0], b"second")
+    assert [table.path(node) for node in nodes] == [b"/first", b"/second"]
+    table.learn(UPPER | 5, UPPER | 6, b"x")
+    table.learn(UPPER | 6, UPPER | 5, b"y")
+    assert table.path(UPPER | 5) is None
+
+
+def test_a_node_is_forgotten_after_as_many_lookups(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/file")
+    upper.at(b"/file").setxattr(MARKS.lower_id, b"99")
+    node = table.node_of(b"/file", status)
+    for _ in range(3):
+        table.learn(node, ROOT_ID, b"file")
+    table.forget(node, 2)
+    assert table.numbers == {node: 99}
+    table.forget(node, 1)
+    assert table.numbers == {}
+    table.forget(node, 1)  # it is unknown by now, and nothing happens
+
+
+def test_a_new_file_of_an_old_inode_number_is_another_generation(table: NodeTable, upper: Upper) -> None:
+    node = UPPER | make(upper, b"/file").st_ino
+    assert table.learn(node, ROOT_ID, b"old") == 0
+    assert table.learn(node, ROOT_ID, b"old") == 0
+    assert table.learn(node, ROOT_ID, b"file", new=True) == 1
+    assert table.path(node) == b"/file"
+
+
+def test_a_removed_directory_keeps_its_inode_until_it_is_forgotten(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/made", directory=True)
+    node = learn(table, upper, b"/made")
+    fd = upper.at(b"/made").open(os.O_PATH)
+    upper.at(b"/made").rmdir()
+    table.directory_removed(node, (ROOT_ID, b"made"), status, fd)
+    assert table.removed_directory(node) == status
+    assert table.path(node) is None
+    assert os.fstat(fd).st_ino == status.st_ino
+    table.forget(node, 1)
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+def test_a_removed_directory_that_the_kernel_does_not_know_is_closed(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/made", directory=True)
+    fd = upper.at(b"/made").open(os.O_PATH)
+    table.directory_removed(UPPER | status.st_ino, (ROOT_ID, b"made"), status, fd)
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+def test_a_directory_of_the_origin_that_was_renamed_is_found_by_its_mark(
+    table: NodeTable, upper: Upper
+) -> None:
+    make(upper, b"/moved", directory=True)
+    upper.at(b"/moved").setxattr(MARKS.lower_id, b"%d" % LOWER)
+    make(upper, b"/lower", directory=True)  # a new one took its place
+    assert table.path(LOWER) == b"/moved"
