@@ -193,6 +193,8 @@ class WritableOperations(NamespaceOperations):
         """Write to the shared descriptor. The kernel sends WRITE only where it has no passthrough."""
         _, offset, size, write_flags, *_ = abi.WRITE_IN.unpack_from(request, 40)
         data = bytes(memoryview(request)[80 : 80 + size])
+        if len(data) != size:
+            return errno.EINVAL
 
         def work(fd: int) -> bytes:
             if write_flags & abi.WRITE_KILL_SUIDGID:

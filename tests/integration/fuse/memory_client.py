@@ -21,7 +21,12 @@ from typing import Any
 import msgspec
 
 from headrace.base.cancel import Cancel
-from headrace.base.errors import CancelledByUserError, OriginUnavailableError, PathNotFoundError
+from headrace.base.errors import (
+    CancelledByUserError,
+    IsADirectoryPathError,
+    OriginUnavailableError,
+    PathNotFoundError,
+)
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version, block_range
 from headrace.client.node_client import MISS, Miss
 from headrace.wire.messages import Completed, Evicted, Invalidated
@@ -142,7 +147,7 @@ class MemoryClient:
         self._wait(cancel, "stuck")
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
-        children = self._children[directory]
+        children = self._children.get(directory, {})
         names = sorted(children)
         for name in names[bisect.bisect_right(names, after) :]:
             yield children[name]
@@ -154,6 +159,8 @@ class MemoryClient:
     def open(self, id: FileId, cancel: Cancel | None = None) -> MemoryFile:
         if id not in self._entries:
             raise PathNotFoundError(f"{id:x}")
+        if id in self._children:
+            raise IsADirectoryPathError(f"{id:x}")
         self._wait(cancel, "stuck-opens")
         if self._entries[id].version.size_bytes <= SMALL_BYTES and not os.path.exists(f"{self.folder}/stuck"):
             self.complete(id)
