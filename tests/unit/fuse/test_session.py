@@ -20,7 +20,6 @@ from headrace.fuse.operations import Mode
 from headrace.fuse.session import Session
 from headrace.overlay.upper import Upper
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
-from tests.integration.cli.host import wait_until
 from tests.unit.fuse import kernel_layout as layout
 from tests.unit.fuse.fake_kernel import (
     ROOT,
@@ -294,25 +293,32 @@ def test_forgets_get_no_reply(served: Served) -> None:
     assert served.device.is_silent()
 
 
+@pytest.mark.parametrize(
+    "number, is_logged", [(errno.ENOENT, False), (errno.ENODEV, False), (errno.EINVAL, True)]
+)
 def test_a_reply_that_the_kernel_refuses_ends_nothing(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    *,
+    is_logged: bool,
 ) -> None:
     """ENOENT: the caller was interrupted before its reply. Any other refusal is a defect, and is logged."""
     assert served.kernel.node("dir"), "the loop runs by now"
-    for number, is_logged in ((errno.ENOENT, False), (errno.EINVAL, True)):
-        with monkeypatch.context() as patch:
-            refused = threading.Event()
+    refused = threading.Event()
 
-            def refuse(fd: int, data: bytes, number: int = number, refused: threading.Event = refused) -> int:
-                refused.set()
-                raise OSError(number, os.strerror(number))
+    def refuse(fd: int, data: bytes) -> int:
+        refused.set()
+        raise OSError(number, os.strerror(number))
 
-            patch.setattr("headrace.fuse.session.os.write", refuse)
-            served.device.send(encoded(Opcode.GETATTR, 5, (layout.GetattrIn(),), 100))
-            assert refused.wait(30)
-            wait_until(lambda is_logged=is_logged: ("refused a reply" in caplog.text) is is_logged)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.fuse.session.os.write", refuse)
+        served.device.send(encoded(Opcode.GETATTR, 5, (layout.GetattrIn(),), 100))
+        assert refused.wait(30)
     assert served.kernel.node("small")
     assert served.device.is_silent()
+    assert ("refused a reply" in caplog.text) is is_logged
 
 
 def test_a_writable_session_serves_a_whole_life_of_a_file(serve: Serve, origin: dict[str, bytes]) -> None:

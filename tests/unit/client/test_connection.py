@@ -1,0 +1,280 @@
+"""A client's connections to its node: answers, failures, cancelled calls, and a node that is away."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.base.cancel import Cancel
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    CancelledByUserError,
+    DeadlineExceededError,
+    HeadraceError,
+    NodeUnavailableError,
+    NotAllowedError,
+    ProtocolError,
+    error_classes,
+)
+from headrace.client.connection import Connection, Connections
+from headrace.wire import frame
+from headrace.wire.messages import (
+    Answer,
+    Done,
+    Filled,
+    FillRange,
+    Hello,
+    JobStart,
+    JobState,
+    Lookup,
+    Message,
+    Welcome,
+)
+from tests.integration.cli.host import wait_until
+from tests.unit.client.scripted_node import ScriptedNode
+
+LIMIT_S = 30.0
+ASK = Lookup(1, b"name")
+StartNode = Callable[..., ScriptedNode]
+
+
+@pytest.fixture
+def connection(node: ScriptedNode) -> Iterator[Connection]:
+    opened = Connection(node.path, role="sdk")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def welcomes() -> list[Welcome]:
+    return []
+
+
+@pytest.fixture
+def pool(node: ScriptedNode, welcomes: list[Welcome]) -> Iterator[Connections]:
+    """One that waits for a node that is away."""
+    connections = Connections(node.path, role="sdk", patience_s=LIMIT_S, on_welcome=welcomes.append)
+    yield connections
+    connections.close()
+
+
+@pytest.fixture
+def cancelled() -> Iterator[Cancel]:
+    cancel = Cancel()
+    cancel.set()
+    yield cancel
+    cancel.close()
+
+
+# ------------------------------------------------------------ one connection
+
+
+def test_a_connection_introduces_itself(node: ScriptedNode, connection: Connection) -> None:
+    assert node.requests == [Hello(2, os.getpid(), "sdk")]
+    assert connection.welcome == node.welcome
+    assert connection.usable
+
+
+def test_the_answer_of_a_request_is_returned(node: ScriptedNode, connection: Connection) -> None:
+    node.answer = lambda request: [Filled(complete=True)]
+    assert connection.ask(FillRange(7, 0, 1)) == Filled(complete=True)
+    assert node.requests[-1] == FillRange(7, 0, 1)
+
+
+@pytest.mark.parametrize("code", error_classes())
+def test_a_failure_is_raised_as_its_error_and_the_connection_stays(
+    node: ScriptedNode, connection: Connection, code: str
+) -> None:
+    error = error_classes()[code]("/a", why="it broke", hint="mend it")
+    node.answer = lambda request: [frame.failure_of(error)]
+    with pytest.raises(HeadraceError) as raised:
+        connection.ask(ASK)
+    assert type(raised.value) is type(error)
+    assert str(raised.value) == str(error)
+    assert connection.usable
+    node.answer = lambda request: [Done()]
+    assert connection.ask(ASK) == Done()
+
+
+def test_a_cancel_ends_a_call_that_waits(node: ScriptedNode, connection: Connection) -> None:
+    """The node cancels the request when its connection is closed."""
+    node.answer = lambda request: []
+    cancel = Cancel()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(CancelledByUserError):
+        connection.ask(ASK, cancel=cancel)
+    assert node.left.acquire(timeout=LIMIT_S)
+    assert not connection.usable
+    cancel.close()
+
+
+def test_a_deadline_ends_a_call_that_waits(node: ScriptedNode, connection: Connection) -> None:
+    node.answer = lambda request: []
+    with pytest.raises(DeadlineExceededError):
+        connection.ask(ASK, deadline=Deadline.after(0.05))
+    assert node.left.acquire(timeout=LIMIT_S)
+    assert not connection.usable
+
+
+@pytest.mark.parametrize("raw", [b"", b"\1", b"\5\0\0\0", b"\5\0\0\0\x81\xa1"])
+def test_a_node_that_ends_within_its_answer_is_away(
+    node: ScriptedNode, connection: Connection, raw: bytes
+) -> None:
+    node.raw = raw
+    with pytest.raises(NodeUnavailableError, match="it closed the connection"):
+        connection.ask(ASK)
+    assert not connection.usable
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff\xff", b"\2\0\0\0\xc1\xc1", frame.encode(ASK), b"\0\0\0\0"])
+def test_an_answer_that_is_none_is_an_error_of_the_protocol(
+    node: ScriptedNode, connection: Connection, raw: bytes
+) -> None:
+    node.raw = raw
+    with pytest.raises(ProtocolError):
+        connection.ask(ASK)
+    assert not connection.usable
+
+
+def test_a_node_that_does_not_welcome_is_refused(start_node: StartNode) -> None:
+    node = start_node()
+    node.welcome = Done()
+    with pytest.raises(ProtocolError, match="did not accept"):
+        Connection(node.path, role="sdk")
+
+
+def test_a_node_that_is_not_there_says_how_to_start_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(NodeUnavailableError, match="headrace up"):
+        Connection(str(tmp_path_factory.mktemp("none") / "sock"), role="sdk")
+
+
+def test_a_node_of_another_user_gets_nothing(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client.connection.is_trusted", lambda uid: uid != os.geteuid())
+    with pytest.raises(NotAllowedError, match=f"user {os.geteuid()} runs it"):
+        Connection(node.path, role="sdk")
+    assert node.requests == []
+
+
+def test_a_stream_ends_at_its_last_answer(node: ScriptedNode, connection: Connection) -> None:
+    states: list[Answer] = [JobState(done, 1, 2, 3, 4, 0, [], False) for done in (False, False, True)]
+    node.answer = lambda request: states if isinstance(request, JobStart) else [Done()]
+    assert list(connection.stream(JobStart("load", "/"))) == states
+    assert connection.usable
+    assert connection.ask(ASK) == Done()
+
+
+def test_a_stream_that_is_broken_off_leaves_no_connection_for_others(
+    node: ScriptedNode, connection: Connection
+) -> None:
+    """The next call would get the rest of its answers."""
+    node.answer = lambda request: [JobState(False, 1, 2, 3, 4, 0, [], False)] * 2
+    next(connection.stream(JobStart("load", "/")))
+    assert not connection.usable
+
+
+# ------------------------------------------------------------ the pool
+
+
+def test_calls_one_after_the_other_share_a_connection(
+    node: ScriptedNode, pool: Connections, welcomes: list[Welcome]
+) -> None:
+    for _ in range(3):
+        assert pool.ask(ASK) == Done()
+    assert (node.connections, len(welcomes)) == (1, 1)
+
+
+def test_calls_at_one_time_have_connections_of_their_own(node: ScriptedNode, pool: Connections) -> None:
+    together = threading.Barrier(3)
+
+    def answer(request: Message) -> list[Answer]:
+        together.wait(LIMIT_S)
+        return [Done()]
+
+    node.answer = answer
+    threads = [threading.Thread(target=pool.ask, args=(ASK,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert node.connections == 3
+    assert len(node.asked(Lookup)) == 3
+
+
+def test_a_failure_gives_the_connection_back(node: ScriptedNode, pool: Connections) -> None:
+    node.answer = lambda request: [frame.failure_of(HeadraceError("a"))]
+    for _ in range(3):
+        with pytest.raises(HeadraceError):
+            pool.ask(ASK)
+    assert node.connections == 1
+
+
+def test_a_cancelled_call_sends_nothing(node: ScriptedNode, pool: Connections, cancelled: Cancel) -> None:
+    with pytest.raises(CancelledByUserError):
+        pool.ask(ASK, cancel=cancelled)
+    assert node.connections == 0
+
+
+def test_a_cancelled_connection_is_used_by_nobody_else(node: ScriptedNode, pool: Connections) -> None:
+    pool.ask(ASK)
+    node.answer = lambda request: []
+    cancel = Cancel()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(CancelledByUserError):
+        pool.ask(ASK, cancel=cancel)
+    node.answer = lambda request: [Done()]
+    assert pool.ask(ASK) == Done()
+    assert node.connections == 2
+    cancel.close()
+
+
+def test_a_cancel_ends_a_call_that_waits_for_its_node_to_come_back(
+    node: ScriptedNode, pool: Connections
+) -> None:
+    node.stop()
+    cancel = Cancel()
+    threading.Timer(0.1, cancel.set).start()
+    began_s = time.monotonic()
+    with pytest.raises(CancelledByUserError):
+        pool.ask(ASK, cancel=cancel)
+    assert time.monotonic() - began_s < LIMIT_S / 2
+    cancel.close()
+
+
+def test_a_call_waits_for_a_node_that_restarts(
+    node: ScriptedNode, pool: Connections, welcomes: list[Welcome]
+) -> None:
+    pool.ask(ASK)
+    node.stop()
+    threading.Timer(0.2, node.restart, [Welcome(2, "/other", [], 9)]).start()
+    assert pool.ask(ASK) == Done()
+    assert [welcome.generation for welcome in welcomes] == [1, 9]
+
+
+def test_a_call_without_patience_still_uses_the_next_node(node: ScriptedNode, pool: Connections) -> None:
+    """Its connection is of the node before, which says nothing about the next one."""
+    pool.ask(ASK)
+    node.restart()
+    assert pool.ask(ASK, patience_s=0) == Done()
+    node.stop()
+    with pytest.raises(NodeUnavailableError):
+        pool.ask(ASK, patience_s=0)
+
+
+def test_a_forked_child_uses_no_connection_of_its_parent(node: ScriptedNode, pool: Connections) -> None:
+    pool.ask(ASK)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            pool.reset_after_fork()
+            code = 0 if pool.ask(ASK) == Done() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    wait_until(lambda: node.connections == 2)
+    assert pool.ask(ASK) == Done()
+    assert node.connections == 2
