@@ -90,12 +90,8 @@ class WritingMemoryClient(MemoryClient):
     def remove_at_origin(self, path: str) -> None:
         """Remove a name, as another user of the origin does."""
         id = self.id_of(path)
-        entry = self._entries[id]
-        del self._children[entry.parent][entry.name]
-        self.remove_entry(id)
-
-    def remove_entry(self, id: FileId) -> None:
-        del self._entries[id], self._paths[id]
+        entry = self._entries.pop(id)
+        del self._children[entry.parent][entry.name], self._paths[id]
 
     def id_of(self, path: str) -> FileId:
         return next(id for id in map(FileId, self._paths) if self.path_of(id) == os.fsencode(path))

@@ -101,22 +101,33 @@ def test_a_listing_merges_both_layers(writable: MemoryMount) -> None:
                 assert row.entry is None or row.entry.nodeid == entry.nodeid
 
 
-def test_a_file_that_is_removed_while_a_listing_is_read_skips_no_other(writable: MemoryMount) -> None:
-    node = make_directory(writable, b"made")
+@pytest.mark.parametrize("where", ["upper layer", "origin"])
+def test_a_file_that_is_removed_while_a_listing_is_read_skips_no_other(
+    open_mount: OpenMount, origin: dict[str, bytes], tmp_path: Path, where: str
+) -> None:
     expected = [b"name-%02d" % number for number in range(20)]
-    for name in expected:
-        writable.kernel.write_file(name, b"", node)
-    opened = writable.kernel.call(Opcode.OPENDIR, node, layout.OpenIn()).decoded(layout.OpenOut)
+    (tmp_path / "source/many").mkdir()
+    for name in expected if where == "origin" else ():
+        (tmp_path / "source/many" / os.fsdecode(name)).touch()
+    mount = open_mount(write="back")
+    node = mount.kernel.node("many")
+    for name in expected if where == "upper layer" else ():
+        mount.kernel.write_file(name, b"", node)
+    opened = mount.kernel.call(Opcode.OPENDIR, node, layout.OpenIn()).decoded(layout.OpenOut)
     assert opened.open_flags == 0, "the kernel keeps no listing that other sessions change"
     names: list[bytes] = []
     offset = 0
-    while body := writable.kernel.call(Opcode.READDIR, node, layout.ReadIn(opened.fh, offset, 120)).body:
+    while body := mount.kernel.call(Opcode.READDIR, node, layout.ReadIn(opened.fh, offset, 120)).body:
         record = layout.Dirent.from_buffer_copy(body)
         name = body[24 : 24 + record.namelen]
         offset = record.off  # one name of each page only: the program seeks back to it
-        if not name.startswith(b"."):
-            names.append(name)
-            writable.kernel.errno(Opcode.UNLINK, node, name + b"\0")
+        if name.startswith(b"."):
+            continue
+        names.append(name)
+        if where == "origin":
+            mount.client.remove_at_origin(f"/many/{os.fsdecode(name)}")
+        else:
+            mount.kernel.errno(Opcode.UNLINK, node, name + b"\0")
     assert names == expected
 
 
@@ -311,9 +322,17 @@ def test_a_removed_directory_keeps_its_attributes_for_who_has_it_open(writable: 
 # ------------------------------------------------------------ renaming
 
 
+@pytest.fixture
+def unsearched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search of the whole upper layer, which finds every node, and takes long in a large one."""
+    monkeypatch.setattr(Upper, "walk", lambda *_: pytest.fail("the upper layer was searched"))
+
+
+@pytest.mark.usefixtures("unsearched")
 def test_rename_moves_a_file_and_its_node(writable: MemoryMount) -> None:
     node = writable.kernel.write_file(b"old", b"bytes")
     assert writable.kernel.rename(b"old", b"new", parents=(ROOT, writable.kernel.node("dir"))) == 0
+    assert writable.kernel.attributes(node).size == 5
     assert writable.kernel.lookup(b"old").nodeid == 0
     assert writable.kernel.node("dir/new") == node
     assert writable.kernel.read(node) == b"bytes"
@@ -337,10 +356,12 @@ def test_rename_replaces_a_file_unless_it_may_not(writable: MemoryMount) -> None
     assert writable.kernel.rename(b"target", b"free", NOREPLACE) == 0
 
 
-def test_rename_exchanges_two_files(writable: MemoryMount, origin: dict[str, bytes]) -> None:
+@pytest.mark.usefixtures("unsearched")
+def test_rename_exchanges_two_files(writable: MemoryMount) -> None:
     first = writable.kernel.write_file(b"first", b"1")
-    second = writable.kernel.write_file(b"second", b"2")
+    second = writable.kernel.write_file(b"second", b"22")
     assert writable.kernel.rename(b"first", b"second", EXCHANGE) == 0
+    assert (writable.kernel.attributes(first).size, writable.kernel.attributes(second).size) == (1, 2)
     assert (writable.kernel.node("first"), writable.kernel.node("second")) == (second, first)
     assert writable.kernel.read(first) == b"1"
     assert writable.kernel.rename(b"first", b"missing", EXCHANGE) == errno.ENOENT
