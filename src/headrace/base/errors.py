@@ -328,6 +328,12 @@ class CheckpointMismatchError(HeadraceError, ValueError):
     code = "checkpoint.mismatch"
 
 
+class InvalidImageError(HeadraceError, ValueError):
+    """The image of a seal is damaged, is not the recorded one, or can't hold an entry."""
+
+    code = "seal.invalid_image"
+
+
 class CancelledByUserError(HeadraceError):
     code = "cancelled"
 

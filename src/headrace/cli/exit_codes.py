@@ -44,6 +44,7 @@ EXIT_CODES: dict[str, int] = {
     "node.denied": 36,
     "cluster.denied": 37,
     "mount.failed": 40,
+    "seal.invalid_image": 41,
     "checkpoint.not_found": 60,
     "checkpoint.corrupt": 61,
     "checkpoint.failed": 62,

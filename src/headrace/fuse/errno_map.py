@@ -43,12 +43,13 @@ ERRNO: dict[str, int] = {
     "cluster.id_taken": errno.EBUSY,
     "peer.failed": errno.EIO,
     "peer.not_owner": errno.EIO,
-    # errors of checkpoints, which no mount raises
+    # errors of checkpoints and seals, which no mount raises
     "checkpoint.not_found": errno.ENOENT,
     "checkpoint.corrupt": errno.EBADMSG,
     "checkpoint.mismatch": errno.EINVAL,
     "checkpoint.no_space": errno.ENOSPC,
     "checkpoint.failed": errno.EIO,
+    "seal.invalid_image": errno.EBADMSG,
     "cancelled": errno.ECANCELED,  # the caller was killed, so no program sees it
 }
 

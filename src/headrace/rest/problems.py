@@ -55,6 +55,7 @@ STATUS: dict[str, int] = {
     "checkpoint.failed": 500,
     "checkpoint.no_space": 507,
     "checkpoint.mismatch": 409,
+    "seal.invalid_image": 500,
     "cancelled": 409,
 }
 

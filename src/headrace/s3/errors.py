@@ -100,6 +100,7 @@ ERROR_MAP: dict[str, str] = {
     "checkpoint.mismatch": "InvalidArgument",
     "checkpoint.no_space": "ServiceUnavailable",
     "checkpoint.failed": "InternalError",
+    "seal.invalid_image": "InternalError",
     "cancelled": "ServiceUnavailable",
 }
 

@@ -71,6 +71,7 @@ ERROR_MAP: dict[str, str] = {
     "checkpoint.mismatch": "IllegalArgumentException",
     "checkpoint.no_space": "DSQuotaExceededException",
     "checkpoint.failed": "IOException",
+    "seal.invalid_image": "IOException",
     "cancelled": "RetriableException",
 }
 
