@@ -16,6 +16,7 @@ _MODULES = {
         "node-records", "job-records", "mount-records", "pin-records", "cover-records", "last-view", "written-tokens",
     ),
     "seals": ("sealed-records",),
+    "images": ("images",),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
     "disks": (

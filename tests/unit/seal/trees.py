@@ -57,7 +57,7 @@ def read_back(entries: Iterable[ImageEntry]) -> list[ImageEntry]:
         os.close(descriptor)
 
 
-def descriptor_of(data: bytes) -> int:
+def descriptor_of(data: bytes | bytearray) -> int:
     descriptor = os.memfd_create("image")
     os.write(descriptor, data)
     return descriptor
