@@ -131,7 +131,7 @@ def _write_cpu(block: str) -> None:
             print(f"pip finds no torch {version}+cpu here: requirements/torch-cpu.txt stays as it was")
             return
         hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()]
-    lines = f"torch=={version}+cpu" + "".join(f" \\\n    --hash=sha256:{one}" for one in hashes) + "\n"
+    lines = f"torch=={version}+cpu" + "".join(f" \\\n    --hash=sha256:{digest}" for digest in hashes) + "\n"
     _write("torch-cpu", "torch without CUDA, where pip is configured to find it.", {"torch": lines})
 
 

@@ -52,14 +52,14 @@ def main() -> int:
 def build_same_twice(commit: str, out: Path) -> Path:
     """The wheel of a commit. SystemExit where two builds differ."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        one, two = (
+        wheel_1, wheel_2 = (
             build_wheel(export(commit, Path(folder)), Path(folder), epoch_of(commit))
             for folder in (first, second)
         )
-        if one.read_bytes() != two.read_bytes():
+        if wheel_1.read_bytes() != wheel_2.read_bytes():
             raise SystemExit("release: two builds of the same commit differ")
-        wheel = out / one.name
-        wheel.write_bytes(one.read_bytes())
+        wheel = out / wheel_1.name
+        wheel.write_bytes(wheel_1.read_bytes())
     return wheel
 
 
@@ -128,24 +128,24 @@ def audit(name: str) -> Audit:
         return Audit(0, [], [], why=(done.stderr.strip().splitlines() or ["no answer"])[-1][:200])
 
 
-def audit_of(told: dict[str, Any]) -> Audit:
+def audit_of(report: dict[str, Any]) -> Audit:
     """told: pip-audit's JSON, which counts a package that it could not ask about as sound."""
-    rows = told["dependencies"]
+    rows = report["dependencies"]
     unknown = sorted(row["name"] for row in rows if "skip_reason" in row)
     vulnerable = [
-        f"{row['name']} {row['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'none'}"
+        f"{row['name']} {row['version']}: {finding['id']}, fixed in {', '.join(finding['fix_versions']) or 'none'}"
         for row in rows
-        for found in row.get("vulns", [])
+        for finding in row.get("vulns", [])
     ]
     return Audit(len(rows), unknown, vulnerable)
 
 
 def tell(audits: list[Audit]) -> int:
     """The status of the whole."""
-    unknown = sorted({name for one in audits for name in one.unknown})
-    vulnerable = sorted({line for one in audits for line in one.vulnerable})
-    broken = [one.why for one in audits if one.why or not one.packages]
-    asked = sum(one.packages - len(one.unknown) for one in audits)
+    unknown = sorted({name for audit in audits for name in audit.unknown})
+    vulnerable = sorted({line for audit in audits for line in audit.vulnerable})
+    broken = [audit.why for audit in audits if audit.why or not audit.packages]
+    asked = sum(audit.packages - len(audit.unknown) for audit in audits)
     for line in vulnerable:
         print(f"VULNERABLE {line}")
     if broken or unknown:

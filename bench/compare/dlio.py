@@ -90,7 +90,7 @@ class Bench:
         """AU in percent, and seconds of compute a step."""
         case = CASES[name]
         if who == DLIO:
-            found = self.dlio.train(
+            rows = self.dlio.train(
                 name,
                 where,
                 files=self.files(name),
@@ -99,11 +99,11 @@ class Bench:
                 steps=self.steps(name),
                 epochs=EPOCHS,
             )
-            return [(one.au, one.compute_s) for one in found]
+            return [(epoch.au, epoch.compute_s) for epoch in rows]
         answer = self.ours(name, where, "--epochs", str(EPOCHS), "--no-generate")
         if answer["failed"]:
             raise NotRunError(f"{answer['failed']} reads failed")
-        return [(100 * one["au"], one["compute_s"]) for one in answer["epochs"]]
+        return [(100 * epoch["au"], epoch["compute_s"]) for epoch in answer["epochs"]]
 
     def ours(self, name: str, where: str, *more: str) -> Any:
         """tfrecords by the same TensorFlow: in DLIO's virtual environment, with this checkout's code."""
@@ -117,14 +117,14 @@ class Bench:
 
 
 def goals(results: Results) -> list[Goal]:
-    found = []
+    listed = []
     for name in CASES:
         for label in (PLAIN, MOUNT):
             measure = f"{name}, {label}: AU"
             theirs, ours = results.median(measure, DLIO), results.median(measure, OURS)
             if theirs is not None and ours is not None:
-                found.append(Goal(f"{measure}, apart, points", APART, False, abs(theirs - ours)))
-    return found
+                listed.append(Goal(f"{measure}, apart, points", APART, False, abs(theirs - ours)))
+    return listed
 
 
 def arguments() -> argparse.Namespace:

@@ -60,9 +60,9 @@ def watch(limit_s: float) -> None:
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
     end_at = time.monotonic() + given.limit
     store = server.start(place)
-    made = data.make(place.folder("plain"), os.path.join(place.root, "names"), given.scale)
-    data.upload(made, store)
-    bench = Bench(place, store, made, results, given.scale, given.repeat, given.opens, end_at)
+    data_set = data.make(place.folder("plain"), os.path.join(place.root, "names"), given.scale)
+    data.upload(data_set, store)
+    bench = Bench(place, store, data_set, results, given.scale, given.repeat, given.opens, end_at)
     for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
         bench.say(name)
         with bench.attempt(name, "all"):

@@ -36,46 +36,48 @@ WHEN = ("cold", "cached", f"cold{cases.LONG.name}")
 
 
 def goals(results: Results) -> list[Goal]:
-    found = [*_of_training(results), *_of_checkpoints(results)]
-    return [goal for goal in found if goal.measured is not None]
+    listed = [*_of_training(results), *_of_checkpoints(results)]
+    return [goal for goal in listed if goal.measured is not None]
 
 
 def _of_training(results: Results) -> list[Goal]:
-    found = []
+    listed = []
     for when in WHEN:
         for many in NODES[1:]:
             apart, share = _apart(results, when, many), _share(results, f"samples, {when}", many)
-            found.append(Goal(f"AU, {when}, {many} nodes: points from one node's", POINTS, False, apart))
-            found.append(Goal(f"samples/s, {when}, {many} nodes: of {many} × one", LINEAR, True, share))
+            listed.append(Goal(f"AU, {when}, {many} nodes: points from one node's", POINTS, False, apart))
+            listed.append(Goal(f"samples/s, {when}, {many} nodes: of {many} × one", LINEAR, True, share))
     for many in NODES:
-        for what in (cases.SHORT, cases.LONG):
-            measure = f"origin bytes of data set{what.name}, {many} nodes"
-            found.append(Goal(measure, 1.01, False, results.median(measure, HEADRACE)))
-    return found
+        for run in (cases.SHORT, cases.LONG):
+            measure = f"origin bytes of data set{run.name}, {many} nodes"
+            listed.append(Goal(measure, 1.01, False, results.median(measure, HEADRACE)))
+    return listed
 
 
 def _of_checkpoints(results: Results) -> list[Goal]:
-    one = results.ratio("checkpoint written, 1 nodes", HEADRACE, PLAIN)
-    found = [Goal("checkpoint written, one node: of its own disk", OF_DISK, True, one)]
+    alone = results.ratio("checkpoint written, 1 nodes", HEADRACE, PLAIN)
+    listed = [Goal("checkpoint written, one node: of its own disk", OF_DISK, True, alone)]
     for way in ("written", "read"):
         for many in NODES[1:]:
             share = _share(results, f"checkpoint {way}", many)
-            found.append(Goal(f"checkpoint {way}, {many} nodes: of {many} × one", LINEAR_WRITES, True, share))
+            listed.append(
+                Goal(f"checkpoint {way}, {many} nodes: of {many} × one", LINEAR_WRITES, True, share)
+            )
     for many in NODES[2:]:
         share = _share(results, "checkpoint with copies written", many, of=NODES[1])
         text = f"checkpoint with copies written, {many} nodes: of {many // NODES[1]} × two"
-        found.append(Goal(text, LINEAR_WRITES, True, share))
-    return found
+        listed.append(Goal(text, LINEAR_WRITES, True, share))
+    return listed
 
 
 def _apart(results: Results, when: str, nodes: int) -> float | None:
-    one, many = (results.median(f"AU, {when}, {count} nodes", HEADRACE) for count in (1, nodes))
-    return abs(one - many) if one is not None and many is not None else None
+    alone, many = (results.median(f"AU, {when}, {count} nodes", HEADRACE) for count in (1, nodes))
+    return abs(alone - many) if alone is not None and many is not None else None
 
 
-def _share(results: Results, what: str, nodes: int, *, of: int = 1) -> float | None:
-    one, many = (results.median(f"{what}, {count} nodes", HEADRACE) for count in (of, nodes))
-    return many / one / (nodes / of) if one and many is not None else None
+def _share(results: Results, measure: str, nodes: int, *, of: int = 1) -> float | None:
+    alone, many = (results.median(f"{measure}, {count} nodes", HEADRACE) for count in (of, nodes))
+    return many / alone / (nodes / of) if alone and many is not None else None
 
 
 def arguments() -> argparse.Namespace:
@@ -104,9 +106,9 @@ def _words(setting: cases.Setting) -> str:
 
 def main() -> int:
     given, results = arguments(), Results()
-    for what in (cases.SHORT, cases.LONG):
+    for run in (cases.SHORT, cases.LONG):
         results.note(
-            f"training{what.name}: {cases.WORKLOAD}, sizes times {what.sizes:g}, times {what.times:g}, "
+            f"training{run.name}: {cases.WORKLOAD}, sizes times {run.sizes:g}, times {run.times:g}, "
             f"links of {cases.RATE}; the data set grows with the nodes"
         )
     results.note(

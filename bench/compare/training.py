@@ -61,10 +61,10 @@ class Bench:
         words += ["--scale-sizes", f"{case.sizes:g}", "--scale-times", f"{case.times:g}"]
         words += ["--steps", str(max(3, round(case.steps * self.given.scale)))]
         words += ["--accelerators", str(accelerators), "--epochs", str(EPOCHS), *more]
-        found: dict[str, Any] = json.loads(run(words, timeout_s=600))
-        if found["failed"]:
-            raise NotRunError(f"{found['failed']} reads failed")
-        return found
+        result: dict[str, Any] = json.loads(run(words, timeout_s=600))
+        if result["failed"]:
+            raise NotRunError(f"{result['failed']} reads failed")
+        return result
 
     def make(self, name: str) -> str:
         """The data set, in a folder of its own, for as many accelerators as there may be."""
@@ -97,23 +97,23 @@ class Bench:
         finally:
             mount.stop()
 
-    def take(self, name: str, who: str, found: dict[str, Any]) -> None:
-        for epoch in found["epochs"]:
+    def take(self, name: str, who: str, result: dict[str, Any]) -> None:
+        for epoch in result["epochs"]:
             self.results.add(f"{name}: AU", who, 100 * epoch["au"], unit="%")
             self.results.add(f"{name}: samples", who, epoch["samples_s"], unit="a second")
             self.results.add(f"{name}: first batch", who, epoch["first_batch_s"], unit="s")
             self.results.add(f"{name}: MiB", who, epoch["bytes_s"] / 2**20, unit="a second")
-        for note in found["notes"]:
+        for note in result["notes"]:
             self.results.note(f"{name}, {who}: {note}")
 
 
 def goals(results: Results) -> list[Goal]:
-    found = []
+    listed = []
     for name in CASES:
         measure = f"{name}: AU"
-        found.append(Goal(f"{measure}, of plain", RATIO, True, results.ratio(measure, MOUNT, PLAIN)))
-        found.append(Goal(f"{name}: plain passes, AU %", needed(name), True, results.median(measure, PLAIN)))
-    return found
+        listed.append(Goal(f"{measure}, of plain", RATIO, True, results.ratio(measure, MOUNT, PLAIN)))
+        listed.append(Goal(f"{name}: plain passes, AU %", needed(name), True, results.median(measure, PLAIN)))
+    return listed
 
 
 def needed(name: str) -> float:

@@ -97,7 +97,7 @@ def take(results: Results, name: str, way: dict[str, Any], answer: dict[str, Any
 
 def goals(results: Results) -> list[Goal]:
     """That ours is the fastest of those that read the store."""
-    found = []
+    listed = []
     for measure, at_least in (
         ("AU, epoch 1", True),
         ("wall time, epoch 1", False),
@@ -111,10 +111,10 @@ def goals(results: Results) -> list[Goal]:
         ]
         if others:
             best = max(others) if at_least else min(others)
-            found.append(
+            listed.append(
                 Goal(f"{measure}: the best of the others", best, at_least, results.median(measure, HEADRACE))
             )
-    return found
+    return listed
 
 
 def table_of_goals(results: Results) -> str:

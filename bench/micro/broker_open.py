@@ -83,7 +83,7 @@ def measure(base: Path, rounds: int, opens: int) -> dict[str, list[dict[str, flo
     try:
         subprocess.run([*command, "load", "/"], env=environment, check=True, stdout=subprocess.DEVNULL)
         (socket,) = (base / "run").glob("*.sock")
-        found: dict[str, list[dict[str, float]]] = {"another user": [], "root": []}
+        results: dict[str, list[dict[str, float]]] = {"another user": [], "root": []}
         program = f"FILES, FILE_BYTES = {FILES}, {FILE_BYTES}{PROGRAM}"
         for _ in range(rounds):
             for who, uid in (("another user", 65534), ("root", 0)):
@@ -94,13 +94,13 @@ def measure(base: Path, rounds: int, opens: int) -> dict[str, list[dict[str, flo
                     check=True,
                     stdout=subprocess.PIPE,
                 )
-                found[who].append(json.loads(ended.stdout))
-        return found
+                results[who].append(json.loads(ended.stdout))
+        return results
     finally:
         subprocess.run([*command, "down", str(mount)], env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+def summary(results: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return {
         who: {
             name: {
@@ -109,7 +109,7 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
             }
             for name in rows[0]
         }
-        for who, rows in found.items()
+        for who, rows in results.items()
     }
 
 

@@ -100,14 +100,14 @@ def main() -> None:
         process = subprocess.Popen([sys.executable, __file__, "--job", kind], start_new_session=True)
         try:
             time.sleep(8)
-            seen = list(rounds(process.pid, given.rounds, given.seconds))
+            measured = list(rounds(process.pid, given.rounds, given.seconds))
             used = {rate: cores(process.pid, rate) for rate in RATES if rate}
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for rate in RATES:
-            lost = sorted(100 * (1 - one[rate] / one[0]) for one in seen)
-            steps = statistics.median(one[rate] for one in seen)
+            lost = sorted(100 * (1 - measurement[rate] / measurement[0]) for measurement in measured)
+            steps = statistics.median(measurement[rate] for measurement in measured)
             print(
                 f"{kind} {rate:>3} Hz: {steps:.1f} steps/s; {statistics.median(lost):+.1f} % lost, "
                 f"{lost[0]:+.1f} to {lost[-1]:+.1f}; {used.get(rate, 0):.3f} cores used",

@@ -129,8 +129,8 @@ def gateway(interface: str, host: Host) -> Target:
     url, pid = ready["url"], int(ready["pid"])
     address = url.partition("://")[2]
     if word == "s3":
-        made = Path(ready["credentials"]).read_text()
-        ((access, secret),) = parse_credentials(made, "").items()
+        credentials = Path(ready["credentials"]).read_text()
+        ((access, secret),) = parse_credentials(credentials, "").items()
         client = boto3.client(
             "s3",
             endpoint_url=url,
@@ -223,14 +223,14 @@ async def measure(target: Target, seconds: float) -> dict[str, object]:
                     else client(lambda: once(target), until_s, new, failed)
                 )
         await asyncio.gather(*work)
-    found: dict[str, object] = {"requests": len(kept) + len(new), "failed": len(failed), "why": failed[:2]}
+    result: dict[str, object] = {"requests": len(kept) + len(new), "failed": len(failed), "why": failed[:2]}
     for name, times in (("kept", kept), ("new", new)):
         if len(times) > 10:
-            found[name] = {
+            result[name] = {
                 "p50_ms": round(statistics.median(times) * 1000, 2),
                 "p99_ms": round(statistics.quantiles(times, n=100)[98] * 1000, 2),
             }
-    return found
+    return result
 
 
 async def once(target: Target) -> None:

@@ -62,8 +62,8 @@ def receive_to_buffer(sock: socket.socket, file: int, length: int, *, new: Calla
     for start in range(0, length, RANGE):
         body = new(min(RANGE, length - start))
         view = memoryview(body)
-        for at in range(0, len(view), BLOCK):
-            block = view[at : at + BLOCK]
+        for offset in range(0, len(view), BLOCK):
+            block = view[offset : offset + BLOCK]
             assert sock.recv_into(block, 0, socket.MSG_WAITALL) == len(block)
             xxhash.xxh3_64_intdigest(block)
         os.pwrite(file, body, start)
@@ -90,15 +90,15 @@ def receive_by_splice(sock: socket.socket, file: int, length: int) -> None:
     fcntl.fcntl(read, 1031, MIB)  # F_SETPIPE_SZ
     os.ftruncate(file, length)
     checked = mmap.mmap(file, length, access=mmap.ACCESS_READ)
-    at = checked_to = 0
-    while at < length:
-        taken = os.splice(sock.fileno(), write, min(BLOCK, length - at))
+    received = checked_to = 0
+    while received < length:
+        taken = os.splice(sock.fileno(), write, min(BLOCK, length - received))
         assert taken, "the sender closed"
         while taken:
-            moved = os.splice(read, file, taken, offset_dst=at)
+            moved = os.splice(read, file, taken, offset_dst=received)
             taken -= moved
-            at += moved
-        while checked_to + BLOCK <= at:
+            received += moved
+        while checked_to + BLOCK <= received:
             with memoryview(checked)[checked_to : checked_to + BLOCK] as view:
                 xxhash.xxh3_64_intdigest(view)
             checked_to += BLOCK
@@ -159,12 +159,12 @@ def ways(folder: str, length: int, rounds: int) -> dict[str, list[dict[str, floa
             file.write(os.urandom(MIB))
     cases = [("sendfile", receiver) for receiver in RECEIVERS]
     cases.append(("read + send", "recv_into a raw buffer + xxh3 + pwrite"))
-    found: dict[str, list[dict[str, float]]] = {f"{s} → {r}": [] for s, r in cases}
+    results: dict[str, list[dict[str, float]]] = {f"{s} → {r}": [] for s, r in cases}
     for _ in range(rounds):
         for sender, receiver in cases:
-            found[f"{sender} → {receiver}"].append(move(source, target, length, sender, receiver))
+            results[f"{sender} → {receiver}"].append(move(source, target, length, sender, receiver))
     os.unlink(source)
-    return found
+    return results
 
 
 # ---------------------------------------------------------------- the transfer as it is
@@ -207,22 +207,25 @@ async def as_it_is(folder: str, length: int, count: int) -> dict[str, Any]:
         large = pair.desk.add("large", length)
         files = [pair.desk.add(f"small{n}", SMALL_BYTES) for n in range(64)]
         await fetch_many(pair, files, count=64, at_once=64)
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for at_once in (1, 4):
             used_s = processor_s()
             speed = await fetch_large(pair, large, at_once=at_once)
             used_s = (processor_s() - used_s) / (length / (1 << 30))
-            found[f"large, {at_once} at once"] = {"gb_s": round(speed, 2), "both_cpu_s_gib": round(used_s, 3)}
-        found["small one at a time, files/s"] = round(
+            results[f"large, {at_once} at once"] = {
+                "gb_s": round(speed, 2),
+                "both_cpu_s_gib": round(used_s, 3),
+            }
+        results["small one at a time, files/s"] = round(
             await fetch_many(pair, files, count=count // 4, at_once=1)
         )
         for at_once in (64, 256):
             before = len(pair.desk.requests)
             speed = await fetch_many(pair, files, count=count, at_once=at_once)
             requests = len(pair.desk.requests) - before
-            found[f"small, {at_once} wait at once, files/s"] = round(speed)
-            found[f"small, {at_once} wait at once, files a request"] = round(count / requests, 1)
-        return found
+            results[f"small, {at_once} wait at once, files/s"] = round(speed)
+            results[f"small, {at_once} wait at once, files a request"] = round(count / requests, 1)
+        return results
 
 
 def main() -> None:
@@ -237,13 +240,13 @@ def main() -> None:
     import uvloop
 
     with tempfile.TemporaryDirectory(prefix="headrace-micro-", dir=options.folder) as folder:
-        found: dict[str, Any] = {"ways": ways(folder, options.mib * MIB, options.rounds), "transfer": []}
+        report: dict[str, Any] = {"ways": ways(folder, options.mib * MIB, options.rounds), "transfer": []}
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory(dir=folder) as inner:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     size, files = options.mib * MIB // 4, options.files
-                    found["transfer"].append(runner.run(as_it_is(inner, size, files)))
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+                    report["transfer"].append(runner.run(as_it_is(inner, size, files)))
+    print(json.dumps(report, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

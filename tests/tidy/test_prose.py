@@ -11,7 +11,8 @@ import pytest
 
 from tests.tidy.test_page_prose import RETIRED
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "headrace"
 VERBS_FILE = Path(__file__).with_name("verbs.txt")
 EMPTY_NAMES = {"one", "found", "told", "seen", "made", "at", "what"}
 PUBLIC_FIELDS = {
@@ -88,6 +89,18 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
         for node in ast.walk(tree)
         for name, line in _bound_names(node)
         if name in EMPTY_NAMES and f"{module} {name}" not in PUBLIC_FIELDS
+    ]
+    assert empty == []
+
+
+@pytest.mark.parametrize("folder", ["bench", "tools"])
+def test_a_variable_of_a_script_is_the_noun_of_what_it_holds(folder: str) -> None:
+    empty = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name, line in _bound_names(node)
+        if name in EMPTY_NAMES
     ]
     assert empty == []
 

@@ -48,10 +48,10 @@ def stopped(bench: Bench) -> None:
     memcpy is one copy of all bytes by one thread into memory that was touched before."""
     answer = bench.worker("save", bench.place.folder("save"), bench.state_bytes, bench.repeat)
     for name, seconds in answer["stopped_s"].items():
-        for one in seconds:
-            bench.results.add(STOPPED, name, one, unit="s")
-    for one in answer["committed_s"]:
-        bench.results.add("1 until committed", OURS, one, unit="s")
+        for sample in seconds:
+            bench.results.add(STOPPED, name, sample, unit="s")
+    for sample in answer["committed_s"]:
+        bench.results.add("1 until committed", OURS, sample, unit="s")
     bench.results.note(
         f"1: a state of {answer['bytes'] / 1e9:.2f} GB; headrace commits in the background, with fsync"
     )

@@ -35,12 +35,12 @@ def state_of(size_bytes: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     layers = max(10, size_bytes // (4 * layer))
     torch.manual_seed(1)
     flat = torch.randn(layers * layer)
-    state, at = {}, 0
+    state, offset = {}, 0
     for number in range(layers):
         for place, shape in enumerate(shapes):
             count = int(np.prod(shape))
-            state[f"layers.{number}.{place}"] = flat[at : at + count].view(shape)
-            at += count
+            state[f"layers.{number}.{place}"] = flat[offset : offset + count].view(shape)
+            offset += count
     return flat, state
 
 
@@ -63,7 +63,7 @@ def save(folder: str, size: str, repeat: str) -> dict[str, Any]:
     flat, state = state_of(int(size))
     whole, source = flat.nbytes, flat.numpy()
     target = np.ones_like(source)
-    found: dict[str, list[float]] = {
+    result: dict[str, list[float]] = {
         name: [] for name in ("headrace", "memcpy", "torch.save", "torch.save, fsync")
     }
     committed: list[float] = []
@@ -71,19 +71,19 @@ def save(folder: str, size: str, repeat: str) -> dict[str, Any]:
         saver.reserve(whole + 256 * MIB)
         for turn in range(int(repeat)):
             os.sync()
-            found["memcpy"].append(timed(lambda: np.copyto(target, source)))
+            result["memcpy"].append(timed(lambda: np.copyto(target, source)))
             saving = saver.save(state, turn, full=True)
-            found["headrace"].append(saving.stopped_s)
+            result["headrace"].append(saving.stopped_s)
             committed.append(saving.wait().took_s)
             shutil.rmtree(f"{folder}/headrace/packs")
             os.mkdir(f"{folder}/headrace/packs")
             os.sync()
             for name, sync in (("torch.save", False), ("torch.save, fsync", True)):
                 file = f"{folder}/torch.pt"
-                found[name].append(timed(lambda sync=sync, file=file: torch_save(state, file, sync=sync)))  # type: ignore[misc]
+                result[name].append(timed(lambda sync=sync, file=file: torch_save(state, file, sync=sync)))  # type: ignore[misc]
                 os.unlink(file)
                 os.sync()
-    return {"bytes": whole, "stopped_s": found, "committed_s": committed}
+    return {"bytes": whole, "stopped_s": result, "committed_s": committed}
 
 
 def changed(folder: str, size: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _read_whole(path: Path) -> Any:
     with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(2) as pool:
         fd = file.fileno()
         places = range(0, len(memory), step)
-        done = sum(pool.map(lambda at: os.preadv(fd, [memory[at : at + step].data], at), places))
+        done = sum(pool.map(lambda start: os.preadv(fd, [memory[start : start + step].data], start), places))
     if done != len(memory):
         raise OSError(f"{path}: {done} of {len(memory)} bytes")
     return memory

@@ -46,10 +46,10 @@ class Bench(Telling):
     ) -> Iterator[Lab]:
         """Over an empty bucket; rate 0: not shaped."""
         folder = self.place.folder("lab")
-        one = Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}"))
+        new_lab = Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}"))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            undo.enter_context(one)
+            undo.enter_context(new_lab)
             self.place.undo.callback(undo.close)  # a second time, should a signal end the first
             plan = LabPlan(
                 nodes=nodes,
@@ -59,18 +59,18 @@ class Bench(Telling):
                 settings=settings,
                 folder=os.path.join(folder, "data"),
             )
-            one.up(plan)
-            if one.record.why_loopback:
-                raise NotRunError(one.record.why_loopback)
-            if len(one.report(1)["cluster"].get("members", [])) != nodes:
+            new_lab.up(plan)
+            if new_lab.record.why_loopback:
+                raise NotRunError(new_lab.record.why_loopback)
+            if len(new_lab.report(1)["cluster"].get("members", [])) != nodes:
                 raise NotRunError("the nodes know nothing of each other")
-            yield one
+            yield new_lab
 
     def put(self, lab: Lab, prefix: str, count: int, size: int) -> Files:
         """As put_unseen; the nodes find them on return."""
-        made = self.put_unseen(lab, prefix, count, size)
+        files = self.put_unseen(lab, prefix, count, size)
         self.look_again(lab)
-        return made
+        return files
 
     def look_again(self, lab: Lab) -> None:
         """They looked at the bucket before: what they know of it is empty."""
@@ -109,7 +109,9 @@ class Bench(Telling):
         for number in nodes:
             report = lab.report(number)
             total["origin_bytes"] += report["origin"]["bytes_read"]
-            total["origin_reads"] += sum(one["read_requests"] for one in report["origin"]["mounts"].values())
+            total["origin_reads"] += sum(
+                mount["read_requests"] for mount in report["origin"]["mounts"].values()
+            )
             total["peer_bytes"] += report["peers"].get("bytes_read", 0)
             total["moved_bytes"] += report["rebalance"].get("bytes_handed_over", 0)
         return total
@@ -148,15 +150,15 @@ class Readers:
 
     def results(self, *, timeout_s: float = 300) -> dict[int, dict[str, Any]]:
         """NotRunError when one does not end in time."""
-        found = {}
+        results = {}
         for number, process in self._processes.items():
             try:
                 out, _ = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 kill_group(process)
                 raise NotRunError(f"the reader of node {number} did not end in {timeout_s:.0f} s") from None
-            found[number] = json.loads(out.strip().splitlines()[-1])
-        return found
+            results[number] = json.loads(out.strip().splitlines()[-1])
+        return results
 
 
 def read_all(
@@ -165,13 +167,13 @@ def read_all(
     """At once, at each node's mount. NotRunError when a byte is wrong or a read failed."""
     readers = Readers(bench, lab, work, threads=threads)
     readers.go()
-    found = readers.results()
-    for number, one in found.items():
-        if one["failed"] or one["wrong"]:
+    results = readers.results()
+    for number, result in results.items():
+        if result["failed"] or result["wrong"]:
             raise NotRunError(
-                f"node {number}: {one['failed']} reads failed ({one['errors']}), {one['wrong']} wrong"
+                f"node {number}: {result['failed']} reads failed ({result['errors']}), {result['wrong']} wrong"
             )
-    return found
+    return results
 
 
 def raw_seconds(bench: Bench, lab: Lab, wanted: Mapping[tuple[int, int], int]) -> float:
@@ -189,10 +191,10 @@ def raw_seconds(bench: Bench, lab: Lab, wanted: Mapping[tuple[int, int], int]) -
                 words += [lab.address(owner), str(size)] if reader == number and size else []
             readers.append(_spoken(words))
         open(gate, "w").close()
-        return max(float(one.communicate(timeout=300)[0]) for one in readers)
+        return max(float(process.communicate(timeout=300)[0]) for process in readers)
     finally:
-        for one in (*servers, *readers):
-            kill_group(one)
+        for process in (*servers, *readers):
+            kill_group(process)
 
 
 def _spoken(words: list[str]) -> subprocess.Popen[str]:

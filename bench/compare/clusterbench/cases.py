@@ -43,11 +43,11 @@ def origin_once(bench: Bench) -> None:
         with bench.lab(NODES, RATE_MBIT) as lab:
             files = bench.put(lab, "set", scaled(bench, 96, 8), MIB)
             before = bench.counts(lab, numbers)
-            found = read_all(bench, lab, dict.fromkeys(numbers, files))
+            results = read_all(bench, lab, dict.fromkeys(numbers, files))
             asked = grown(before, bench.counts(lab, numbers))
             total = sum(size for size, _ in files.values())
             bench.results.add("1 origin bytes of data set", OURS, asked["origin_bytes"] / total, unit="")
-            slowest = max(one["seconds"] for one in found.values())
+            slowest = max(result["seconds"] for result in results.values())
             bench.results.add("1 read by all nodes, cold", OURS, NODES * total / slowest / 1e6, unit="MB/s")
 
 
@@ -95,19 +95,19 @@ def scaling(bench: Bench) -> None:
 def scaling_turn(bench: Bench, lab: Lab, sets: dict[int, Files], link: float) -> None:
     """link: what one carries, in bytes a second."""
     before, used_s = {number: lab.report(number) for number in sets}, links.processor_s(lab)
-    found = read_all(bench, lab, sets, threads=THREADS)
-    used_s = links.processor_s(lab) - used_s + sum(one["processor_s"] for one in found.values())
+    results = read_all(bench, lab, sets, threads=THREADS)
+    used_s = links.processor_s(lab) - used_s + sum(result["processor_s"] for result in results.values())
     after = {number: lab.report(number) for number in sets}
     rate = 0.0
     for number in sets:
         came = sum(links.carried({number: before[number]}, {number: after[number]}).values())
-        rate += came / found[number]["seconds"] / 1e6
+        rate += came / results[number]["seconds"] / 1e6
         origin = after[number]["origin"]["bytes_read"] - before[number]["origin"]["bytes_read"]
         if origin:
             bench.results.note(f"case 3: {origin:.0f} bytes came from the origin")
     readers, add = len(sets), bench.results.add
     add(f"3 remote read, {readers} nodes", OURS, rate, unit="MB/s")
-    carried, slowest_s = links.carried(before, after), max(one["seconds"] for one in found.values())
+    carried, slowest_s = links.carried(before, after), max(result["seconds"] for result in results.values())
     allowed = links.allowed_bytes_s(carried, link)
     together = sum(carried.values()) / slowest_s
     add(f"3 fullest link allows, {readers} nodes", "limit", allowed / 1e6, unit="MB/s")
@@ -140,20 +140,20 @@ def small_files(bench: Bench) -> None:
 def small_turn(bench: Bench, lab: Lab, files: Files, threads: int) -> None:
     mountpoint = lab.mountpoint(1)
     remote = {
-        name: one
-        for name, one in files.items()
+        name: size
+        for name, size in files.items()
         if os.getxattr(os.path.join(mountpoint, name), "user.headrace.cached") == b"no"
     }
     before, used_s = bench.counts(lab, (1, 2)), links.processor_s(lab)
-    found = read_all(bench, lab, {1: remote}, threads=threads)[1]
-    used_s = links.processor_s(lab) - used_s + found["processor_s"]
+    result = read_all(bench, lab, {1: remote}, threads=threads)[1]
+    used_s = links.processor_s(lab) - used_s + result["processor_s"]
     asked = grown(before, bench.counts(lab, (1, 2)))
     if asked["peer_bytes"] != len(remote) * SMALL_BYTES:
         raise NotRunError(f"{asked['peer_bytes']} bytes came from the peer, of {len(remote)} files")
     name, add = contender(threads), bench.results.add
-    add("5 small files, remote", name, len(remote) / found["seconds"], unit="files/s")
+    add("5 small files, remote", name, len(remote) / result["seconds"], unit="files/s")
     add("5 processor time a small file", name, used_s * 1e3 / len(remote), unit="ms")
-    add("5 processors used", name, used_s / found["seconds"], unit=f"of {os.cpu_count()}")
+    add("5 processors used", name, used_s / result["seconds"], unit=f"of {os.cpu_count()}")
 
 
 def contender(threads: int) -> str:
@@ -185,8 +185,8 @@ def join(bench: Bench) -> None:
             bench.results.add(
                 "6 join: origin bytes of moved", OURS, 100 * origin_bytes / moved["moved_bytes"], unit="%"
             )
-        for name, found in (("before", calm), ("join", moving)):
-            slow = max(one["p99_s"] for one in found.values())
+        for name, results in (("before", calm), ("join", moving)):
+            slow = max(result["p99_s"] for result in results.values())
             bench.results.add("6 p99 of a read", name, slow * 1e3, unit="ms")
 
 
@@ -210,11 +210,11 @@ def killed(bench: Bench) -> None:
         readers.go()
         readers.wait_for("half")
         lab.kill(4)
-        found = readers.results(timeout_s=600)
+        results = readers.results(timeout_s=600)
         for key in ("failed", "wrong"):
-            total = sum(one[key] for one in found.values())
+            total = sum(result[key] for result in results.values())
             bench.results.add(f"7 kill: reads {key}", OURS, total, unit="")
-        errors = sorted({text for one in found.values() for text in one["errors"]})
+        errors = sorted({text for result in results.values() for text in result["errors"]})
         if errors:
             bench.results.note(f"case 7: {', '.join(errors)}")
 

@@ -9,30 +9,30 @@ from .cases import MANY, OURS, contender
 
 
 def goals(r: Results) -> list[Goal]:
-    one = r.median("3 remote read, 1 nodes", OURS)
-    found = [
+    alone = r.median("3 remote read, 1 nodes", OURS)
+    listed = [
         Goal("1 origin bytes of data set", 1.01, False, r.median("1 origin bytes of data set", OURS)),
         Goal(
             "2 origin requests for one object", 1, False, r.median("2 origin requests for one object", OURS)
         ),
     ]
     for nodes in (2, 4, 8):
-        bandwidth = divide(r.median(f"3 remote read, {nodes} nodes", OURS), one)
+        bandwidth = divide(r.median(f"3 remote read, {nodes} nodes", OURS), alone)
         linear = bandwidth / nodes if bandwidth is not None else None
-        found.append(Goal(f"3 remote read, {nodes} nodes: of {nodes} × one", 0.97, True, linear))
+        listed.append(Goal(f"3 remote read, {nodes} nodes: of {nodes} × one", 0.97, True, linear))
         allowed = r.median(f"3 of what the fullest link allows, {nodes} nodes", OURS)
-        found.append(
+        listed.append(
             Goal(f"3 remote read, {nodes} nodes: of what the fullest link allows", 0.97, True, allowed)
         )
         raw = r.median(f"3 of sendfile of the same bytes, {nodes} nodes", OURS)
-        found.append(Goal(f"3 remote read, {nodes} nodes: of sendfile of the same bytes", 0.97, True, raw))
+        listed.append(Goal(f"3 remote read, {nodes} nodes: of sendfile of the same bytes", 0.97, True, raw))
     origin = r.median("6 join: origin bytes of moved", OURS)
-    found += [
+    listed += [
         Goal(
             "4 one node's remote read: of sendfile",
             0.95,
             True,
-            divide(one, r.median("4 one link", "sendfile")),
+            divide(alone, r.median("4 one link", "sendfile")),
         ),
         *(
             Goal(
@@ -49,4 +49,4 @@ def goals(r: Results) -> list[Goal]:
         Goal("7 kill -9: wrong bytes", 0, False, r.median("7 kill: reads wrong", OURS)),
         Goal("8 load: of links' limit", 0.9, True, r.median("8 load, of links' limit", OURS)),
     ]
-    return found
+    return listed

@@ -21,12 +21,12 @@ Carried = dict[tuple[str, str], int]
 
 def carried(before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]]) -> Carried:
     """By readers' reports (`headrace status`): what each had of each peer in between."""
-    found = {}
+    bytes_by_link = {}
     for number, report in after.items():
         known = before[number]["cluster"]["peers"]
         for owner, peer in report["cluster"]["peers"].items():
-            found[owner, f"node-{number}"] = peer["bytes"] - known.get(owner, {"bytes": 0})["bytes"]
-    return found
+            bytes_by_link[owner, f"node-{number}"] = peer["bytes"] - known.get(owner, {"bytes": 0})["bytes"]
+    return bytes_by_link
 
 
 def numbers(pair: tuple[str, str]) -> tuple[int, int]:

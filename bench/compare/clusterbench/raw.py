@@ -27,8 +27,8 @@ def serve(address: str) -> None:
         with other:
             left = int.from_bytes(other.recv(8, socket.MSG_WAITALL), "little")
             while left > 0:
-                at = left % FILE_BYTES
-                left -= os.sendfile(other.fileno(), fd, at, min(left, FILE_BYTES - at))
+                offset = left % FILE_BYTES
+                left -= os.sendfile(other.fileno(), fd, offset, min(left, FILE_BYTES - offset))
 
     with socket.create_server((address, PORT)) as listener:
         keep_fair(listener)  # as the nodes do: the same TCP

@@ -19,14 +19,14 @@ READ_BYTES = 1 << 20
 
 def read(path: str, size: int, crc: int) -> tuple[float, bool, str]:
     """Seconds, whether the bytes are right, and the error when there was one."""
-    began_s, found, length = time.perf_counter(), 0, 0
+    began_s, checksum, length = time.perf_counter(), 0, 0
     try:
         with open(path, "rb", buffering=0) as source:
             while part := source.read(READ_BYTES):
-                found, length = zlib.crc32(part, found), length + len(part)
+                checksum, length = zlib.crc32(part, checksum), length + len(part)
     except OSError as error:
         return time.perf_counter() - began_s, True, f"{type(error).__name__} {error.errno}"
-    return time.perf_counter() - began_s, (length, found) == (size, crc), ""
+    return time.perf_counter() - began_s, (length, checksum) == (size, crc), ""
 
 
 def main() -> None:

@@ -57,9 +57,9 @@ class Dlio:
         self, name: str, folder: str, *, files: int, sizes: float, times: float, steps: int, epochs: int
     ) -> list[Epoch]:
         """Of each epoch. The page cache is dropped before each."""
-        one = workloads.workload(name).scaled(sizes=sizes, times=times)
+        workload = workloads.workload(name).scaled(sizes=sizes, times=times)
         more = {
-            "train.computation_time": one.compute_s[ACCELERATOR],
+            "train.computation_time": workload.compute_s[ACCELERATOR],
             "train.total_training_steps": steps,
             "train.epochs": epochs,
         }
@@ -68,22 +68,22 @@ class Dlio:
             metric = json.load(source)["metric"]
         with open(os.path.join(out, "0_output.json")) as source:
             by_epoch = json.load(source)
-        found = []
+        measured = []
         for number, au in enumerate(metric["train_au_percentage"], start=1):
             took = by_epoch[str(number)]["compute"]["block1"]
             if len(took) != steps:
                 raise NotRunError(f"DLIO made {len(took)} steps, not {steps}")
-            found.append(Epoch(au, sum(took[1:]) / (len(took) - 1)))
-        return found
+            measured.append(Epoch(au, sum(took[1:]) / (len(took) - 1)))
+        return measured
 
     def _run(self, name: str, folder: str, *, files: int, sizes: float, more: dict[str, object]) -> str:
         """The folder with its results."""
         out = self.place.folder(f"dlio-{name}")
-        one = workloads.workload(name)
+        workload = workloads.workload(name)
         settings: dict[str, object] = {
             "dataset.data_folder": folder,
             "dataset.num_files_train": files,
-            **_sizes(one, sizes),
+            **_sizes(workload, sizes),
             "workflow.checkpoint": False,
             "workflow.generate_data": False,
             "output.folder": out,
@@ -121,10 +121,10 @@ class Dlio:
             raise NotRunError(f"{error}\n{INSTALL}") from error
 
 
-def _sizes(one: Workload, sizes: float) -> dict[str, object]:
-    found: dict[str, object] = {"dataset.record_length_bytes": round(one.sample_bytes * sizes)}
-    if one.sd_bytes:
-        found["dataset.record_length_bytes_stdev"] = round(one.sd_bytes * sizes)
-    if one.name in RESIZE:
-        found["dataset.record_length_bytes_resize"] = round(RESIZE[one.name] * sizes)
-    return found
+def _sizes(workload: Workload, sizes: float) -> dict[str, object]:
+    settings: dict[str, object] = {"dataset.record_length_bytes": round(workload.sample_bytes * sizes)}
+    if workload.sd_bytes:
+        settings["dataset.record_length_bytes_stdev"] = round(workload.sd_bytes * sizes)
+    if workload.name in RESIZE:
+        settings["dataset.record_length_bytes_resize"] = round(RESIZE[workload.name] * sizes)
+    return settings

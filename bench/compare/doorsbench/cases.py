@@ -44,20 +44,20 @@ def small(bench: Bench) -> None:
     with bench.up() as mount:
         mount.load("small")
         ours = LIBRARY + mount.cache
-        found = bench.worker("compare", mount.cache, bench.root, bench.names)
-        if found["wrong"]:
-            raise NotRunError(f"{found['wrong']} of {found['files']} files are wrong")
+        answer = bench.worker("compare", mount.cache, bench.root, bench.names)
+        if answer["wrong"]:
+            raise NotRunError(f"{answer['wrong']} of {answer['files']} files are wrong")
         contenders = {PLAIN: f"{bench.root}|read", f"{PLAIN}, open()": f"{bench.root}|open"}
         contenders[MOUNT] = f"{mount.root}|read"
         for call in CALLS:
             contenders[OURS if call == "read" else f"{OURS}, {call}"] = f"{ours}|{call}"
         count = len(_names_of(bench))
         passes = bench.worker("small", bench.names, TURNS * bench.repeat, *contenders.values())
-        for name, one in zip(contenders, passes, strict=True):
-            for seconds in one["wall"]:
+        for name, rates in zip(contenders, passes, strict=True):
+            for seconds in rates["wall"]:
                 bench.results.add(SMALL, name, count / seconds, unit="files/s")
             if name != MOUNT:  # whose session is another process
-                for seconds in one["busy"]:
+                for seconds in rates["busy"]:
                     bench.results.add(f"{SMALL}: processor time", name, seconds / count * 1e6, unit="µs/file")
 
 
@@ -88,11 +88,11 @@ def loader(bench: Bench) -> None:
         for kind in KINDS:
             measure = f"{LOADER}, {kind}"
             with bench.attempt(measure, "all"):
-                found = bench.worker("loader", kind, "images", 3 * bench.repeat, *contenders.values())
-                if len({one["sum"] for one in found}) > 1:
-                    raise NotRunError(f"the contenders read different bytes: {found}")
-                for name, one in zip(contenders, found, strict=True):
-                    for rate in one["rates"]:
+                answers = bench.worker("loader", kind, "images", 3 * bench.repeat, *contenders.values())
+                if len({answer["sum"] for answer in answers}) > 1:
+                    raise NotRunError(f"the contenders read different bytes: {answers}")
+                for name, answer in zip(contenders, answers, strict=True):
+                    for rate in answer["rates"]:
                         bench.results.add(measure, name, rate, unit="samples/s")
 
 

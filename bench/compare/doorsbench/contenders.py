@@ -114,7 +114,7 @@ def web_server(place: Workplace, root: str) -> tuple[str, Contender]:
     command = [program, "-c", f"{folder}/nginx.conf", "-e", f"{folder}/error.log"]
     process = subprocess.Popen(command, stderr=place.log("nginx"), start_new_session=True)
     place.undo.callback(stop, process)
-    wait_until(lambda: os.path.exists(f"{folder}/nginx.pid"), timeout_s=10, what="nginx")
+    wait_until(lambda: os.path.exists(f"{folder}/nginx.pid"), timeout_s=10, name="nginx")
     return "nginx", Contender(address, lambda name: f"/{name}")
 
 

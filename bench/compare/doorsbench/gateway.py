@@ -47,12 +47,12 @@ def gateway(bench: Bench) -> None:
     for case in cases:
         names = names_of[case.measure]
         with bench.attempt(case.measure, "all"):
-            for one in contenders.values():
-                ask(bench, one, names, min(3.0, bench.seconds))  # all of it is cached, and in memory
+            for contender in contenders.values():
+                ask(bench, contender, names, min(3.0, bench.seconds))  # all of it is cached, and in memory
             check(bench, contenders[OURS], names)
             for _ in range(bench.repeat):
-                for who, one in contenders.items():
-                    value = value_of(case, ask(bench, one, names, bench.seconds))
+                for who, contender in contenders.items():
+                    value = value_of(case, ask(bench, contender, names, bench.seconds))
                     bench.add(case.measure, who, value, unit=case.unit)
 
 
@@ -67,23 +67,23 @@ def make(bench: Bench, case: Case) -> list[str]:
     return names
 
 
-def check(bench: Bench, one: Contender, names: list[str]) -> None:
+def check(bench: Bench, contender: Contender, names: list[str]) -> None:
     """NotRunError where it answers other bytes than the object store was given."""
-    connection = http.client.HTTPConnection(one.address, timeout=30)
+    connection = http.client.HTTPConnection(contender.address, timeout=30)
     for name in names:
-        connection.request("GET", one.target_of(name))
+        connection.request("GET", contender.target_of(name))
         with open(f"{bench.root}/{name}", "rb") as truth:
             if connection.getresponse().read() != truth.read():
                 raise NotRunError(f"other bytes of {name}")
     connection.close()
 
 
-def ask(bench: Bench, one: Contender, names: list[str], seconds: float) -> list[dict[str, Any]]:
+def ask(bench: Bench, contender: Contender, names: list[str], seconds: float) -> list[dict[str, Any]]:
     """What each client saw."""
     targets = os.path.join(bench.place.folder("targets"), "list")
     with open(targets, "w") as out:
-        out.write("\n".join(one.target_of(name) for name in names))
-    program = [sys.executable, "-S", load.__file__, one.address, str(seconds), targets]
+        out.write("\n".join(contender.target_of(name) for name in names))
+    program = [sys.executable, "-S", load.__file__, contender.address, str(seconds), targets]
     running = [
         subprocess.Popen(
             [*program, str(n * len(names) // CLIENTS)],
@@ -94,19 +94,19 @@ def ask(bench: Bench, one: Contender, names: list[str], seconds: float) -> list[
         )
         for n in range(CLIENTS)
     ]
-    found = []
+    answers = []
     try:
         for process in running:
             out_, err = process.communicate(timeout=seconds + 120)
             if process.returncode:
                 raise NotRunError(err.strip()[-300:])
-            found.append(json.loads(out_))
+            answers.append(json.loads(out_))
     finally:
         for process in running:
             kill_group(process)
-    return found
+    return answers
 
 
-def value_of(case: Case, found: list[dict[str, Any]]) -> float:
-    rates = [one["bytes" if case.unit == "GB/s" else "requests"] / one["seconds"] for one in found]
+def value_of(case: Case, answers: list[dict[str, Any]]) -> float:
+    rates = [answer["bytes" if case.unit == "GB/s" else "requests"] / answer["seconds"] for answer in answers]
     return sum(rates) / (1e9 if case.unit == "GB/s" else 1)

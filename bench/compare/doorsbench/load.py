@@ -18,24 +18,24 @@ def main() -> None:
     host, _, port = address.rpartition(":")
     with open(targets_path, "rb") as source:
         targets = source.read().split()
-    requests = [b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (one, address.encode()) for one in targets]
+    requests = [b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (target, address.encode()) for target in targets]
     buffer = bytearray(BUFFER_BYTES)
     count = size = 0
-    with socket.create_connection((host, int(port)), timeout=30) as one:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begin = time.monotonic()
         while (now := time.monotonic()) - begin < float(seconds):
-            size += get(one, requests[(int(first) + count) % len(requests)], buffer)
+            size += get(connection, requests[(int(first) + count) % len(requests)], buffer)
             count += 1
     print(json.dumps({"requests": count, "bytes": size, "seconds": now - begin}))
 
 
-def get(one: socket.socket, request: bytes, buffer: bytearray) -> int:
+def get(connection: socket.socket, request: bytes, buffer: bytearray) -> int:
     """The bytes of its body. SystemExit for any other answer than 200."""
-    one.sendall(request)
-    got = one.recv_into(buffer)
+    connection.sendall(request)
+    got = connection.recv_into(buffer)
     while (end := buffer.find(b"\r\n\r\n", 0, got)) < 0:
-        more = one.recv_into(memoryview(buffer)[got:])
+        more = connection.recv_into(memoryview(buffer)[got:])
         if not more:
             raise SystemExit("the connection ended in the head of an answer")
         got += more
@@ -45,7 +45,7 @@ def get(one: socket.socket, request: bytes, buffer: bytearray) -> int:
     length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
     left = length - (got - end - 4)
     while left > 0:
-        piece = one.recv_into(buffer, min(left, BUFFER_BYTES))
+        piece = connection.recv_into(buffer, min(left, BUFFER_BYTES))
         if not piece:
             raise SystemExit("the connection ended in a body")
         left -= piece

@@ -89,15 +89,18 @@ def _work(where: str, call: str, names: list[str]) -> Callable[[], int]:
 def small(names_path: str, turns: str, *contenders: str) -> list[dict[str, Any]]:
     """Each contender is WHERE|CALL. All in this process, turn and turn about, a pass over all files each, in shuffled
     order; the first turn is not measured. Seconds and processor seconds of each pass."""
-    works = [_work(*one.rsplit("|", 1), _names(names_path, number)) for number, one in enumerate(contenders)]
+    works = [
+        _work(*contender.rsplit("|", 1), _names(names_path, number))
+        for number, contender in enumerate(contenders)
+    ]
     passes: list[dict[str, Any]] = [{"wall": [], "busy": []} for _ in works]
     for turn in range(int(turns) + 1):
-        for work, found in zip(works, passes, strict=True):
+        for work, rates in zip(works, passes, strict=True):
             busy, begin = time.process_time(), time.perf_counter()
             work()
             if turn:
-                found["wall"].append(time.perf_counter() - begin)
-                found["busy"].append(time.process_time() - busy)
+                rates["wall"].append(time.perf_counter() - begin)
+                rates["busy"].append(time.process_time() - busy)
     return passes
 
 
@@ -146,9 +149,9 @@ def s3fs_cat(options: str, bucket: str, names_path: str) -> dict[str, float]:
     )
     names = _names(names_path, 1)
     busy, begin = os.times(), time.perf_counter()
-    found = fs.cat([f"{bucket}/{name}" for name in names])
+    bodies = fs.cat([f"{bucket}/{name}" for name in names])
     seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "bytes": sum(map(len, found.values())), "busy_s": _busy_since(busy)}
+    return {"seconds": seconds, "bytes": sum(map(len, bodies.values())), "busy_s": _busy_since(busy)}
 
 
 # ---------------------------------------------------------------- training
@@ -197,7 +200,7 @@ def _samples(where: str, kind: str, folder: str) -> Any:
 
         return Samples(f"headrace:///{folder}", decode=decode, cache=where.removeprefix(LIBRARY))
     root = f"{where}/{folder}"
-    paths = [os.path.join(at, name) for at, _, names in os.walk(root) for name in names]
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
     return PlainImages(sorted(paths), decode)
 
 
@@ -219,15 +222,15 @@ def loader(kind: str, folder: str, turns: str, *contenders: str) -> list[dict[st
         )
         for where in contenders
     ]
-    found: list[dict[str, Any]] = [{"sum": _epoch(one)[1], "rates": []} for one in loaders]
+    rows: list[dict[str, Any]] = [{"sum": _epoch(batches)[1], "rates": []} for batches in loaders]
     for _ in range(int(turns)):
-        for one, row in zip(loaders, found, strict=True):
+        for batches, row in zip(loaders, rows, strict=True):
             count, seconds = 0, 0.0
             while seconds < LEAST_S:
-                more, _, took_s = _epoch(one)
+                more, _, took_s = _epoch(batches)
                 count, seconds = count + more, seconds + took_s
             row["rates"].append(count / seconds)
-    return found
+    return rows
 
 
 def _epoch(batches: Any) -> tuple[int, float, float]:

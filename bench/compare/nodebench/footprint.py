@@ -67,10 +67,10 @@ def index_bytes(bench: Bench, mount: HeadraceMount) -> float:
         if "index" in key and "bytes" in key and "map" not in key:
             return value
     bench.results.note("9: index bytes are the blocks of the index file on disk")
-    found = 0
+    total = 0
     for folder, _, names in os.walk(mount.cache):
-        found += sum(os.stat(os.path.join(folder, n)).st_blocks * 512 for n in names if n.endswith(".mdb"))
-    return found
+        total += sum(os.stat(os.path.join(folder, n)).st_blocks * 512 for n in names if n.endswith(".mdb"))
+    return total
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:

@@ -96,11 +96,11 @@ class HeadraceMount:
 
     def memory(self) -> dict[str, int]:
         """`session rss`, `session anon`, `node rss`, `node anon`, in bytes."""
-        found = {}
+        sizes = {}
         for who in ("session", "node"):
             for kind, value in memory_bytes(self.ready[f"{who}_pid"]).items():
-                found[f"{who} {kind}"] = value
-        return found
+                sizes[f"{who} {kind}"] = value
+        return sizes
 
     def stop(self) -> None:
         if self.process is None:

@@ -33,10 +33,10 @@ class NotRunError(Exception):
 def tool(name: str) -> str:
     """The program's path, the virtual environment first. NotRunError when there is none."""
     beside = os.path.join(VENV_BIN, name)
-    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
-    if found is None:
+    path = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    if path is None:
         raise NotRunError(f"{name} is not installed")
-    return found
+    return path
 
 
 def run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
@@ -97,11 +97,11 @@ def unmount(path: str) -> None:
         subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL, timeout=10, check=False)
 
 
-def wait_until(ready: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+def wait_until(ready: Callable[[], bool], *, timeout_s: float, name: str) -> None:
     end = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > end:
-            raise NotRunError(f"{what} not ready in {timeout_s:.0f} s")
+            raise NotRunError(f"{name} not ready in {timeout_s:.0f} s")
         time.sleep(0.02)
 
 
@@ -174,13 +174,13 @@ def touch_memory(size: int) -> None:
 def memory_bytes(pid: int) -> dict[str, int]:
     """Resident memory of one process: all of it (`rss`) and what only the process itself holds (`anon`)."""
     wanted = {"VmRSS": "rss", "RssAnon": "anon"}
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     with open(f"/proc/{pid}/status") as status:
         for line in status:
             key, _, rest = line.partition(":")
             if key in wanted:
-                found[wanted[key]] = int(rest.split()[0]) * 1024
-    return found
+                fields[wanted[key]] = int(rest.split()[0]) * 1024
+    return fields
 
 
 def discard(folder: str) -> None:
@@ -200,7 +200,7 @@ class Workplace:
 
     root: str
     undo: ExitStack = field(default_factory=ExitStack)
-    made: int = 0
+    folders: int = 0
 
     @classmethod
     def create(cls, parent: str | None) -> Workplace:
@@ -210,8 +210,8 @@ class Workplace:
 
     def folder(self, name: str) -> str:
         """A new empty folder; the number makes it unique."""
-        self.made += 1
-        path = os.path.join(self.root, f"{self.made:03d}-{name}")
+        self.folders += 1
+        path = os.path.join(self.root, f"{self.folders:03d}-{name}")
         os.makedirs(path)
         return path
 

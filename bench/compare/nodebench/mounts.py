@@ -49,7 +49,7 @@ class Peer:
         wait_until(
             lambda: is_mounted(self.mountpoint) or process.poll() is not None,
             timeout_s=READY_S,
-            what=self.name,
+            name=self.name,
         )
         if process.poll() is not None:
             raise NotRunError(f"{self.name} ended: {self.place.log_tail(self.name)}")
@@ -87,7 +87,7 @@ class JuiceFS(Peer):
             ],
             timeout_s=60,
         )
-        caches = [f"--{what}-cache=3600" for what in ("attr", "entry", "dir-entry", "open")]
+        caches = [f"--{kind}-cache=3600" for kind in ("attr", "entry", "dir-entry", "open")]
         return [
             *[juicefs, "mount", "--no-usage-report", "--no-syslog", "--backup-meta=0", *caches],
             *[f"--cache-dir={self.cache}", "--cache-size=20480", "--free-space-ratio=0.02", "--no-bgjob"],

@@ -109,8 +109,8 @@ def run(
     machine = {**_machine(given), **(about or {}), "seconds": round(time.monotonic() - start, 1)}
     text = json.dumps({"machine": machine, **results.as_json(), "goals": rows_of(goals(results))}, indent=1)
     line = ", ".join(f"{key} {value}" for key, value in machine.items())
-    made = tables() if tables else [table_of_goals(goals(results), digits), table_of_values(results)]
-    page = "\n\n".join([line, *made])
+    texts = tables() if tables else [table_of_goals(goals(results), digits), table_of_values(results)]
+    page = "\n\n".join([line, *texts])
     if not given.no_write and not status:
         _write(name, given, text, page)
     print(text if given.json else page)

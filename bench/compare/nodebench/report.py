@@ -46,37 +46,37 @@ def divide(over: float | None, under: float | None) -> float | None:
 
 def goals(r: Results) -> list[Goal]:
     downloaders = ("s5cmd", "obstore")
-    found = []
+    listed = []
     for state in ("warm", "dropped"):
         name = f"1 sequential, {state}"
-        found.append(Goal(f"{name}: of plain", 0.97, True, r.ratio(name, HEADRACE, "plain")))
+        listed.append(Goal(f"{name}: of plain", 0.97, True, r.ratio(name, HEADRACE, "plain")))
     for state in ("warm", "dropped"):
         name = f"2 processor time, {state}"
-        found.append(Goal(f"{name}: of plain", 1.1, False, r.ratio(name, HEADRACE, "plain")))
+        listed.append(Goal(f"{name}: of plain", 1.1, False, r.ratio(name, HEADRACE, "plain")))
     for processes in (1, 2):
         name = f"3 small files, {processes} process{'es' * (processes > 1)}"
-        found.append(Goal(f"{name}: passthrough, of JuiceFS", 4.0, True, r.ratio(name, HEADRACE, "juicefs")))
-        found.append(Goal(f"{name}: noopen, of plain", 0.65, True, r.ratio(name, NO_OPEN, "plain")))
-    found.append(Goal("4 mmap 8 KiB: of plain", 0.95, True, r.ratio("4 mmap 8 KiB", HEADRACE, "plain")))
+        listed.append(Goal(f"{name}: passthrough, of JuiceFS", 4.0, True, r.ratio(name, HEADRACE, "juicefs")))
+        listed.append(Goal(f"{name}: noopen, of plain", 0.65, True, r.ratio(name, NO_OPEN, "plain")))
+    listed.append(Goal("4 mmap 8 KiB: of plain", 0.95, True, r.ratio("4 mmap 8 KiB", HEADRACE, "plain")))
     for measure in (name for name in r.values if name.startswith("5 cold load")):
         ratio = divide(r.median(measure, HEADRACE), best(r, measure, downloaders, min))
-        found.append(Goal(f"{measure}: time, of best download + load", 1.0, False, ratio))
+        listed.append(Goal(f"{measure}: time, of best download + load", 1.0, False, ratio))
     for measure in (name for name in r.values if name.startswith("6 first read")):
         ratio = divide(r.median(measure, HEADRACE), best(r, measure, downloaders, max))
-        found.append(Goal(f"{measure}: of best download", 0.9, True, ratio))
+        listed.append(Goal(f"{measure}: of best download", 0.9, True, ratio))
     for measure in (name for name in r.values if name.startswith("7 first epoch")):
         epoch = r.ratio(measure, "s5cmd", HEADRACE)
-        found.append(Goal(f"{measure}: s5cmd's time / ours", 0.9, True, epoch))
+        listed.append(Goal(f"{measure}: s5cmd's time / ours", 0.9, True, epoch))
     for who in ("session", "node"):
         grown = r.median("8 memory grown after the first sample", f"{who} anon")
-        found.append(Goal(f"8 memory of {who}: growth (2 MB is noise)", 2.0, False, grown, "MB"))
+        listed.append(Goal(f"8 memory of {who}: growth (2 MB is noise)", 2.0, False, grown, "MB"))
     per_entry = r.median("9 index bytes per entry", HEADRACE)
-    found.append(Goal("9 index: an entry", 200, False, per_entry, "B"))
+    listed.append(Goal("9 index: an entry", 200, False, per_entry, "B"))
     for who in ("session", "node"):
         resident = r.median("9 memory with all entries", f"{who} rss")
-        found.append(Goal(f"9 memory of {who} with all entries", 300, False, resident, "MB"))
-    found.append(Goal("10 up to ready", 1.5, False, r.median("10 up to ready", HEADRACE), "s"))
-    return found
+        listed.append(Goal(f"9 memory of {who} with all entries", 300, False, resident, "MB"))
+    listed.append(Goal("10 up to ready", 1.5, False, r.median("10 up to ready", HEADRACE), "s"))
+    return listed
 
 
 def number(value: float) -> str:
@@ -117,10 +117,10 @@ def table_of_values(results: Results) -> str:
     return "\n".join([*lines, "", *(f"* {text}" for text in results.notes)])
 
 
-def table_of_goals(found: Iterable[Goal], digits: int | None = None) -> str:
+def table_of_goals(listed: Iterable[Goal], digits: int | None = None) -> str:
     """digits: after the point of what was measured; None: as `number` has it."""
     lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in found:
+    for goal in listed:
         sign = "≥" if goal.at_least else "≤"
         wanted = f"{sign} {number(goal.limit)} {goal.unit}".strip()
         lines.append(f"| {goal.text} | {wanted} | {_measured(goal, digits)} | {goal.verdict} |")

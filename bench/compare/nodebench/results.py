@@ -27,8 +27,8 @@ class Results:
             self.notes.append(text)
 
     def median(self, measure: str, contender: str) -> float | None:
-        found = self.values.get(measure, {}).get(contender)
-        return statistics.median(found) if found else None
+        values = self.values.get(measure, {}).get(contender)
+        return statistics.median(values) if values else None
 
     def ratio(self, measure: str, over: str, under: str) -> float | None:
         upper, lower = self.median(measure, over), self.median(measure, under)

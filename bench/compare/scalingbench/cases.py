@@ -84,36 +84,36 @@ def long_training(bench: Bench) -> None:
     _training(bench, LONG)
 
 
-def _training(bench: Bench, what: Run) -> None:
+def _training(bench: Bench, training_run: Run) -> None:
     for _ in range(bench.repeat):
-        for nodes in what.nodes:
-            bench.say(f"training{what.name}, {nodes} nodes")
-            _one_training(bench, what, nodes)
+        for nodes in training_run.nodes:
+            bench.say(f"training{training_run.name}, {nodes} nodes")
+            _one_training(bench, training_run, nodes)
 
 
-def _one_training(bench: Bench, what: Run, nodes: int) -> None:
-    steps = max(4, round(what.steps * bench.scale))
+def _one_training(bench: Bench, training_run: Run, nodes: int) -> None:
+    steps = max(4, round(training_run.steps * bench.scale))
     words = [tool("headrace"), "bench", "compare", WORKLOAD, "--only", "headrace", "--json"]
     words += ["--nodes", str(nodes), "--rate", RATE, "--work", bench.place.root, "--cache", "4GiB"]
-    words += ["--scale-sizes", f"{what.sizes:g}", "--scale-times", f"{what.times:g}"]
-    words += ["--steps", str(steps), "--epochs", str(what.epochs)]
-    answer = json.loads(run(words, timeout_s=what.timeout_s))
+    words += ["--scale-sizes", f"{training_run.sizes:g}", "--scale-times", f"{training_run.times:g}"]
+    words += ["--steps", str(steps), "--epochs", str(training_run.epochs)]
+    answer = json.loads(run(words, timeout_s=training_run.timeout_s))
     way = answer["ways"][0]
-    found: dict[str, Any] | None = way["training"]
-    if found is None:
+    training: dict[str, Any] | None = way["training"]
+    if training is None:
         raise NotRunError(way["not_run"])
-    if found["failed"]:
-        raise NotRunError(f"{found['failed']} reads failed")
-    for epoch in found["epochs"]:
+    if training["failed"]:
+        raise NotRunError(f"{training['failed']} reads failed")
+    for epoch in training["epochs"]:
         when = "cold" if epoch["epoch"] == 1 else "cached"
-        _add(bench, f"AU, {when}{what.name}", nodes, 100 * epoch["au"], "%")
-        _add(bench, f"samples, {when}{what.name}", nodes, epoch["samples_s"], "a second")
-    served = sum(one["bytes"] for one in way["served"])
-    _add(bench, f"origin bytes of data set{what.name}", nodes, served / answer["dataset_bytes"], "")
+        _add(bench, f"AU, {when}{training_run.name}", nodes, 100 * epoch["au"], "%")
+        _add(bench, f"samples, {when}{training_run.name}", nodes, epoch["samples_s"], "a second")
+    served = sum(epoch["bytes"] for epoch in way["served"])
+    _add(bench, f"origin bytes of data set{training_run.name}", nodes, served / answer["dataset_bytes"], "")
 
 
-def _add(bench: Bench, what: str, nodes: int, value: float, unit: str, who: str = HEADRACE) -> None:
-    bench.results.add(f"{what}, {nodes} nodes", who, value, unit=unit)
+def _add(bench: Bench, measure: str, nodes: int, value: float, unit: str, who: str = HEADRACE) -> None:
+    bench.results.add(f"{measure}, {nodes} nodes", who, value, unit=unit)
 
 
 def checkpoint(bench: Bench) -> None:
@@ -143,10 +143,10 @@ def _one_checkpoint(bench: Bench, name: str, setting: Setting, nodes: int, who: 
             writes=WRITES,
             reads=WRITES,
         )
-        found = checkpoints.run(plan, say=lambda line: bench.say(f"  {line}"))
-    for turn in found.writes:
+        result = checkpoints.run(plan, say=lambda line: bench.say(f"  {line}"))
+    for turn in result.writes:
         _add(bench, f"{name} written", nodes, turn.bytes_s / 1e6, "MB/s", who)
-    for turn in found.reads:
+    for turn in result.reads:
         _add(bench, f"{name} read", nodes, turn.bytes_s / 1e6, "MB/s", who)
 
 

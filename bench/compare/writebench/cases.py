@@ -128,17 +128,17 @@ def _checked(bench: Bench, source: str, data: str, folder: str) -> int:
     """The bytes of all files, once each is at the origin with its size, and some with their bytes."""
     store = bench.server.store
     assert store is not None
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for batch in obstore.list(store, prefix=f"{folder}/{data}"):
-        found |= {one["path"]: one["size"] for one in batch}
+        sizes |= {entry["path"]: entry["size"] for entry in batch}
     top = os.path.join(source, data)
     wanted = {}
     for where, _, names in os.walk(top):
         for name in names:
             path = os.path.join(where, name)
             wanted[f"{folder}/{data}/{os.path.relpath(path, top)}"] = os.path.getsize(path)
-    if found != wanted:
-        raise NotRunError(f"{len(found)} of {len(wanted)} files are at the origin, or of another size")
+    if sizes != wanted:
+        raise NotRunError(f"{len(sizes)} of {len(wanted)} files are at the origin, or of another size")
     for key in random.Random(2).sample(sorted(wanted), min(3, len(wanted))):
         with open(os.path.join(top, key.removeprefix(f"{folder}/{data}/")), "rb") as file:
             if bytes(obstore.get(store, key).bytes()) != file.read():

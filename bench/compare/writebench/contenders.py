@@ -65,7 +65,7 @@ class JuiceFSWriteback(JuiceFS):
 
     def __init__(self, place: Workplace, server: Server) -> None:
         super().__init__(place, server)
-        self.volume = f"juice-{place.made}"
+        self.volume = f"juice-{place.folders}"
 
 
 class JuiceFSLater(JuiceFSWriteback):
@@ -81,4 +81,4 @@ class RcloneWrites(Rclone):
 
     def __init__(self, place: Workplace, server: Server) -> None:
         super().__init__(place, server)
-        self.folder = f"rclone-{place.made}"
+        self.folder = f"rclone-{place.folders}"

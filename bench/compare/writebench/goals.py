@@ -15,16 +15,16 @@ JUICEFS = ("juicefs", "juicefs-later")
 
 def goals(r: Results) -> list[Goal]:
     small = divide(r.median(SMALL, OURS), best(r, SMALL, JUICEFS, max))
-    found = [
+    listed = [
         Goal(f"{LARGE}: of plain", 0.95, True, r.ratio(LARGE, OURS, "plain")),
         Goal(f"{SMALL}: of JuiceFS", 3.0, True, small),
     ]
     for data in ("big", "small"):
         measure = f"{PERSIST}, {data}"
-        found.append(Goal(f"{measure}: of s5cmd", 0.9, True, r.ratio(measure, "headrace-later", "s5cmd")))
+        listed.append(Goal(f"{measure}: of s5cmd", 0.9, True, r.ratio(measure, "headrace-later", "s5cmd")))
         while_written = r.ratio(measure, "headrace-back", "s5cmd")
-        found.append(Goal(f"{measure}, and written meanwhile: of s5cmd", 0.9, True, while_written))
+        listed.append(Goal(f"{measure}, and written meanwhile: of s5cmd", 0.9, True, while_written))
     for rate in RATES_MBIT:
         measure = f"{COPIED}, {rate} Mbit/s: of the slower of disk and link"
-        found.append(Goal(measure, 0.95, True, r.median(measure, "headrace-back:2")))
-    return found
+        listed.append(Goal(measure, 0.95, True, r.median(measure, "headrace-back:2")))
+    return listed

@@ -36,8 +36,8 @@ def large(path: str, size: str) -> dict[str, float]:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     done = 0
     while done < total:
-        at = done % BLOCK_BYTES
-        done += os.write(fd, source[at : at + min(WRITE_BYTES, total - done)])
+        offset = done % BLOCK_BYTES
+        done += os.write(fd, source[offset : offset + min(WRITE_BYTES, total - done)])
     written = time.perf_counter() - start
     os.fsync(fd)
     os.close(fd)
@@ -54,8 +54,8 @@ def check_large(path: str, size: str) -> dict[str, float]:
     with open(path, "rb") as file:
         wrong += os.fstat(file.fileno()).st_size != total
         for offset in offsets:
-            at = offset % BLOCK_BYTES
-            wanted = source[at : at + min(MIB, total - offset)]
+            block_offset = offset % BLOCK_BYTES
+            wanted = source[block_offset : block_offset + min(MIB, total - offset)]
             wrong += os.pread(file.fileno(), len(wanted), offset) != wanted
     return {"wrong": wrong}
 
@@ -65,8 +65,8 @@ def name_of(number: int) -> str:
 
 
 def _part(source: memoryview, number: int, size: int) -> memoryview:
-    at = number * 4_099 % (BLOCK_BYTES - size)
-    return source[at : at + size]
+    offset = number * 4_099 % (BLOCK_BYTES - size)
+    return source[offset : offset + size]
 
 
 def small(folder: str, count: str, size: str, limit_s: str) -> dict[str, float]:

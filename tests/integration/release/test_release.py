@@ -50,7 +50,7 @@ def test_what_was_not_looked_up_is_not_sound(capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr().out
     assert "NOT AUDITED 1 packages" in told and "no known" not in told
     assert release.tell([release.audit_of({"dependencies": [skipped, bad]})]) == 1
-    assert "VULNERABLE c 2: CVE-1, mended in 3" in capsys.readouterr().out
+    assert "VULNERABLE c 2: CVE-1, fixed in 3" in capsys.readouterr().out
     assert release.tell([release.audit_of({"dependencies": []})]) == release.NOT_AUDITED
     assert release.tell([release.Audit(0, [], [], why="no such host")]) == release.NOT_AUDITED
 

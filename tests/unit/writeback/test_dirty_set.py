@@ -19,7 +19,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
-    monkeypatch.setattr(dirty_set, "time", clock)
+    monkeypatch.setattr(dirty_set, "monotonic_s", clock.monotonic)
     return clock
 
 
