@@ -60,9 +60,7 @@ def test_a_record_that_is_none_stops_nobody(raw: bytes, caplog: pytest.LogCaptur
         while not (attached and set(views[-1].nodes) == {"me", "b"}):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await mounts.stop()
-        for task in (member._joining, member._running):
-            if task is not None:
-                task.cancel()
+        await member._tasks.close()
 
     asyncio.run(asyncio.wait_for(work(), 60))
     assert list(attached.values()) == ["s3://y"]

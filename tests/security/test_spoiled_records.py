@@ -371,9 +371,7 @@ def test_a_node_whose_own_record_is_spoiled_writes_it_again(
         await scene.attacker.put("nodes/a", b"{}")
         await until(lambda: asyncio.sleep(0, heard == [OBJECT, None, OBJECT]))
         assert node.leases_lost == 1
-        for task in node._tasks:
-            task.cancel()
-        await asyncio.gather(*node._tasks, return_exceptions=True)
+        await node._tasks.close()
         await scene.attacker.put("nodes/a", b"{}")  # without the lease: nothing takes it away
         await until(lambda: asyncio.sleep(0, heard == [OBJECT, None, OBJECT, None]))
         await scene.end()

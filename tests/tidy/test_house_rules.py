@@ -50,6 +50,14 @@ def test_every_module_says_what_it_is_for() -> None:
     assert [name_of(path) for path in silent] == []
 
 
+def test_tasks_have_an_owner() -> None:
+    """`OwnedTasks` and asyncio's TaskGroup (by the name `group`) end what they start, and no failure is silent."""
+    starts = re.compile(r"(?<!group\.)(?<!super\(\)\.)(?<!def )\b(ensure_future|create_task)\(")
+    orphans = [name_of(path) for path in SOURCES if starts.search(path.read_text())]
+    assert orphans == ["src/headrace/base/tasks.py"]
+    assert starts.search("asyncio.create_task(work)") and not starts.search("group.create_task(work)")
+
+
 def test_nothing_is_left_for_later_in_a_comment() -> None:
     assert [name_of(path) for path in [*CODE, *PAGES] if MARKS.search(path.read_text())] == []
 

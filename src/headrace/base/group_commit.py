@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from headrace.base.tasks import OwnedTasks
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -29,7 +31,7 @@ class GroupCommit(Generic[Item, Result]):
         self._delay_s = delay_s
         self._unclaimed = unclaimed
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
-        self._working: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     async def submit(self, item: Item, *, soon: bool = False, alone: bool = False) -> Result:
         """Add an item to a batch and return its result. soon: in a batch with the waiting items and those of this turn
@@ -53,7 +55,7 @@ class GroupCommit(Generic[Item, Result]):
         for _, result in self._waiting:
             result.cancel()
         self._waiting.clear()
-        await asyncio.gather(*self._working)
+        await self._tasks.wait()
 
     def _begin_all(self) -> None:
         batch, self._waiting = self._waiting, []
@@ -61,9 +63,7 @@ class GroupCommit(Generic[Item, Result]):
             self._begin(batch)
 
     def _begin(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        task = asyncio.ensure_future(self._do(batch))
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        self._tasks.start(self._do(batch))
 
     async def _do(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from headrace.base.errors import HeadraceError
+from headrace.base.tasks import OwnedTasks
+
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
@@ -15,6 +18,7 @@ class SingleFlight(Generic[Key, Result]):
 
     def __init__(self) -> None:
         self._running: dict[Key, asyncio.Task[Result]] = {}
+        self._tasks = OwnedTasks(HeadraceError)
 
     async def run(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         return await asyncio.shield(self.begin(key, work))
@@ -23,8 +27,7 @@ class SingleFlight(Generic[Key, Result]):
         """Return the run of a key, for callers that wait for many. They must not cancel it."""
         task = self._running.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._finish(key, work))
-            self._running[key] = task
+            task = self._running[key] = self._tasks.start(self._finish(key, work))
         return task
 
     async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
@@ -36,10 +39,7 @@ class SingleFlight(Generic[Key, Result]):
 
     async def stop(self) -> None:
         """Cancel every run."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _finish(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         try:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from headrace.base import boot_clock
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
+from headrace.base.tasks import OwnedTasks, being_cancelled
 from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.kept_records import KeptRecords
@@ -73,7 +74,7 @@ class EtcdRecords:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper = LeaseKeeper(self._connector, endpoints, ttl_s=self._ttl_s, on_lost=self._report_loss)
         self._lease_lock = asyncio.Lock()
-        self._tasks: builtins.list[asyncio.Task[None]] = []
+        self._tasks = OwnedTasks(again_s=CANCEL_S)
         self._first = asyncio.Event()
         self._denied: ClusterDeniedError | None = None
         self._last_error = "it does not answer"
@@ -91,7 +92,8 @@ class EtcdRecords:
         if self._is_new:
             self._is_new = False
             self._beliefs.remember()
-        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._handle_losses())]
+        self._tasks.start(self._follow())
+        self._tasks.start(self._handle_losses())
         try:
             async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
                 await self._first.wait()
@@ -106,8 +108,7 @@ class EtcdRecords:
 
     async def close(self) -> None:
         """Disconnect from etcd. On return leased records are deleted, provided that etcd answers."""
-        tasks, self._tasks = self._tasks, []
-        await _end(tasks)
+        await self._tasks.close()
         await asyncio.to_thread(self._keeper.stop)
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -245,7 +246,7 @@ class EtcdRecords:
             except TimeoutError:
                 problem = f"no answer within {CALL_S:g} s"
             except asyncio.CancelledError:
-                if _being_cancelled():
+                if being_cancelled():
                     raise
                 problem = "the connection was closed"  # grpc cancels calls in progress
             except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
@@ -282,7 +283,7 @@ class EtcdRecords:
             try:
                 await self._follow_once()
             except (Exception, asyncio.CancelledError) as error:
-                if _being_cancelled():
+                if being_cancelled():
                     raise
                 if not isinstance(error, _RenewedError):
                     self._report_failure(error)
@@ -314,14 +315,11 @@ class EtcdRecords:
         self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
         await self._write_leased_again()
         self._first.set()
-        checking = asyncio.ensure_future(self._check(client))
-        watching = asyncio.ensure_future(self._watch(client, rows.header.revision + 1))
-        try:
-            ended, _ = await asyncio.wait((checking, watching), return_when=asyncio.FIRST_COMPLETED)
+        async with OwnedTasks(Exception, again_s=CANCEL_S) as tasks:
+            both = (tasks.start(self._check(client)), tasks.start(self._watch(client, self.revision + 1)))
+            ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
-        finally:
-            await _end([checking, watching])
 
     async def _watch(self, client: Any, revision: int) -> None:
         async with asyncio.timeout(CALL_S):
@@ -404,24 +402,8 @@ class EtcdRecords:
                 await self.replace(key, NOTHING, value, leased=True)
 
 
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
     return builtins.list(table.items())
-
-
-async def _end(tasks: builtins.list[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for them. Cancel again where the library lost the cancellation: wait_for of Python 3.11
-    does so when the awaited event happens at that moment."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _line(text: object) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from headrace.base.clock import monotonic_s
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, HeadraceError, NodeIdTakenError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.etcd import DENIED_PAUSE_S, EtcdRecords
 from headrace.cluster.last_view import LastView
 from headrace.ring.view import ClusterView, NodeInfo, next_view
@@ -56,13 +57,12 @@ class Membership:
         self._is_alive = is_alive
         self._last = last
         self._displaced: set[str] = set()
-        self._joining: asyncio.Task[None] | None = None
         self.joined = asyncio.Event()
         self._nodes: dict[str, NodeInfo] = {}
         self._departed: dict[str, tuple[NodeInfo, float]] = {}
         self._record_lost_s = float("-inf")
         self._changed = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self._eviction = ""
         self.view: ClusterView | None = None
 
@@ -83,15 +83,12 @@ class Membership:
                 error,
             )
             await self._make_view()
-            self._joining = asyncio.ensure_future(self._join_later())
-        self._running = asyncio.ensure_future(self._run())
+            self._tasks.start(self._join_later())
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
         """Leave the cluster; on return this node is out of it, provided that etcd answers."""
-        for task in (self._joining, self._running):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.close()
         await self._records.close()
 
     async def drain(self) -> None:

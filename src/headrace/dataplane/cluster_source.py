@@ -13,6 +13,7 @@ from msgspec import structs
 
 from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
 from headrace.base.model import Arrived, Entry, Version
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.intent import FOREGROUND, ReadIntent
 from headrace.dataplane.peer_reader import HEDGE_LATE_S, PeerReader
@@ -157,15 +158,15 @@ class PeerThenOrigin:
         """Ask a slow peer. When it is late, ask the next peer or the origin as well; return the first bytes."""
         reader = self.sources.reader
         patience_s = reader.patience_s(end - start)
-        requests = {asyncio.ensure_future(self._ask(hop, start, end))}
-        try:
+        async with OwnedTasks() as tasks:
+            requests = {tasks.start(self._ask(hop, start, end))}
             done, _ = await asyncio.wait(requests, timeout=patience_s)
             if not done and patience_s < HEDGE_LATE_S and not reader.may_hedge_now(end - start):
                 done, _ = await asyncio.wait(requests, timeout=HEDGE_LATE_S - patience_s)
             if not done:
                 reader.count_hedge()
                 second = self._ask(rest[0], start, end) if rest else self._ask_origin(start, end)
-                requests.add(asyncio.ensure_future(second))
+                requests.add(tasks.start(second))
             waiting = set(requests)
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -174,10 +175,6 @@ class PeerThenOrigin:
                     if not isinstance(answer, HeadraceError):
                         return answer
             return answer
-        finally:
-            for request in requests:
-                request.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
 
     async def _ask_origin(self, start: int, end: int) -> Arrived | HeadraceError:
         try:

@@ -15,6 +15,7 @@ from functools import partial
 
 from headrace.base.errors import EvictedError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.intent import BACKGROUND, FOREGROUND, ReadIntent
 from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.room import with_room
@@ -73,6 +74,7 @@ class Fill:
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole_task: asyncio.Task[None] | None = None
         self._comparison: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks(HeadraceError)
         self._load_count = 0
         self._has_eager_reader = False
 
@@ -163,7 +165,7 @@ class Fill:
 
     def compare(self, comparison: Coroutine[None, None, None]) -> None:
         """Run the comparison of the complete file, at whose end it is committed or has failed."""
-        self._comparison = asyncio.ensure_future(comparison)
+        self._comparison = self._tasks.start(comparison)
 
     async def compared(self) -> None:
         """Wait until a complete file was compared and committed. Raise `failure`."""
@@ -197,10 +199,7 @@ class Fill:
 
     async def stop(self) -> None:
         """Cancel everything in flight and close the cache file."""
-        tasks = [*self._in_flight.values(), *(task for task in (self._whole_task, self._comparison) if task)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         self.close()
 
     # ------------------------------------------------------------ internal
@@ -217,7 +216,7 @@ class Fill:
 
     def _launch(self, blocks: list[int], intent: ReadIntent) -> asyncio.Task[None]:
         first, stop = blocks[0], blocks[-1] + 1
-        task = asyncio.ensure_future(self._fetch(first, stop, intent))
+        task = self._tasks.start(self._fetch(first, stop, intent))
         for block in range(first, stop):
             self._in_flight[block] = task
         task.add_done_callback(lambda done: self._land(range(first, stop), done))
@@ -240,7 +239,7 @@ class Fill:
 
     def _start_whole(self, from_block: int) -> None:
         if self._whole_task is None and not self.writer.complete:
-            self._whole_task = asyncio.ensure_future(self._fill_whole(from_block))
+            self._whole_task = self._tasks.start(self._fill_whole(from_block))
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keep as many ranges in flight as are useful, and two more that follow them at once."""

@@ -36,6 +36,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.compare import Digests, SmallComparison
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, SEQUENTIAL, ReadIntent
@@ -94,7 +95,7 @@ class ReadPath:
         )
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
-        self._notifications: set[asyncio.Future[None]] = set()
+        self._notifications = OwnedTasks()
 
     # ------------------------------------------------------------ calls of clients, peers and jobs
 
@@ -187,7 +188,7 @@ class ReadPath:
         await self._opens.stop()
         await self._checks.stop()
         await self._small_files.stop()
-        await asyncio.gather(*self._notifications, return_exceptions=True)
+        await self._notifications.wait()
         await self._fills.stop()
 
     # ------------------------------------------------------------ the journey of a read
@@ -284,9 +285,7 @@ class ReadPath:
         """Verify blocks that were cached before a power loss, or before this start (`verify=open`), and drop bad ones.
         Clients are notified in the background, because one of them may wait for this call."""
         if not await self._has_sound_blocks(id):
-            notification = asyncio.ensure_future(self._on_damaged([id]))
-            self._notifications.add(notification)
-            notification.add_done_callback(self._notifications.discard)
+            self._notifications.start(self._on_damaged([id]))
         return self._store.index.cached(id)
 
     async def _check(self, id: FileId) -> None:

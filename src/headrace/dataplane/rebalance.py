@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.ring.ring import Ring, key_of
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 from headrace.store.reader import CacheReader
@@ -63,32 +65,28 @@ class Rebalance:
         self._replicas = replicas
         self._bytes_s = bytes_s
         self._ring: Ring | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused: list[tuple[str, str]] = []
 
     @property
     def running(self) -> bool:
-        return self._work is not None and not self._work.done()
+        return bool(self._tasks)
 
     def on_view(self, view: ClusterView) -> None:
         """Begin a new walk when the ring has changed."""
         if view.ring is self._ring:
             return
         self._ring = view.ring
-        if self._work is not None:
-            self._work.cancel()
-        self._work = asyncio.ensure_future(self._hand_over(view))
+        self._tasks.cancel()
+        self._tasks.start(self._hand_over(view))
 
     async def wait(self) -> None:
         """Wait until the current walk has ended."""
-        if self._work is not None:
-            await asyncio.wait([self._work])
+        await self._tasks.wait()
 
     async def stop(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        await self._tasks.close()
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -192,7 +190,7 @@ class Rebalance:
     async def _offer(self, view: ClusterView, node: NodeInfo, batch: list[Offer]) -> None:
         files = [wanted for _, wanted in batch]
         size_bytes = sum(wanted.end - wanted.start for wanted in files)
-        pause = asyncio.ensure_future(asyncio.sleep(size_bytes / self._bytes_s))
+        pause_end_s = time.monotonic() + size_bytes / self._bytes_s
         try:
             refused = set(
                 await self._peers.take(node, files, epoch=view.epoch, deadline=Deadline.after(TAKE_LIMIT_S))
@@ -205,13 +203,11 @@ class Rebalance:
                 self.bytes_handed_over += wanted.end - wanted.start
                 if not self._owns_some(view, wanted.path, wanted.size_bytes):
                     self._store.set_borrowed(id, borrowed=True)
-            await pause
+            await asyncio.sleep(pause_end_s - time.monotonic())
         except HeadraceError as error:
             log.warning("the handover failed node=%s files=%d error=%s", node.id, len(files), error)
             for wanted in files:
                 self._refuse(wanted, str(error))
-        finally:
-            pause.cancel()
 
     def _refuse(self, wanted: FileRange, reason: str) -> None:
         self.files_refused += 1

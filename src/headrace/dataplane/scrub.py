@@ -27,6 +27,7 @@ from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.recovery import bad_blocks
 from headrace.store.schema import CachedFile
@@ -107,17 +108,15 @@ class Scrub:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub", initializer=take_idle_priority)
         self._progress = _saved(store)
         self._saved_s = time.monotonic()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
         """Save the progress and stop."""
         self._pace.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
         self._thread.shutdown()
         with contextlib.suppress(HeadraceError):
             self._save()

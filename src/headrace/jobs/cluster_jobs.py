@@ -23,6 +23,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.jobs.job_records import (
     CANCELLED,
@@ -109,7 +110,7 @@ class ClusterJobs:
         self._states: dict[str, _LocalJob] = {}
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._work: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self._away = False
         self._marked = (view().ring, ring_mark(view().ring))
 
@@ -117,13 +118,11 @@ class ClusterJobs:
         """Follow the job records and run this node's tasks from now on. Raise ClusterUnavailableError."""
         await self.pins.start()
         await self._records.follow(JOBS, self._on_record)
-        self._work = asyncio.ensure_future(self._conduct())
+        self._tasks.start(self._conduct())
 
     async def stop(self) -> None:
         """Stop this node's tasks. Finished work is kept, and the other nodes continue."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        await self._tasks.close()
         for state in self._states.values():
             if state.task is not None:
                 await state.task.stop()

@@ -16,6 +16,7 @@ from functools import partial
 
 from headrace.base.errors import CancelledByUserError, HeadraceError, UsageError
 from headrace.base.model import Entry, FileId, Kind
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.files import FileWork
 from headrace.jobs.named_digests import NamedDigests
@@ -86,18 +87,13 @@ class Jobs:
         """Run a job and yield its states. Raise UsageError for an unknown kind or option, PathNotFoundError for an
         unknown path."""
         progress = _Progress()
-        work = asyncio.ensure_future(self._start(kind, os.fsencode(path), options, progress))
-        try:
-            while not work.done():
-                await asyncio.wait([work], timeout=REPORT_INTERVAL_S)
-                if not work.done():
-                    yield progress.state(done=False)
+        async with OwnedTasks(Exception) as tasks:
+            work = tasks.start(self._start(kind, os.fsencode(path), options, progress))
+            while not (await asyncio.wait([work], timeout=REPORT_INTERVAL_S))[0]:
+                yield progress.state(done=False)
             work.result()
             progress.listing = False
             yield progress.state(done=True)
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
 
     async def _start(self, kind: str, path: bytes, options: dict[str, str], progress: _Progress) -> None:
         if kind not in KINDS:

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 
 from headrace.base.errors import HeadraceError
+from headrace.base.tasks import OwnedTasks
 from headrace.wire.messages import JobState
 from headrace.writeback.writeback import WriteBack
 
@@ -17,21 +18,16 @@ async def persist_states(write: WriteBack, path: str) -> AsyncIterator[JobState]
     """Yield states as `Jobs.run` does. Changes that can't be persisted count as failed, with their reasons; the node
     keeps retrying them."""
     before = write.counts.files_persisted, write.counts.bytes_persisted
-    work = asyncio.ensure_future(_persist(write, os.fsencode(path)))
-    try:
-        while not work.done():
-            await asyncio.wait([work], timeout=REPORT_INTERVAL_S)
-            if not work.done():
-                yield _state(write, path, before, done=False)
+    async with OwnedTasks(Exception) as tasks:
+        work = tasks.start(_persist(write, os.fsencode(path)))
+        while not (await asyncio.wait([work], timeout=REPORT_INTERVAL_S))[0]:
+            yield _state(write, path, before, done=False)
         try:
             work.result()
         except HeadraceError:
             if not write.failing(os.fsencode(path)):
                 raise
         yield _state(write, path, before, done=True)
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
 
 
 async def _persist(write: WriteBack, path: bytes) -> None:

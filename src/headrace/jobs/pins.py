@@ -18,6 +18,7 @@ import msgspec
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.jobs.files import Span
 from headrace.jobs.job_records import Count
@@ -66,17 +67,15 @@ class Pins:
         self._lost: set[str] = set()
         self._todo: set[str] = set()
         self._wake = asyncio.Event()
-        self._work: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     async def start(self) -> None:
         """Follow the pin records and keep the pins from now on. Raise ClusterUnavailableError."""
         await self._records.follow(f"{PREFIX}/", self._on_record)
-        self._work = asyncio.ensure_future(self._conduct())
+        self._tasks.start(self._conduct())
 
     async def stop(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        await self._tasks.close()
 
     async def add(self, path: str, options: dict[str, str]) -> None:
         """Write the record of a pinned path. Raise ClusterUnavailableError."""

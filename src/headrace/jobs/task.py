@@ -19,6 +19,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.jobs.files import Span
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
@@ -125,11 +126,11 @@ class JobTask:
         self.over = False
         self._took_s = 0.0
         self._rate: deque[tuple[float, int]] = deque()
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks = OwnedTasks()
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     async def carried(self, ring: Ring) -> CarriedProgress:
         """Return the progress for the task that follows this one, which is stopped. A thread counts: millions take

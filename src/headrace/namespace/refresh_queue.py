@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace.base.errors import HeadraceError
+from headrace.base.tasks import OwnedTasks
 
 log = logging.getLogger(__name__)
 
@@ -29,27 +30,26 @@ class RefreshQueue:
         """Directories that are being refreshed; whether a change arrived since the refresh began."""
         self._tops: set[bytes] = set()
         self._scan: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     def add(self, folder: bytes) -> None:
         if folder in self._again:
             self._again[folder] = True
             return
         self._again[folder] = False
-        self._spawn(self._refresh_until_quiet(folder))
+        self._tasks.start(self._refresh_until_quiet(folder))
 
     def add_below(self, top: bytes) -> None:
         self._tops.add(top)
         if self._scan is None or self._scan.done():
-            self._scan = self._spawn(self._scan_below())
+            self._scan = self._tasks.start(self._scan_below())
 
     @property
     def busy(self) -> bool:
         return bool(self._tasks)
 
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     async def _refresh_until_quiet(self, folder: bytes) -> None:
         try:
@@ -69,14 +69,3 @@ class RefreshQueue:
                 async for folder in self._below(top):
                     self.add(folder)
             await asyncio.sleep(BELOW_PAUSE_S)
-
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("refresh of pending names failed", exc_info=task.exception())

@@ -29,6 +29,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
+from headrace.base.tasks import OwnedTasks
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.pending_rows import Changed, OriginListing, PendingRows, Rows, version_of
 from headrace.namespace.refresh_queue import RefreshQueue
@@ -107,6 +108,7 @@ class Namespace:
         self._pending_rows = PendingRows(
             index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path))))
         )
+        self._lookups = OwnedTasks(HeadraceError)
         self._refreshes = RefreshQueue(self._refresh_pending, self._directories_below)
         self._writer_queries = asyncio.Semaphore(WRITER_QUERIES_MAX)
         self._index = index
@@ -129,12 +131,12 @@ class Namespace:
         asks no other peer."""
         if self.is_fresh(parent):
             return
-        listing = asyncio.ensure_future(self.list(parent, for_peer=for_peer))
+        listing = self._lookups.start(self.list(parent, for_peer=for_peer))
         done, _ = await asyncio.wait([listing], timeout=LISTING_PATIENCE_S)
         if done:
             listing.result()
             return
-        listing.add_done_callback(_forget_failure)
+        listing.add_done_callback(_log_failure)
         try:
             await self._lookup_alone(parent, name, for_peer=for_peer)
         except (OriginUnavailableError, DeadlineExceededError):
@@ -441,9 +443,9 @@ class Namespace:
         else:
             self._refreshes.add(path)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stop following the pending names of other nodes."""
-        self._refreshes.stop()
+        await self._refreshes.stop()
 
     def is_pending(self, path: bytes) -> bool:
         """Return whether a name is shown as another node wrote or removed it, not as the origin has it."""
@@ -666,6 +668,6 @@ def _in_s(seconds: float) -> int:
     return min(FOREVER_NS, boot_clock.now_ns() + int(min(seconds, 1e9) * 1e9))
 
 
-def _forget_failure(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.warning("listing failed error=%s", task.exception())

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
@@ -43,17 +44,14 @@ class Relisting:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     def schedule(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the service's signature
-        task = asyncio.ensure_future(self._namespace.relist_below(path, below=below))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._namespace.relist_below(path, below=below))
 
-    def stop(self) -> None:
-        self._namespace.stop()
-        for task in self._tasks:
-            task.cancel()
+    async def stop(self) -> None:
+        await self._namespace.stop()
+        await self._tasks.close()
 
 
 class ClusterServices:
@@ -82,7 +80,7 @@ class ClusterServices:
         self._writing = writing
         self.keeper = link.keeper
         self._leases_lost = 0
-        self._waiting: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Serve peers and join the cluster, or join later when etcd is unavailable and the last known members are
@@ -92,7 +90,7 @@ class ClusterServices:
         if self._link.membership.joined.is_set():
             await self._take_part(own, remembered)
         else:
-            self._waiting = asyncio.ensure_future(self._take_part_later(own, remembered))
+            self._tasks.start(self._take_part_later(own, remembered))
 
     async def come_back(self) -> None:
         """Learn what other nodes persisted of this node's files since its last run, before it persists them itself."""
@@ -128,13 +126,11 @@ class ClusterServices:
                 return None
 
     async def stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            await asyncio.gather(self._waiting, return_exceptions=True)
+        await self._tasks.close()
         await self.jobs.stop()
-        self._relisting.stop()
+        await self._relisting.stop()
         await self._failover.stop()
-        self._link.announcer.stop()
+        await self._link.announcer.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
         await self._link.stop()

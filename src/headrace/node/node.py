@@ -276,7 +276,7 @@ class Node:
             self.broker.start(broker_socket_of(self.config.socket_path))
 
     async def stop(self) -> None:
-        self.upkeep.stop()
+        await self.upkeep.stop()
         if self.scrub is not None:
             await self.scrub.stop()
         await self.server.stop()

@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, PathExistsError, PathNotFoundError, UsageError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.config.schema import public_options
 
@@ -49,7 +50,7 @@ class SharedMounts:
         self._own: frozenset[str] = frozenset()
         self._attached: dict[str, MountRecord] = {}
         self._changes: asyncio.Queue[tuple[str, MountRecord | None]] = asyncio.Queue()
-        self._following: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Publish this node's mounts and follow the records. own: the mounts of the configuration; raise UsageError
@@ -63,12 +64,10 @@ class SharedMounts:
                 await self._records.replace(_key(path), b"", _encode(record))
         self._attached |= {**remembered, **own}
         await self._records.follow(f"{PREFIX}/", self._on_record)
-        self._following = asyncio.ensure_future(self._follow())
+        self._tasks.start(self._follow())
 
     async def stop(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._tasks.close()
 
     async def add(self, path: str, url: str, options: dict[str, str], *, attach: Attach) -> None:
         """Attach a mount here, with `attach`, which checks it, and record it. Other nodes attach it within a second."""

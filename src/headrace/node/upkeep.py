@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import CorruptIndexError, HeadraceError
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.store.store import Store
 from headrace.writeback.writeback import WriteBack
@@ -44,17 +45,16 @@ class Upkeep:
         self._write = write
         self._cluster = cluster
         self._on_corrupt = on_corrupt
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self.disks_full: list[str] = []
         """Folders of the disks that take nothing now."""
 
     def start(self) -> None:
         self._look_at_disks()
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks.start(self._run())
 
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     async def _run(self) -> None:
         synced_s = dropped_s = time.monotonic()

@@ -14,6 +14,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Version
+from headrace.base.tasks import OwnedTasks
 from headrace.origin.origin import Origin
 from headrace.origin.wrapper import WrapperOrigin
 
@@ -86,8 +87,8 @@ class HedgeOrigin(WrapperOrigin):
 
         self._allowance.earn()
         limit_s = self._slowest.limit_s(end - start)
-        tasks = {asyncio.ensure_future(ask())}
-        try:
+        async with OwnedTasks(HeadraceError) as owned:
+            tasks = {owned.start(ask())}
             for _ in range(AGAIN_MAX):
                 done = await _first(tasks, limit_s)
                 if done is not None:
@@ -95,16 +96,11 @@ class HedgeOrigin(WrapperOrigin):
                 if not self._allowance.spend():
                     break
                 self.reads_hedged += 1
-                tasks.add(asyncio.ensure_future(ask()))
+                tasks.add(owned.start(ask()))
                 limit_s *= 2
             done = await _first(tasks, None)
             assert done is not None
             return done.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            if len(tasks) > 1 or not all(task.done() for task in tasks):
-                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _first(tasks: set[asyncio.Task[Arrived]], limit_s: float | None) -> asyncio.Task[Arrived] | None:

@@ -6,13 +6,12 @@ because a listing can't be resumed from outside. Bytes come as a view of obstore
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import obstore
 
@@ -25,6 +24,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.base.tasks import all_of
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.non_ascii_headers import read_non_ascii
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
@@ -42,19 +42,6 @@ log = logging.getLogger(__name__)
 PAGE = 1000
 WASTE_MAX = 200
 EMPTY_MAX = 16
-Result = TypeVar("Result")
-
-
-async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run the calls concurrently and return their results. If one fails, cancel the others and raise the first error
-    alone."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as errors:
-        ours = [error for error in errors.exceptions if isinstance(error, HeadraceError)]
-        raise [*ours, *errors.exceptions][0] from None
-    return [task.result() for task in tasks]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
+from headrace.base.tasks import OwnedTasks
 from headrace.origin.origin import Body, PutSource
 from headrace.origin.threads import Threads
 
@@ -143,35 +144,31 @@ class Upload:
     ) -> PutResult:
         """Send the file in parts. `before_end` is called after the last part was read and before the object appears;
         an exception from it comes out, and the upload is aborted."""
-        call = asyncio.ensure_future(
-            obstore.put_async(
-                store,
-                path,
-                self._parts(before_end),
-                attributes=metadata,
-                tags=tags,
-                use_multipart=True,
-                chunk_size=self._part_bytes,
-                max_concurrency=self._sizes.in_flight(self._part_bytes),
+        async with OwnedTasks(Exception) as tasks:
+            call = tasks.start(
+                obstore.put_async(
+                    store,
+                    path,
+                    self._parts(before_end),
+                    attributes=metadata,
+                    tags=tags,
+                    use_multipart=True,
+                    chunk_size=self._part_bytes,
+                    max_concurrency=self._sizes.in_flight(self._part_bytes),
+                )
             )
-        )
-        left_s = self._deadline.left_s()
-        try:
-            await asyncio.wait({call}, timeout=None if left_s == float("inf") else left_s)
-        finally:
-            if not call.done():
-                await self._stop(call)
+            left_s = self._deadline.left_s()
+            try:
+                await asyncio.wait({call}, timeout=None if left_s == float("inf") else left_s)
+            finally:
+                if (
+                    not call.done()
+                ):  # the source stops it, so that the upload is aborted; then it is cancelled
+                    self._stopped = True
+                    await asyncio.wait({call}, timeout=ABORT_WITHIN_S)
         if call.cancelled() or isinstance(call.exception(), _StoppedError):
             raise DeadlineExceededError(self._target, why="the upload did not complete before the deadline")
         return call.result()
-
-    async def _stop(self, call: asyncio.Future[PutResult]) -> None:
-        self._stopped = True
-        await asyncio.wait({call}, timeout=ABORT_WITHIN_S)
-        call.cancel()
-        await asyncio.wait({call})
-        if not call.cancelled():
-            call.exception()  # retrieved, so that asyncio does not report it
 
     async def _parts(self, before_end: Callable[[], Awaitable[None]]) -> AsyncGenerator[Body, None]:
         size, step = self._source.size_bytes, self._part_bytes

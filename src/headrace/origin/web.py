@@ -14,8 +14,9 @@ import obstore
 from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, NotSupportedError, PathNotFoundError
 from headrace.base.model import Arrived, ObjectInfo, Version
+from headrace.base.tasks import all_of
 from headrace.origin.object_calls import Stores, translated, version_of, within
-from headrace.origin.object_store import ObjectStoreOrigin, all_of
+from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.origin import ListPage
 from headrace.origin.read_only import ReadOnlyCalls
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
+from headrace.base.tasks import OwnedTasks
 from headrace.peer.calls import Fetched
 from headrace.wire.peer_messages import FILES_MAX, FileRange
 
@@ -50,6 +51,7 @@ class Batcher:
         self._send = send
         self._queue: deque[Waiting] = deque()
         self._in_flight: dict[asyncio.Task[None], list[Waiting]] = {}
+        self._tasks = OwnedTasks()
         self._starting = False
 
     async def ask(self, waiting: Waiting) -> Arrived:
@@ -78,7 +80,7 @@ class Batcher:
         while self._queue and len(self._in_flight) < IN_FLIGHT_MAX:
             batch = self._take()
             if batch:
-                task = asyncio.ensure_future(self._run(batch))
+                task = self._tasks.start(self._send(batch))
                 self._in_flight[task] = batch
                 task.add_done_callback(self._on_end)
 
@@ -95,9 +97,6 @@ class Batcher:
                 batch.append(waiting)
                 size_bytes += length
         return batch
-
-    async def _run(self, batch: list[Waiting]) -> None:
-        await self._send(batch)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         batch = self._in_flight.pop(task)

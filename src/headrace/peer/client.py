@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
+from headrace.base.tasks import OwnedTasks
 from headrace.identity.mutual import MutualTls
 from headrace.peer.batch import Batcher, Waiting
 from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCall
@@ -88,7 +89,7 @@ class PeerClient:
         self._peers: dict[str, Peer] = {}
         self._batchers: dict[Peer, Batcher] = {}
         self._latencies = Latencies()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks(HeadraceError)
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -188,7 +189,7 @@ class PeerClient:
         call = StreamingCall(
             ListShared(path, epoch, anew), lambda page: _call_on(loop, pages.put_nowait, page)
         )
-        task = self._spawn(self._execute_if_usable(self._peer(node), call, deadline))
+        task = self._tasks.start(self._execute_if_usable(self._peer(node), call, deadline))
         task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
         try:
             while (page := await pages.get()) is not None:
@@ -209,7 +210,7 @@ class PeerClient:
         if peer.breaker.closed:
             return True
         if not self._closed and peer.breaker.take_probe(time.monotonic()):
-            self._spawn(self._probe(peer))
+            self._tasks.start(self._probe(peer))
         return False
 
     def is_slow(self, node: NodeInfo) -> bool:
@@ -247,8 +248,7 @@ class PeerClient:
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._pool.close()
         for peer in self._peers.values():
             peer.close_idle()
@@ -271,7 +271,7 @@ class PeerClient:
             await self._pool.execute(peer, call, deadline)
         finally:
             if isinstance(call, FetchCall) and call.corrupt_file is not None and not self._closed:
-                self._spawn(self._report_corruption(peer, call.corrupt_file))
+                self._tasks.start(self._report_corruption(peer, call.corrupt_file))
         if isinstance(call, FetchCall):
             now_s = time.monotonic()
             peer.bytes_received += call.bytes_received
@@ -329,12 +329,6 @@ class PeerClient:
             peer.bytes_received, peer.files_received = old_peer.bytes_received, old_peer.files_received
         self._peers[node.id] = peer
         return peer
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _sweep_later(self) -> None:
         if self._sweep is None and not self._closed:

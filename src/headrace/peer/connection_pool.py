@@ -19,6 +19,8 @@ from typing import TypeVar
 from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
+from headrace.base.single_flight import SingleFlight
+from headrace.base.tasks import being_cancelled
 from headrace.identity.mutual import MutualTls
 from headrace.peer.calls import Call, UnaryCall
 from headrace.peer.connection import SILENCE_S, PeerConnection
@@ -62,7 +64,6 @@ class Peer:
         self.last_heard_s = float("-inf")
         self.connect_failed_s = float("-inf")
         self.connect_error: HeadraceError | None = None
-        self.checking: asyncio.Task[None] | None = None
         self.requests = self.errors = self.bytes_received = self.files_received = 0
 
     def close_idle(self, before_s: float = float("inf")) -> None:
@@ -81,6 +82,7 @@ class ConnectionPool:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="peer")
         self._ping_threads = ThreadPoolExecutor(PING_THREADS, thread_name_prefix="peer-ping")
         self._busy: set[PeerConnection] = set()
+        self._checks: SingleFlight[Peer, None] = SingleFlight()
         self._closed = False
 
     async def execute(self, peer: Peer, call: Call, deadline: Deadline, *, watch: bool = True) -> None:
@@ -164,7 +166,7 @@ class ConnectionPool:
             connection.abort()
             work.cancel()
             work.add_done_callback(lambda _: connection.close())  # only once the thread has stopped using it
-            if self._closed and not _being_cancelled():
+            if self._closed and not being_cancelled():
                 raise PeerError(f"node {connection.who}", why="this node stops") from None
             raise
 
@@ -194,10 +196,7 @@ class ConnectionPool:
         """Raise PeerError when the peer is dead. One ping serves all callers that wait."""
         if time.monotonic() - peer.last_heard_s < SILENCE_S:
             return
-        if peer.checking is None:
-            peer.checking = asyncio.ensure_future(self._ping_patiently(peer))
-            peer.checking.add_done_callback(lambda done: _on_checked(peer, done))
-        await asyncio.shield(peer.checking)
+        await self._checks.run(peer, lambda: self._ping_patiently(peer))
 
     def _thread_check(self, peer: Peer) -> Callable[[], None]:
         """Return _check_alive as a blocking function, for a thread that waits in the middle of an answer."""
@@ -249,7 +248,7 @@ class ConnectionPool:
             except asyncio.CancelledError:
                 work.cancel()
                 work.add_done_callback(_close_result)
-                if self._closed and not _being_cancelled():
+                if self._closed and not being_cancelled():
                     raise PeerError(f"node {peer.who}", why="this node stops") from None
                 raise
             except HeadraceError as error:
@@ -291,20 +290,9 @@ def _acquire_idle(peer: Peer) -> PeerConnection | None:
     return None
 
 
-def _on_checked(peer: Peer, task: asyncio.Task[None]) -> None:
-    peer.checking = None
-    if not task.cancelled():
-        task.exception()  # retrieved, or asyncio logs it when every waiter has left
-
-
 def _was_late(limit: asyncio.Timeout) -> bool:
     when = limit.when()
     return limit.expired() and when is not None and asyncio.get_running_loop().time() > when + LATE_S
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _close_result(work: Future[PeerConnection]) -> None:

@@ -30,6 +30,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ObjectInfo, Version
+from headrace.base.tasks import OwnedTasks
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
 
@@ -496,12 +497,12 @@ class OriginSuite:
         async def body(origin: Origin) -> None:
             info = await origin.head("big", deadline=soon())
             for yields in (0, 1, 3, 10):
-                calls = [asyncio.ensure_future(read(origin, info, 0, len(BIG))) for _ in range(3)]
-                calls.append(asyncio.ensure_future(read(origin, info, 5, 6)))
+                tasks = OwnedTasks(Exception)
+                calls = [tasks.start(read(origin, info, 0, len(BIG))) for _ in range(3)]
+                calls.append(tasks.start(read(origin, info, 5, 6)))
                 for _ in range(yields):
                     await asyncio.sleep(0)
-                for call in calls:
-                    call.cancel()
+                await tasks.close()
                 results = await asyncio.gather(*calls, return_exceptions=True)
                 assert all(isinstance(result, asyncio.CancelledError | bytes) for result in results), results
             assert await read(origin, info, 7, 9) == BIG[7:9]

@@ -33,6 +33,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Attributes, ObjectInfo, ObjectMetadata, Version
+from headrace.base.tasks import OwnedTasks
 from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
 from headrace.origin.source import BytesPutSource, FilePutSource
 from headrace.testing.origin_suite import NAMES, Subject, listing_of, read, run, soon
@@ -348,7 +349,7 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             source = HeldSource(data)
-            call = asyncio.ensure_future(
+            call = OwnedTasks(Exception).start(
                 origin.put("r", source, condition=None, attributes=Attributes(), deadline=soon())
             )
             assert await asyncio.to_thread(source.asked.wait, WAIT_S)

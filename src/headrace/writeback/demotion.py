@@ -20,6 +20,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
@@ -62,7 +63,7 @@ class Demoter:
         self._store = store
         self._owns = owns
         self._on_left = on_left
-        self._leaving: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self.count = 0
         """Of the files that left since the start."""
 
@@ -70,21 +71,11 @@ class Demoter:
         """Let clean files leave the layer when it takes more than its share; what is persisted doesn't wait for
         that."""
         surplus_bytes = self.quota.surplus_bytes
-        if surplus_bytes > 0 and (self._leaving is None or self._leaving.done()):
-            self._leaving = asyncio.ensure_future(self._leave_in_background(clean, surplus_bytes))
+        if surplus_bytes > 0 and not self._tasks:
+            self._tasks.start(self.leave(clean, surplus_bytes))
 
     async def stop(self) -> None:
-        if self._leaving is not None:
-            self._leaving.cancel()
-            await asyncio.gather(self._leaving, return_exceptions=True)
-
-    async def _leave_in_background(
-        self, clean: list[tuple[JournalRecord, os.stat_result]], surplus_bytes: int
-    ) -> None:
-        try:
-            await self.leave(clean, surplus_bytes)
-        except Exception:
-            log.exception("clean files can't be demoted")  # at the next look again
+        await self._tasks.close()
 
     async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
         """Move that many bytes of clean files out of the layer, beginning with those that were written longest ago."""

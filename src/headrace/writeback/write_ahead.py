@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from headrace.base.errors import StoreError
+from headrace.base.tasks import OwnedTasks
 
 SOON_S = 1.0
 
@@ -22,6 +23,7 @@ class WriteAhead:
     def __init__(self, sync: Callable[[], None], threads: Executor) -> None:
         self._sync = sync
         self._threads = threads
+        self._tasks = OwnedTasks(StoreError)
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -40,17 +42,15 @@ class WriteAhead:
         """Waits for the flushes that were asked for."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._running, self._next):
-            if task is not None:
-                await asyncio.wait({task})
+        await self._tasks.wait()
 
     def _in_time(self) -> None:
         self._timer = None
-        self._begin().add_done_callback(_let_pass)
+        self._begin()  # the next call that waits for the disk gets an error
 
     def _begin(self) -> asyncio.Task[None]:
         if self._next is None:
-            self._next = asyncio.ensure_future(self._after(self._running))
+            self._next = self._tasks.start(self._after(self._running))
         return self._next
 
     async def _after(self, running: asyncio.Task[None] | None) -> None:
@@ -61,9 +61,3 @@ class WriteAhead:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._sync)
         except OSError as error:
             raise StoreError("journal of the upper layer", why=os.strerror(error.errno or 0)) from error
-
-
-def _let_pass(flush: asyncio.Task[None]) -> None:
-    """Ignore the error: the next call that waits for the disk receives it."""
-    if not flush.cancelled():
-        flush.exception()

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
+from headrace.base.tasks import OwnedTasks
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.demotion import Demoter
@@ -76,7 +77,7 @@ class WriteBack:
         self._quota = demoter.quota
         self._durability = durability
         self._suspects = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self.counts = executor.counts
 
     # ------------------------------------------------------------ life
@@ -88,14 +89,12 @@ class WriteBack:
         await self._clear_work()
         self._executor.start()
         await self._origin_changes.expect(await self.rescan())
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks.start(self._run())
         self._observers.start(self._dirty)
 
     async def stop(self) -> None:
         """Stop persisting. The next node repeats what is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
         await self._observers.stop()
         await self._demoter.stop()
         self._quota.close()

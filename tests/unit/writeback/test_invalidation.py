@@ -51,7 +51,7 @@ async def others(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Others]:
     monkeypatch.setattr(announce_module, "RETRY_S", 0.005)
     others = Others()
     yield others
-    others.announcer.stop()
+    await others.announcer.stop()
 
 
 async def test_who_can_not_be_told_is_told_later(others: Others) -> None:

@@ -28,6 +28,7 @@ from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.base.fair_queue import FairQueue
+from headrace.base.tasks import OwnedTasks
 from headrace.base.trusted_owner import check_above
 from headrace.entry.broker.access import User, user_of
 from headrace.entry.broker.service import BrokerService, Reply
@@ -52,6 +53,7 @@ class Broker:
 
     def __init__(self, service: BrokerService) -> None:
         self._service = service
+        self.tasks = OwnedTasks()
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._connections_by_user: Counter[int] = Counter()
@@ -88,11 +90,10 @@ class Broker:
         self._listener.close()
         self._listener = None
         connections = list(self._connections.values())
-        tasks = [connection.task for connection in connections if connection.task is not None]
         for connection in connections:
             connection.close()
         self._epoll.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.tasks.close()
         self._service.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -245,7 +246,7 @@ class _Connection:
         if reply is not None:
             self._send(reply)
         else:
-            self.task = self._loop.create_task(self._answer_later(request))
+            self.task = self._broker.tasks.start(self._answer_later(request))
 
     async def _answer_later(self, request: Request) -> None:
         try:

@@ -25,6 +25,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Entry, FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.entry.broker.access import READ, User, may
 from headrace.entry.broker.view import StaleError, View, not_allowed, short_token
@@ -206,17 +207,16 @@ class BrokerService:
 
     async def _open_all(self, request: OpenFiles, user: User) -> Reply:
         """Open all files concurrently and wait for all."""
-        tasks = [
-            asyncio.ensure_future(self._open_one(path, request.start, request.end, user))
-            for path in request.paths
+        tasks = OwnedTasks(HeadraceError)
+        opens = [
+            tasks.start(self._open_one(path, request.start, request.end, user)) for path in request.paths
         ]
         try:
-            await asyncio.wait(tasks)
-            opened = [task.result() for task in tasks]
+            await tasks.wait()
+            opened = [task.result() for task in opens]
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
+            await tasks.close()
+            for result in await asyncio.gather(*opens, return_exceptions=True):
                 if isinstance(result, tuple) and result[1] >= 0:
                     os.close(result[1])
             raise

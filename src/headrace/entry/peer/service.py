@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import ObjectMetadata
+from headrace.base.tasks import OwnedTasks
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
@@ -111,6 +112,7 @@ class LoopBridge:
     def __init__(self, service: PeerService, loop: asyncio.AbstractEventLoop) -> None:
         self.service = service
         self._loop = loop
+        self._opens = OwnedTasks(HeadraceError)
 
     def call(self, work: Coroutine[Any, Any, Result], task: str, limit_s: float) -> Future[Result]:
         """Run work on the loop. The future raises only HeadraceError, and cancelling it cancels the work."""
@@ -143,7 +145,7 @@ class LoopBridge:
     async def _open_and_keep(
         self, work: Coroutine[Any, Any, Opened], keep: Callable[[Opened], None]
     ) -> Opened:
-        task = asyncio.ensure_future(work)
+        task = self._opens.start(work)
         try:
             opened = await asyncio.shield(task)
         except asyncio.CancelledError:

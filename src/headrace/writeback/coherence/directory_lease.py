@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote_to_bytes
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import LeasedRecords
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.mark_names import MARKS
@@ -75,20 +76,18 @@ class DirectoryLeases(WriteObserver):
         self._doubted: set[bytes] = set()
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._lost = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
         self.marks = flags
 
     def start(self, dirty: Iterable[bytes] = ()) -> None:
         """Make sessions ask for leases from now on."""
         self.marks.begin(secrets.randbits(63) | 1)
         self._lost = self._records.leases_lost
-        self._task = asyncio.ensure_future(self._keep())
+        self._tasks.start(self._keep())
 
     async def stop(self) -> None:
         """End the leases with the node's own. Sessions continue to ask: the next node answers them."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
         self.marks.extend_leases(0.0)
         self.marks.close()
 

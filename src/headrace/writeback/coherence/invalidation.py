@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from headrace.base.tasks import OwnedTasks
 from headrace.ring.view import ClusterView
 from headrace.writeback.observers import WriteObserver
 
@@ -40,7 +41,8 @@ class InvalidationBroadcaster:
         self._view = view
         self._pending: dict[str, dict[bytes, bool]] = {}
         """Node id → directory → whether everything below it is invalid, too."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._repeating: set[str] = set()
+        self._tasks = OwnedTasks()
 
     async def announce(self, folders: set[bytes]) -> None:
         """Invalidate listings. On return each node that answers has dropped its listings and will list again."""
@@ -52,9 +54,8 @@ class InvalidationBroadcaster:
                 )
                 self._note(node, folder, below=below)
 
-    def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     async def _notify(
         self, folder: bytes, *, below: bool, only: Collection[str] | None = None
@@ -72,8 +73,9 @@ class InvalidationBroadcaster:
             common_parent = os.path.commonpath(list(folders))
             folders.clear()
             folders[common_parent] = True
-        if node not in self._tasks:
-            self._tasks[node] = asyncio.ensure_future(self._notify_later(node))
+        if node not in self._repeating:
+            self._repeating.add(node)
+            self._tasks.start(self._notify_later(node))
 
     async def _notify_later(self, node: str) -> None:
         """Repeat until the node has received everything."""
@@ -86,7 +88,7 @@ class InvalidationBroadcaster:
                     if self._pending[node].get(folder) == below:
                         del self._pending[node][folder]
         finally:
-            del self._tasks[node]
+            self._repeating.discard(node)
             self._pending.pop(node, None)
 
 

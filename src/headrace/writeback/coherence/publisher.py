@@ -20,6 +20,7 @@ from itertools import islice
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.upper import join, split
@@ -91,22 +92,22 @@ class DirtyNamesPublisher:
         self._failing = False
         self._stirred: dict[str, set[bytes]] = {}
         self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = OwnedTasks()
+        self._started = False
 
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
         """Begin to publish, after the first notes. This overwrites the record of an earlier run."""
-        self._tasks = [asyncio.ensure_future(self._tell()), asyncio.ensure_future(self._keep_up())]
+        self._started = True
+        self._tasks.start(self._tell())
+        self._tasks.start(self._keep_up())
         self._write()
 
     async def stop(self) -> None:
         """End the tasks. The record stays, since this node's files are still dirty."""
-        tasks = [*self._tasks, *([self._writing] if self._writing is not None else [])]
-        self._tasks = []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._started = False
+        await self._tasks.close()
 
     def status(self) -> dict[str, object]:
         cover = self._recorded or DirtyScope()
@@ -133,7 +134,7 @@ class DirtyNamesPublisher:
         self._stir(folders)
         new = {path for path in directories if path not in self._below and not self.is_recorded_below(path)}
         self._below |= new
-        if self._tasks and (new or not all(map(self.is_recorded, folders))):
+        if self._started and (new or not all(map(self.is_recorded, folders))):
             self._write()
 
     async def enter(self, paths: Iterable[bytes]) -> None:
@@ -149,7 +150,7 @@ class DirtyNamesPublisher:
     def record_again(self) -> None:
         """Write the record again: another node took this one for gone and deleted it, or this node did."""
         self._recorded, self._removals = None, self._removals + 1
-        if self._tasks:
+        if self._started:
             self._write()
 
     def is_recorded(self, folder: bytes) -> bool:
@@ -167,7 +168,7 @@ class DirtyNamesPublisher:
     def _write(self) -> None:
         """Start one write at a time; the next one has what comes meanwhile."""
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write_now())
+            self._writing = self._tasks.start(self._write_now())
 
     async def _write_now(self) -> None:
         while self._recorded != (cover := self._cover()):
@@ -230,7 +231,7 @@ class DirtyNamesPublisher:
         """Return the names of a directory, all or those since an earlier answer. An answer of several messages ends
         with the state that it began with; later changes are in the next one. PeerError from a node that starts or
         stops, as it does not know all."""
-        if not self._tasks:
+        if not self._started:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
         folder = self._folders.get(request.path, DirtyDirectory(floor=self._serial))
         since, begun = self._parse(request.since)

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.errors import HeadraceError
+from headrace.base.tasks import OwnedTasks
 from headrace.overlay.upper import Upper
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
@@ -61,7 +62,8 @@ class Failover:
         self._build = build
         self._on_persisted = on_persisted
         self._delay_s = delay_s
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = OwnedTasks()
+        self._taking_over: dict[str, asyncio.Task[None]] = {}
         self.files_persisted = 0
 
     def on_view(self) -> None:
@@ -70,24 +72,21 @@ class Failover:
         for writer in self._keeper.writers():
             if writer in nodes:
                 self._end(writer)
-            elif writer not in self._tasks:
-                self._tasks[writer] = asyncio.ensure_future(self._take_over(writer))
+            elif writer not in self._taking_over:
+                self._taking_over[writer] = self._tasks.start(self._take_over(writer))
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def status(self) -> dict[str, object]:
         return {
             "copies_of": self._keeper.writers(),
-            "taking_over": [writer for writer, task in self._tasks.items() if not task.done()],
+            "taking_over": [writer for writer, task in self._taking_over.items() if not task.done()],
             "files_persisted_for_others": self.files_persisted,
         }
 
     def _end(self, writer: str) -> None:
-        task = self._tasks.pop(writer, None)
+        task = self._taking_over.pop(writer, None)
         if task is not None:
             task.cancel()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.overlay.upper import Upper
 from headrace.writeback.durability import LocalDurability
@@ -20,23 +21,20 @@ class ReplicaObserver(WriteObserver):
         self._upper = upper
         self._modes = modes
         self._replicator = replicator
-        self._following: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     def start(self, dirty: Iterable[bytes]) -> None:
         self._replicator.on_view()
 
     async def stop(self) -> None:
-        for task in self._following:
-            task.cancel()
-        self._replicator.stop()
+        await self._tasks.close()
+        await self._replicator.stop()
 
     def on_opened(self, path: bytes) -> None:
         """Send the file ahead while it grows."""
         copies = self._modes.copies(path)
         if copies > 1:
-            task = asyncio.ensure_future(self._replicator.follow(path, copies))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+            self._tasks.start(self._replicator.follow(path, copies))
 
     def on_changed(self, paths: list[bytes], source: int) -> None:
         if source:  # what the node changed itself is noted after the round that persists it

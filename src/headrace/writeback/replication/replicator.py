@@ -24,7 +24,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.base.tasks import all_of
+from headrace.base.tasks import OwnedTasks, all_of
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
 from headrace.overlay.upper import is_whiteout
@@ -117,11 +117,12 @@ class ReplicaStream:
         self._has: dict[bytes, tuple[object, ...]] = {}
         self._sent_ahead: dict[int, int] = {}
         self._sending: dict[int, asyncio.Lock] = {}
-        self._coming: dict[bytes, asyncio.Task[None]] = {}
+        self._coming: set[bytes] = set()
         self._urgent = asyncio.Event()
         self.begun = asyncio.Event()
         """All that is dirty was told."""
-        self._task = asyncio.ensure_future(self._run())
+        self._tasks = OwnedTasks()
+        self._tasks.start(self._run())
 
     def note(self, paths: Iterable[bytes]) -> None:
         """Note changed paths. A large file is sent first, beside the lane, since other changes would wait for it."""
@@ -129,7 +130,8 @@ class ReplicaStream:
             if path in self._pending or path in self._coming:
                 continue
             if self.begun.is_set() and self._copies.is_large(path):
-                self._coming[path] = asyncio.ensure_future(self._come(path))
+                self._coming.add(path)
+                self._tasks.start(self._come(path))
             else:
                 self._pending[path] = []
         if len(self._pending) >= BATCH_NAMES:
@@ -141,7 +143,7 @@ class ReplicaStream:
         except HeadraceError as error:
             log.info("a growing file was not replicated ahead path=%s error=%s", os.fsdecode(path), error)
         finally:
-            del self._coming[path]
+            self._coming.discard(path)
         self._pending.setdefault(path, [])
 
     async def secure(self, path: bytes) -> None:
@@ -178,12 +180,15 @@ class ReplicaStream:
         self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
-        for task in (self._task, *self._coming.values()):
-            task.cancel()
+        self._tasks.cancel()
         error = PeerError(f"node {self.node.id}", why=why)
         for waiting in self._pending.values():
             _fail(waiting, error)
         self._pending.clear()
+
+    async def closed(self) -> None:
+        """Return when a stopped lane has ended."""
+        await self._tasks.close()
 
     async def _run(self) -> None:
         while True:
@@ -322,7 +327,7 @@ class Replicator:
         self._lanes: dict[Key, ReplicaStream] = {}
         self._retired: set[str] = set()
         self._told_to_drop: set[Key] = set()
-        self._announcing: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     def is_large(self, path: bytes) -> bool:
         try:
@@ -371,12 +376,12 @@ class Replicator:
     def on_view(self) -> None:
         self._current(self._count)
 
-    def stop(self) -> None:
-        if self._announcing is not None:
-            self._announcing.cancel()
-        for lane in self._lanes.values():
+    async def stop(self) -> None:
+        await self._tasks.close()
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
             lane.stop("this node stops")
-        self._lanes.clear()
+            await lane.closed()
 
     def status(self) -> dict[str, object]:
         return {
@@ -398,9 +403,8 @@ class Replicator:
             self._lanes[key] = ReplicaStream(self, node)
         strangers = {(node.id, node.instance) for node in able} - {*keys, *self._told_to_drop}
         if new or strangers:
-            if self._announcing is not None:
-                self._announcing.cancel()
-            self._announcing = asyncio.ensure_future(self._announce())
+            self._tasks.cancel()
+            self._tasks.start(self._announce())
         return [self._lanes[key] for key in keys[: copies - 1]]
 
     async def _announce(self) -> None:
