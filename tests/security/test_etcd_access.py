@@ -210,9 +210,9 @@ def test_certificates_and_passwords_are_taken_anew(
         await records.put("nodes/me", b"here", leased=True)
         await records.follow("a", lambda _key, value: told.append(value))
         for turn in range(3):
-            before = records._client
+            before = records._connection._client
             secured.authority.renew("renewed")
-            while records._client is before or records._client is None:  # noqa: ASYNC110
+            while records._connection._client is before or records._connection._client is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await other.put("a", b"%d" % turn)
             while told[-1:] != [b"%d" % turn]:  # noqa: ASYNC110

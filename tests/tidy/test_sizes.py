@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "bench/workloads.py:Workload": OPTIONS,
     "checkpoint/job.py:SaveJob": LATER,
     "client/node_client.py:NodeClient": SESSION,
-    "cluster/etcd.py:EtcdRecords": LATER,
     "fuse/namespace_ops.py:NamespaceOperations": FUSE,
     "fuse/operations.py:Operations": FUSE,
     "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,

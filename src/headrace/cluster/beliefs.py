@@ -11,6 +11,7 @@ stays accepted where this node may seal it anew.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -164,20 +165,17 @@ class Beliefs:
             key: held.value for key, held in self._held.items() if held.value and self._is_aging(key, held)
         }
 
-    def changes(self) -> tuple[dict[str, Kept], list[str]]:
-        """Return the records to keep since the last call, and the keys of those that no longer exist."""
+    async def keep_changes(self) -> None:
+        """Write what changed since the last call, for the next run."""
         if self._seals is None or self._kept is None or not self._changed:
-            return {}, []
+            return
         marks, changed = self._seals.marks(), self._changed
         self._changed = set()
         removed = [key for key in self._kept_keys if key not in marks]
         self._kept_keys = set(marks)
-        return {key: Kept(marks[key], self._lasting(key)) for key in changed if key in marks}, removed
-
-    def keep(self, changed: dict[str, Kept], removed: list[str]) -> None:
-        """Write changes for the next run. Blocks."""
-        if self._kept is not None and (changed or removed):
-            self._kept.write(changed, removed)
+        records = {key: Kept(marks[key], self._lasting(key)) for key in changed if key in marks}
+        if records or removed:
+            await asyncio.to_thread(self._kept.write, records, removed)
 
     # ------------------------------------------------------------ internal
 

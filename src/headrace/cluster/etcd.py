@@ -10,35 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from headrace.base import boot_clock
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.base.tasks import OwnedTasks, being_cancelled
 from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
+from headrace.cluster.etcd_connection import CALL_S, EtcdConnection, one_line
 from headrace.cluster.kept_records import KeptRecords
-from headrace.cluster.lease import LeaseKeeper
+from headrace.cluster.own_lease import OwnLease
 from headrace.cluster.records import Followers, OnRecord, RecordSeals
 
 log = logging.getLogger(__name__)
 
-CALL_S = 3.0
 CHECK_S = 1.0
 """How often a small request checks that etcd answers: a watch on a dead host stays silent forever."""
 PAUSE_S = 0.3
 DENIED_PAUSE_S = 5.0
 """The pause after etcd refused this node, because each comparison of a password costs etcd much."""
 CANCEL_S = 0.5
-PROBLEM_CHARACTERS_MAX = 400
-"""The limit for grpc's text about a failed connection."""
 RESEAL_S = 60.0
-
-Answer = TypeVar("Answer")
 
 
 class _RenewedError(Exception):
@@ -60,20 +53,14 @@ class EtcdRecords:
         kept: KeptRecords | None = None,
     ) -> None:
         self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)
-        self._endpoints = endpoints
+        self._connection = EtcdConnection(self._connector, endpoints)
+        self._lease = OwnLease(self._connection, self._connector, endpoints, ttl_s=max(1, round(lease_s)))
+        self._start_limit_s = CALL_S * (len(endpoints) + 1)
         self._prefix = prefix
-        self._ttl_s = max(1, round(lease_s))
-        self._client: Any = None
-        self._endpoint_index = 0
         self._followers = Followers()
         self._beliefs = Beliefs(seals, kept, self._followers.mirror)
         self._is_new = True
         self._leased: dict[str, bytes] = {}
-        self._lease: int | None = None
-        self._losses: asyncio.Queue[int] = asyncio.Queue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper = LeaseKeeper(self._connector, endpoints, ttl_s=self._ttl_s, on_lost=self._report_loss)
-        self._lease_lock = asyncio.Lock()
         self._tasks = OwnedTasks(again_s=CANCEL_S)
         self._first = asyncio.Event()
         self._denied: ClusterDeniedError | None = None
@@ -95,13 +82,11 @@ class EtcdRecords:
         self._tasks.start(self._follow())
         self._tasks.start(self._handle_losses())
         try:
-            async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
+            async with asyncio.timeout(self._start_limit_s):
                 await self._first.wait()
         except TimeoutError:
             await self.close()
-            raise ClusterUnavailableError(
-                f"etcd at {', '.join(self._endpoints)}", why=self._last_error, hint="is it running?"
-            ) from None
+            raise self._connection.unavailable(self._last_error, hint="is it running?") from None
         if self._denied is not None:
             await self.close()
             raise self._denied
@@ -109,26 +94,22 @@ class EtcdRecords:
     async def close(self) -> None:
         """Disconnect from etcd. On return leased records are deleted, provided that etcd answers."""
         await self._tasks.close()
-        await asyncio.to_thread(self._keeper.stop)
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            with contextlib.suppress(ClusterUnavailableError):
-                await self._call(lambda client: client.revoke_lease(lease))
-        await self._drop_client()
-        await self._keep_beliefs()
+        await self._lease.close()
+        await self._connection.drop()
+        await self._beliefs.keep_changes()
 
     @property
     def lease_until_s(self) -> float:
-        return self._keeper.valid_until_s
+        return self._lease.valid_until_s
 
     # ------------------------------------------------------------ records
 
     async def get(self, key: str) -> bytes | None:
-        row = await self._call(lambda client: client.get(self._key(key)))
+        row = await self._connection.call(lambda client: client.get(self._key(key)))
         return self._beliefs.meaning(key, None if row is None else bytes(row.value))
 
     async def list(self, prefix: str) -> builtins.dict[str, bytes]:
-        rows = await self._call(lambda client: client.get_prefix(self._key(prefix)))
+        rows = await self._connection.call(lambda client: client.get_prefix(self._key(prefix)))
         raw = {self._name(row.key): bytes(row.value) for row in rows}
         return self._beliefs.meanings(raw, prefix)
 
@@ -137,20 +118,20 @@ class EtcdRecords:
             self._leased[key] = value
         else:
             self._leased.pop(key, None)
-        lease = await self._own_lease() if leased else None
+        lease = await self._lease.acquire() if leased else None
         closed = self._beliefs.close(key, value)
-        await self._call(lambda client: client.put(self._key(key), closed, lease=lease))
+        await self._connection.call(lambda client: client.put(self._key(key), closed, lease=lease))
         self._beliefs.wrote(key, value, closed)
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
-        lease = await self._own_lease() if leased else None
+        lease = await self._lease.acquire() if leased else None
         held = self._beliefs.held(key)
         ended = held.raw if held is not None and held.value is None else None
         return await self._exchange(key, ended, value, lease)
 
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         leased = leased or key in self._leased
-        lease = await self._own_lease() if leased else None
+        lease = await self._lease.acquire() if leased else None
         if not self._beliefs.are_sealed:
             return await self._exchange(key, old, new, lease)
         held = self._beliefs.held(key)
@@ -182,7 +163,7 @@ class EtcdRecords:
             )
             return bool(done)
 
-        return await self._call(transact)
+        return await self._connection.call(transact)
 
     async def delete(self, key: str, *, unless: str = "") -> None:
         if not unless:
@@ -197,7 +178,7 @@ class EtcdRecords:
                 failure=[],
             )
 
-        await self._call(transact)
+        await self._connection.call(transact)
 
     async def follow(self, prefix: str, callback: OnRecord) -> None:
         self._followers.add(prefix, callback)
@@ -211,7 +192,7 @@ class EtcdRecords:
     async def _maintain_beliefs(self, *, seals: bool) -> None:
         """Restore records that others spoiled, and keep the accepted ones for the next run. seals: also renew seals
         that age; the first node that may seal a record does so."""
-        await self._keep_beliefs()
+        await self._beliefs.keep_changes()
         try:
             for key, (spoiled, good) in self._beliefs.to_put_back().items():
                 is_restored = await self._exchange_raw(key, spoiled, good)
@@ -221,11 +202,6 @@ class EtcdRecords:
         except ClusterUnavailableError:
             return  # _follow logs it
 
-    async def _keep_beliefs(self) -> None:
-        changed, removed = self._beliefs.changes()
-        if changed or removed:
-            await asyncio.to_thread(self._beliefs.keep, changed, removed)
-
     # ------------------------------------------------------------ internal
 
     def _key(self, key: str) -> bytes:
@@ -234,52 +210,9 @@ class EtcdRecords:
     def _name(self, key: bytes) -> str:
         return key.decode("utf-8", "surrogateescape")[len(self._prefix) :]
 
-    async def _call(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Run a request; try a second endpoint when the first does not answer."""
-        problem, attempts_left, has_renewed = "", min(2, len(self._endpoints)), False
-        while attempts_left > 0:
-            attempts_left -= 1
-            client = await self._connected()
-            try:
-                async with asyncio.timeout(CALL_S):
-                    return await request(client)
-            except TimeoutError:
-                problem = f"no answer within {CALL_S:g} s"
-            except asyncio.CancelledError:
-                if being_cancelled():
-                    raise
-                problem = "the connection was closed"  # grpc cancels calls in progress
-            except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
-                problem = str(error) or type(error).__name__
-                denied = self._connector.denial_of(error, self._endpoints)
-                if self._connector.is_stale(error) and not has_renewed:
-                    attempts_left, has_renewed = max(attempts_left, 1), True
-                elif denied is not None:
-                    raise denied from None
-            if client is self._client:
-                await self._drop_client()
-        raise ClusterUnavailableError(
-            f"etcd at {', '.join(self._endpoints)}", why=_line(problem) or "no answer"
-        )
-
-    async def _connected(self) -> Any:
-        if self._client is None:
-            self._client = self._connector.client(
-                self._endpoints[self._endpoint_index % len(self._endpoints)]
-            )
-        return self._client
-
-    async def _drop_client(self) -> None:
-        client, self._client = self._client, None
-        self._endpoint_index += 1
-        if client is not None:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(1):
-                    await client.close()
-
     async def _follow(self) -> None:
         while True:
-            self._keeper.report_loop_alive()
+            self._lease.report_loop_alive()
             try:
                 await self._follow_once()
             except (Exception, asyncio.CancelledError) as error:
@@ -287,23 +220,23 @@ class EtcdRecords:
                     raise
                 if not isinstance(error, _RenewedError):
                     self._report_failure(error)
-            await self._drop_client()
+            await self._connection.drop()
             await asyncio.sleep(DENIED_PAUSE_S if self._denied else PAUSE_S)
 
     def _report_failure(self, error: BaseException) -> None:
         """Log a failure once. When etcd refuses this node, end the wait of `start` at once."""
-        self._last_error = _line(error) or self._last_error
-        self._denied = denied = self._connector.denial_of(error, self._endpoints)
+        self._last_error = one_line(error) or self._last_error
+        self._denied = denied = self._connection.denial_of(error)
         if denied is not None and not self._first.is_set():
             self._first.set()
         elif self.away_since_s is None:
             self.away_since_s = time.monotonic()
             log.warning(
-                "etcd is unavailable, the last known records are used error=%s", denied or _line(error)
+                "etcd is unavailable, the last known records are used error=%s", denied or one_line(error)
             )
 
     async def _follow_once(self) -> None:
-        client = await self._connected()
+        client = self._connection.client()
         async with asyncio.timeout(CALL_S):
             rows = await client.get_prefix(self._key(""))
         if self.away_since_s is not None:
@@ -340,7 +273,7 @@ class EtcdRecords:
         sealed_s = float("-inf")
         while True:
             await asyncio.sleep(CHECK_S)
-            self._keeper.report_loop_alive()
+            self._lease.report_loop_alive()
             now_s = time.monotonic()
             is_due = now_s - sealed_s >= RESEAL_S
             sealed_s = now_s if is_due else sealed_s
@@ -350,28 +283,12 @@ class EtcdRecords:
             async with asyncio.timeout(CALL_S):
                 await client.get(self._key(""))
 
-    async def _own_lease(self) -> int:
-        async with self._lease_lock:
-            if self._lease is None:
-                self._loop = asyncio.get_running_loop()
-                requested_s = boot_clock.now_s()
-                lease = await self._call(lambda client: client.lease(self._ttl_s))
-                self._lease = int(lease.id)
-                self._keeper.keep(self._lease, requested_s + self._ttl_s)
-            return self._lease
-
-    def _report_loss(self, lease: int) -> None:
-        """Pass the loss of a lease to the loop. Called in the keeper's thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._losses.put_nowait, lease)
-
     async def _handle_losses(self) -> None:
         while True:
-            if await self._losses.get() != self._lease:
-                continue
+            await self._lease.wait_for_loss()
             log.error("the lease was lost: this node was out of the cluster prefix=%s", self._prefix)
             self.leases_lost += 1
-            self._release_lease()
+            self._lease.release()
             try:
                 await self._rewrite_leased()
             except ClusterUnavailableError:
@@ -379,32 +296,20 @@ class EtcdRecords:
             except Exception:  # the task must continue
                 log.exception("the leased records were not written again")
 
-    def _release_lease(self) -> None:
-        self._lease = None
-        self._keeper.release()
-
     async def _write_leased_again(self) -> None:
         """Write leased records that are missing: etcd lost its data, or the lease ended while etcd was unavailable."""
         if any(self._followers.mirror.get(key) is None for key in self._leased):
             self.leases_lost += 1
-            self._release_lease()
+            self._lease.release()
             await self._rewrite_leased()
 
     async def _rewrite_leased(self) -> None:
         """Write leased records again, but never over a record that another node wrote meanwhile. The watch reports
         that one, and the two nodes must not overwrite each other."""
-        for key, value in list_of(self._leased):
+        for key, value in [*self._leased.items()]:
             if await self.create(key, value, leased=True) or await self.replace(
                 key, value, value, leased=True
             ):
                 continue
             if self._beliefs.are_sealed and await self.get(key) == NOTHING:
                 await self.replace(key, NOTHING, value, leased=True)
-
-
-def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
-    return builtins.list(table.items())
-
-
-def _line(text: object) -> str:
-    return " ".join(str(text).split())[:PROBLEM_CHARACTERS_MAX]

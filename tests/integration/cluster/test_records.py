@@ -131,8 +131,8 @@ def test_a_lease_that_was_revoked_is_loud_and_mended(
             seen: list[bytes | None] = []
             await other.follow("mine", lambda _, value: seen.append(value))
             await until(lambda: seen == [b"1"])
-            lease = one._lease
-            await one._call(lambda client: client.revoke_lease(lease))
+            lease = one._lease._lease
+            await one._connection.call(lambda client: client.revoke_lease(lease))
             await until(lambda: seen[:3] == [b"1", None, b"1"])
 
     run(work())
@@ -147,12 +147,12 @@ def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
             one = await make()
             assert isinstance(one, EtcdRecords)
             await one.put("mine", b"1", leased=True)
-            lease, until_s = one._lease, one.lease_until_s
+            lease, until_s = one._lease._lease, one.lease_until_s
             time.sleep(3.2)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
             assert one.lease_until_s > until_s
             assert await one.get("mine") == b"1"
-            left = await one._call(lambda client: client.refresh_lease(lease))
-            assert left.TTL > 0 and one.leases_lost == 0 and one._lease == lease
+            left = await one._connection.call(lambda client: client.refresh_lease(lease))
+            assert left.TTL > 0 and one.leases_lost == 0 and one._lease._lease == lease
 
     run(work())
 
