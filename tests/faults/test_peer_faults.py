@@ -235,7 +235,7 @@ def test_a_peer_that_falls_silent_in_the_middle_of_a_block_is_given_up(run: Run,
                         node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(3600)
                     )
                 assert proxy.met == 1
-                assert pair.peers.statistics()["b"]["breaker"] == "open"
+                assert pair.peers.table.statistics()["b"]["breaker"] == "open"
                 with pytest.raises(PeerError, match="no requests for now"):
                     await pair.fetch_at(node, wanted)
                 assert pair.desk.requests == [1]
@@ -261,7 +261,7 @@ def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Ru
                 failures = [one for one in results if isinstance(one, BaseException)]
                 assert all(isinstance(one, PeerError) for one in failures)
                 assert len(failures) >= turns * FILES_MAX
-                requests = pair.peers.statistics()["b"]["requests"]  # some of them ask whether it lives
+                requests = pair.peers.table.statistics()["b"]["requests"]  # some of them ask whether it lives
                 assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
             finally:
                 await asyncio.to_thread(proxy.close)
@@ -298,7 +298,7 @@ def test_an_owner_that_waits_for_its_origin_is_waited_for(run: Run, tmp_path: Pa
                 pair.desk.files[wanted.path].land(0, 1)
             assert [await small, await large] == [pair.desk.body(one) for one in files]
             assert pair.desk.requests == [1, 1]
-            assert pair.peers.statistics()["b"]["errors"] == 0
+            assert pair.peers.table.statistics()["b"]["errors"] == 0
 
     run(work())
 
@@ -326,13 +326,13 @@ def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
             await until(lambda: asked > 2 or waiting.done())
             pair.desk.files[wanted.path].land(0)
             assert await waiting == pair.desk.body(wanted)
-            assert pair.peers.statistics()["b"]["breaker"] == "closed"
+            assert pair.peers.table.statistics()["b"]["breaker"] == "closed"
 
     run(work())
 
 
 def pings(pair: Serving, *, fetches: int) -> int:
-    row = pair.peers.statistics().get("b", {"requests": 0})
+    row = pair.peers.table.statistics().get("b", {"requests": 0})
     return int(row["requests"]) - fetches
 
 
@@ -348,7 +348,7 @@ def test_nobody_there_and_the_breaker(run: Run, tmp_path: Path) -> None:
                 with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1.*can't be reached"):
                     await pair.peers.fetch(gone, wanted, cached_only=False, epoch=1, deadline=soon())
             assert time.monotonic() - began_s < 15
-            assert pair.peers.statistics()["b"]["breaker"] == "open"
+            assert pair.peers.table.statistics()["b"]["breaker"] == "open"
             proxy = FaultyTcpProxy(pair.node.address, "none", 0)
             try:
                 back = at(pair.node, proxy.address)

@@ -258,7 +258,7 @@ def test_connections_are_kept_and_a_stale_one_is_replaced(run: Run, tmp_path: Pa
             )
             again.start("127.0.0.1", port)
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert pair.peers.statistics()["b"]["errors"] == 0
+            assert pair.peers.table.statistics()["b"]["errors"] == 0
             await asyncio.to_thread(again.stop)
 
     run(work())
@@ -417,7 +417,7 @@ def test_statistics_say_what_was_moved(run: Run, tmp_path: Path) -> None:
         async with serving(tmp_path) as pair:
             wanted = pair.desk.add("f", 2 * MIB)
             await asyncio.gather(*(pair.fetch(wanted) for _ in range(4)))
-            found = pair.peers.statistics()["b"]
+            found = pair.peers.table.statistics()["b"]
             assert (found["requests"], found["bytes"], found["files"]) == (4, 8 * MIB, 4)
             assert (found["errors"], found["breaker"]) == (0, "closed")
             assert 0 < found["latency_s_p50"] <= found["latency_s_p99"] < 10

@@ -268,7 +268,7 @@ def test_a_connection_ends_with_its_certificate(
         ) as pair:
             wanted = pair.desk.add("f", 1000)
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            (link,) = pair.peers._peer(pair.node).idle
+            (link,) = pair.peers.table.peer(pair.node).idle
             assert not link.is_stale()
             files = issued(lab, "a", file="again")
             steady = Attacker(files)
@@ -343,7 +343,7 @@ def test_certificates_are_taken_anew_when_their_files_change(
             wanted = pair.desk.add("f", 1000)
 
             async def fetch() -> None:
-                pair.peers._peer(pair.node).close_idle()
+                pair.peers.table.peer(pair.node).close_idle()
                 assert await pair.fetch(wanted) == pair.desk.body(wanted)
 
             await fetch()

@@ -30,17 +30,14 @@ EXCEPTIONS = {
     "base/beneath.py:SafePath": CALLS,
     "bench/checkpoint_layout.py:Model": OPTIONS,
     "bench/workloads.py:Workload": OPTIONS,
-    "checkpoint/job.py:SaveJob": LATER,
     "client/node_client.py:NodeClient": SESSION,
     "fuse/namespace_ops.py:NamespaceOperations": FUSE,
     "fuse/operations.py:Operations": FUSE,
     "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,
     "integrations/torch_data.py:Loader": LIBRARY,
-    "jobs/task.py:JobTask": LATER,
     "namespace/tree.py:Namespace": LATER,
     "origin/options.py:OriginOptions": OPTIONS,
     "overlay/upper.py:Upper": LATER,
-    "peer/client.py:PeerClient": LATER,
 }
 
 BRANCHES = (

@@ -29,32 +29,22 @@ class StageEvent(Enum):
     CANCELLED = "staging failed"
 
 
-@dataclass
-class SaveJob:
-    """Carry one save from the trainer's thread to the save's thread.
+class SlotInbox:
+    """Pass slots and events from the trainer's thread to the save's thread. step: of the checkpoint, for messages."""
 
-    leaves: without the tensors, which the trainer continues to use. inline: bytes of small leaves, once staged.
-    """
-
-    handle: SaveHandle
-    leaves: Sequence[Leaf]
-    arena: Arena
-    options: SaveOptions
-    pool: WorkerPool
-    inbox: queue.SimpleQueue[Slot | StageEvent] = field(default_factory=queue.SimpleQueue)
-    inline: list[bytes] = field(default_factory=list)
-    is_over: bool = False
-    failure: BaseException | None = None
-    """The error of the staging, if it ran in a thread of its own."""
+    def __init__(self, step: int, arena: Arena) -> None:
+        self._step = step
+        self._arena = arena
+        self._queue: queue.SimpleQueue[Slot | StageEvent] = queue.SimpleQueue()
+        self.put = self._queue.put
+        self.is_over = False
 
     def take(self) -> Slot | StageEvent:
         """Return the next slot or event; blocks. Raises CancelledByUserError when staging failed."""
-        message = self.inbox.get()
+        message = self._queue.get()
         self.is_over = message in (StageEvent.STAGED, StageEvent.CANCELLED)
         if message is StageEvent.CANCELLED:
-            raise CancelledByUserError(
-                f"checkpoint of step {self.handle.step}", why="copying its state failed"
-            )
+            raise CancelledByUserError(f"checkpoint of step {self._step}", why="copying its state failed")
         return message
 
     def drain(self) -> None:
@@ -65,7 +55,25 @@ class SaveJob:
             except CancelledByUserError:
                 return
             if isinstance(message, Slot):
-                self.arena.give_back(message)
+                self._arena.give_back(message)
+
+
+@dataclass
+class SaveJob:
+    """Describe one save, which two threads share.
+
+    leaves: without the tensors, which the trainer continues to use. inline: bytes of small leaves, once staged.
+    """
+
+    handle: SaveHandle
+    leaves: Sequence[Leaf]
+    arena: Arena
+    options: SaveOptions
+    pool: WorkerPool
+    inbox: SlotInbox
+    inline: list[bytes] = field(default_factory=list)
+    failure: BaseException | None = None
+    """The error of the staging, if it ran in a thread of its own."""
 
 
 @dataclass
@@ -90,8 +98,8 @@ def write_slots(
     held_slots: list[Slot] = []
     is_decided = False
     try:
-        while not job.is_over:
-            message = job.take()
+        while not job.inbox.is_over:
+            message = job.inbox.take()
             if isinstance(message, Slot):
                 slots.submit(message) if is_decided else held_slots.append(message)
             elif not is_decided:

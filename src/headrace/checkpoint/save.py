@@ -32,7 +32,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout, plan, prune
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.job import SaveJob, StageEvent
+from headrace.checkpoint.job import SaveJob, SlotInbox, StageEvent
 from headrace.checkpoint.manifest import Leaf, RankPart
 from headrace.checkpoint.open_storage import storage_at
 from headrace.checkpoint.part import PartSaver, manifest_of
@@ -194,7 +194,8 @@ class Saver:
             Leaf(each.name, each.kind, each.size_bytes, each.dtype, list(each.shape)) for each in host_leaves
         ]
         pool = WorkerPool(self._options.threads, f"checkpoint-{request.step}")
-        job = SaveJob(handle, leaves, self._arena, self._options, pool)
+        inbox = SlotInbox(request.step, self._arena)
+        job = SaveJob(handle, leaves, self._arena, self._options, pool, inbox)
         attempt = Attempt(self._storage, save, request.step, self._rank, self._ranks, self._options.timeout_s)
         arguments = (job, attempt, tree, request, self._last, time.perf_counter())
         self._last = threading.Thread(
@@ -226,7 +227,7 @@ class Saver:
             )
             attempt.fail(error)
         finally:
-            job.drain()
+            job.inbox.drain()
             job.pool.close()
         try:
             attempt.end()

@@ -62,7 +62,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import layout, plan, tensors
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.job import SaveJob, StageEvent
+from headrace.checkpoint.job import SaveJob, SlotInbox, StageEvent
 from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.open_storage import storage_at
@@ -195,13 +195,14 @@ class HeadraceWriter(StorageWriter):
         leaves = [
             Leaf(each.name, each.kind, each.size_bytes, each.dtype, list(each.shape)) for each in host_leaves
         ]
-        job = SaveJob(SaveHandle(attempt.step), leaves, self._arena, self._options, pool)
+        handle, inbox = SaveHandle(attempt.step), SlotInbox(attempt.step, self._arena)
+        job = SaveJob(handle, leaves, self._arena, self._options, pool, inbox)
         staging = threading.Thread(target=self._stage, args=(job, host_leaves), name="checkpoint-stage")
         staging.start()
         try:
             return parts.write(job, attempt, ["n"], base).part
         finally:
-            job.drain()
+            job.inbox.drain()
             staging.join()
             pool.close()
             if job.failure is not None:

@@ -46,6 +46,7 @@ from headrace.jobs.job_records import (
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
 from headrace.jobs.pins import Pins
+from headrace.jobs.shares import RingShares
 from headrace.jobs.task import EVERYWHERE, JobTask
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.wire.messages import JobRow, JobState
@@ -358,13 +359,11 @@ class ClusterJobs:
         carried = await before.carried(ring) if before is not None and is_same_attempt else None
         state.published_s = float("-inf")
         state.task = JobTask(
-            self._me,
             record,
             self.local,
-            ring=ring,
+            RingShares(self._me, ring, self._segment_bytes),
             mark=self._mark(record.kind),
             replicas=self._replicas,
-            segment_bytes=self._segment_bytes,
             on_change=self._wake.set,
             carried=carried,
         )

@@ -20,12 +20,11 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
-from headrace.jobs.files import Span
 from headrace.jobs.job_records import Count
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.options import Priority
+from headrace.jobs.shares import RingShares
 from headrace.jobs.walk import walk
-from headrace.ring.ring import key_of
 from headrace.ring.view import ClusterView
 
 log = logging.getLogger(__name__)
@@ -202,24 +201,16 @@ class Pins:
 
     async def _apply(self, path: bytes, entry: Entry) -> None:
         files, record = self._jobs.files, self.of(os.fsdecode(path))
-        spans = [] if record is None else self._owned(path, entry, record.replicas or self._replicas)
-        if not spans:
+        shares = RingShares(self._me, self._view().ring, self._segment_bytes)
+        share = None if record is None else shares.of(path, entry, record.replicas or self._replicas)
+        if share is None:
             if files.is_pinned(entry):
                 files.unpin(entry)
             return
         if files.is_pinned(entry) and files.is_whole(entry):
             return
-        is_whole = sum(end - start for start, end in spans) == entry.version.size_bytes
-        await files.pin(entry, () if is_whole else spans, priority=Priority.LOW, verify=False)
+        await files.pin(entry, share.spans, priority=Priority.LOW, verify=False)
         files.own(entry)
-
-    def _owned(self, path: bytes, entry: Entry, replicas: int) -> list[Span]:
-        size_bytes, step, ring = entry.version.size_bytes, self._segment_bytes, self._view().ring
-        return [
-            (start, min(size_bytes, start + step))
-            for start in range(0, max(1, size_bytes), step)
-            if any(member.id == self._me for member in ring.owners(key_of(path, start // step), replicas))
-        ]
 
 
 def _is_at(above: str, path: str) -> bool:

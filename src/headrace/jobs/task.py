@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
 from headrace.base.tasks import OwnedTasks
-from headrace.jobs.files import Span
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
 from headrace.jobs.options import parse_options
+from headrace.jobs.shares import Assignment, RingShares, SegmentCounter
 from headrace.jobs.walk import walk
 from headrace.ring.ring import Ring, key_of
 
@@ -34,48 +33,6 @@ PATH_PATIENCE_S = 3.0
 PATH_LOOK_S = 0.25
 EVERYWHERE = "everywhere"
 """The mark of tasks that cover all files a node has, whether it owns them or not."""
-
-
-class SegmentCounter:
-    """Counts files by the ring positions of their segments. A segment takes 17 bytes, so that millions can be counted
-    again by another ring."""
-
-    def __init__(self) -> None:
-        self.files = self.bytes = 0
-        self._keys = array("Q")
-        self._sizes = array("Q")
-        self._first = array("b")
-
-    def add(self, key: int, size_bytes: int, *, first: bool, mine: bool) -> None:
-        """Count one segment. `first`: it is the first of its file, and counts the file. `mine`: this node is its
-        primary."""
-        self._keys.append(key)
-        self._sizes.append(size_bytes)
-        self._first.append(first)
-        if mine:
-            self.files += first
-            self.bytes += size_bytes
-
-    def under(self, ring: Ring, me: str) -> tuple[int, int]:
-        """Return the files and bytes whose primary is this node by another ring. A segment takes some 2 µs."""
-        files = size_bytes = 0
-        for key, size, first in zip(self._keys, self._sizes, self._first, strict=True):
-            owners = ring.owners(key)
-            if owners and owners[0].id == me:
-                files += first
-                size_bytes += size
-        return files, size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """This node's share of a file. `spans` are parts of a large file; empty means all of it. `segments` are (key,
-    bytes, first, mine)."""
-
-    path: bytes
-    entry: Entry
-    spans: tuple[Span, ...]
-    segments: tuple[tuple[int, int, bool, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +52,21 @@ class JobTask:
 
     def __init__(
         self,
-        me: str,
         job: JobRecord,
         jobs: Jobs,
+        shares: RingShares,
         *,
-        ring: Ring,
         mark: str,
         replicas: int,
-        segment_bytes: int,
         on_change: Callable[[], None],
         carried: CarriedProgress | None = None,
     ) -> None:
-        self._me = me
         self.job = job
         self._jobs = jobs
-        self._ring = ring
+        self._shares = shares
         self.mark = mark
         self._options = parse_options(job.kind, job.options)
         self._copies = self._options.replicas or replicas
-        self._segment_bytes = segment_bytes
         self._on_change = on_change
         self._listed, self._done = SegmentCounter(), SegmentCounter()
         carried = carried or CarriedProgress((0, 0), (0, 0), set(), monotonic_s())
@@ -135,8 +88,8 @@ class JobTask:
     async def carried(self, ring: Ring) -> CarriedProgress:
         """Return the progress for the task that follows this one, which is stopped. A thread counts: millions take
         seconds."""
-        listed = await asyncio.to_thread(self._listed.under, ring, self._me)
-        done = await asyncio.to_thread(self._done.under, ring, self._me)
+        listed = await asyncio.to_thread(self._listed.under, ring, self._shares.me)
+        done = await asyncio.to_thread(self._done.under, ring, self._shares.me)
         return CarriedProgress(listed, done, self._sound, self._began_s)
 
     def record(self) -> TaskRecord:
@@ -195,7 +148,10 @@ class JobTask:
         async for file_path, entry in walk(
             jobs.namespace, jobs.store.index, top, fresh=fetching, failed=self._fail
         ):
-            share = self._share_of(file_path, entry) if fetching else self._cached_share(file_path, entry)
+            if fetching:
+                share = self._shares.of(file_path, entry, self._copies)
+            else:
+                share = self._cached_share(file_path, entry)
             if share is None:
                 continue
             for key, size_bytes, first, mine in share.segments:
@@ -213,23 +169,6 @@ class JobTask:
                 if deadline.passed():
                     raise
                 await asyncio.sleep(PATH_LOOK_S)
-
-    def _share_of(self, path: bytes, entry: Entry) -> Assignment | None:
-        """Return this node's share of a file; None if it owns nothing of it."""
-        size_bytes, step = entry.version.size_bytes, self._segment_bytes
-        spans: list[Span] = []
-        segments: list[tuple[int, int, bool, bool]] = []
-        for start in range(0, max(1, size_bytes), step):
-            key = key_of(path, start // step)
-            owners = [member.id for member in self._ring.owners(key, self._copies)]
-            if self._me in owners:
-                end = min(size_bytes, start + step)
-                spans.append((start, end))
-                segments.append((key, end - start, start == 0, owners[0] == self._me))
-        if not spans:
-            return None
-        is_whole = sum(end - start for start, end in spans) == size_bytes
-        return Assignment(path, entry, () if is_whole else tuple(spans), tuple(segments))
 
     def _cached_share(self, path: bytes, entry: Entry) -> Assignment | None:
         """Return the file as a share if this node has it, owned or borrowed, and the job concerns it."""

@@ -223,7 +223,7 @@ class ClusterLink:
                 for node in sorted(view.nodes.values(), key=lambda node: node.id)
             ],
             "membership": self.membership.status(),
-            "peers": self.peers.statistics(),
+            "peers": self.peers.table.statistics(),
         }
 
     def _welcome(self) -> PeerWelcome:

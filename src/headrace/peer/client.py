@@ -31,8 +31,9 @@ from headrace.base.tasks import OwnedTasks
 from headrace.identity.mutual import MutualTls
 from headrace.peer.batch import Batcher, Waiting
 from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCall
-from headrace.peer.connection_pool import IDLE_S_MAX, PING_S, ConnectionPool, Peer
-from headrace.peer.latency import Latencies, size_class
+from headrace.peer.connection_pool import PING_S, ConnectionPool, Peer
+from headrace.peer.latency import size_class
+from headrace.peer.peer_table import PeerTable
 from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
@@ -63,7 +64,6 @@ from headrace.wire.peer_messages import (
 
 THREADS = 64
 """The upper limit; threads start as they are needed. Each receives the bytes of one answer."""
-SWEEP_S = 15.0
 CORRUPTION_LIMIT_S = 300.0
 """The peer reads the whole file back to check it."""
 
@@ -86,12 +86,9 @@ class PeerClient:
         protocols: tuple[int, int] = SPOKEN,
     ) -> None:
         self._pool = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
-        self._peers: dict[str, Peer] = {}
-        self._batchers: dict[Peer, Batcher] = {}
-        self._latencies = Latencies()
+        self.table = PeerTable()
+        self._batchers: dict[str, tuple[Peer, Batcher]] = {}
         self._tasks = OwnedTasks(HeadraceError)
-        self._sweep: asyncio.TimerHandle | None = None
-        self._closed = False
 
     async def fetch(
         self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
@@ -99,7 +96,7 @@ class PeerClient:
         """Return exactly the requested bytes, with each block's checksum verified. The extras are the peer's."""
         outcomes: builtins.list[tuple[int, Fetched]] = []
         call = FetchCall(Fetch([file], cached_only=cached_only, epoch=epoch), outcomes.extend)
-        await self._execute_if_usable(self._peer(node), call, deadline)
+        await self._execute_if_usable(self.table.peer(node), call, deadline)
         arrived = outcomes[0][1]
         if isinstance(arrived, HeadraceError):
             raise arrived
@@ -109,23 +106,25 @@ class PeerClient:
         self, node: NodeInfo, file: FileRange, *, epoch: int, deadline: Deadline
     ) -> Arrived:
         """Fetch a file as fetch does with cached_only=False. Calls that wait for the same node share a request."""
-        peer = self._peer(node)
-        if peer not in self._batchers:
-            self._batchers[peer] = Batcher(lambda batch: self._send_batch(peer, batch))
-        return await self._batchers[peer].ask(Waiting(file, epoch, deadline=deadline))
+        peer = self.table.peer(node)
+        known, batcher = self._batchers.get(peer.id, (None, None))
+        if batcher is None or known is not peer:  # it restarted
+            batcher = Batcher(lambda batch: self._send_batch(peer, batch))
+            self._batchers[peer.id] = peer, batcher
+        return await batcher.ask(Waiting(file, epoch, deadline=deadline))
 
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
     ) -> Names:
         call = UnaryCall(LookupShared(path, name, epoch), Names)
-        await self._execute_if_usable(self._peer(node), call, deadline)
+        await self._execute_if_usable(self.table.peer(node), call, deadline)
         return call.result()
 
     async def forget(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
         call = UnaryCall(InvalidateListing(path, relist, below), Done)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
     async def take(
@@ -133,12 +132,12 @@ class PeerClient:
     ) -> builtins.list[int]:
         """Offer files to their new owner; return the indices of those that it does not have after all."""
         call = UnaryCall(OfferHandover(files, epoch), HandoverAnswer)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         return call.result().refused
 
     async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
         call = UnaryCall(request, Done)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
     async def returned(
@@ -146,17 +145,17 @@ class PeerClient:
     ) -> builtins.list[FailedOverFile]:
         """Return the files that the node persisted from its replicas of a writer's files."""
         call = UnaryCall(QueryFailover(writer, done), FailoverReport)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         return call.result().files
 
     async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
         call = UnaryCall(request, PendingNamesPage)
-        await self._execute_if_usable(self._peer(node), call, deadline)
+        await self._execute_if_usable(self.table.peer(node), call, deadline)
         return call.result()
 
     async def settle(self, node: NodeInfo, request: ResolveVersion, deadline: Deadline) -> VersionResolved:
         call = UnaryCall(request, VersionResolved)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         return call.result()
 
     async def tell(
@@ -164,12 +163,12 @@ class PeerClient:
     ) -> None:
         """Notify the node; on return it has done what the message requires."""
         call = UnaryCall(request, Done)
-        await self._execute(self._peer(node), call, deadline)
+        await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
     async def ping(self, node: NodeInfo, deadline: Deadline) -> PeerWelcome:
         """Return the welcome of the node that answers."""
-        return await self._pool.ping(self._peer(node), deadline)
+        return await self._pool.ping(self.table.peer(node), deadline)
 
     async def ping_any(self, address: str, deadline: Deadline, *, node: str = "") -> PeerWelcome:
         """Return the welcome of any instance that answers at the address. node: the id that its certificate must
@@ -189,7 +188,7 @@ class PeerClient:
         call = StreamingCall(
             ListShared(path, epoch, anew), lambda page: _call_on(loop, pages.put_nowait, page)
         )
-        task = self._tasks.start(self._execute_if_usable(self._peer(node), call, deadline))
+        task = self._tasks.start(self._execute_if_usable(self.table.peer(node), call, deadline))
         task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
         try:
             while (page := await pages.get()) is not None:
@@ -206,52 +205,28 @@ class PeerClient:
     def usable(self, node: NodeInfo) -> bool:
         """Return whether the node is worth a request. A node that failed is probed in the background, to detect its
         return."""
-        peer = self._peer(node)
+        peer = self.table.peer(node)
         if peer.breaker.closed:
             return True
-        if not self._closed and peer.breaker.take_probe(time.monotonic()):
+        if not self.table.is_closed and peer.breaker.take_probe(time.monotonic()):
             self._tasks.start(self._probe(peer))
         return False
 
     def is_slow(self, node: NodeInfo) -> bool:
         """Return whether the node's p99 of the last minute is far above that of the others."""
-        return self._latencies.is_slow(node.id, now_s=time.monotonic())
+        return self.table.latencies.is_slow(node.id, now_s=time.monotonic())
 
     def usual_s(self, size_bytes: int) -> float | None:
         """Return the median of the peers' p99 for an answer of that size, or None when it is not known. Hedging uses
         it."""
-        return self._latencies.usual_s(size_class(size_bytes), now_s=time.monotonic())
-
-    def statistics(self) -> dict[str, Any]:
-        """Return the statistics by node. Latencies are in seconds over the last minute, None without a sample."""
-        now = time.monotonic()
-        return {
-            peer.id: {
-                "address": peer.address,
-                "requests": peer.requests,
-                "files": peer.files_received,
-                "bytes": peer.bytes_received,
-                "errors": peer.errors,
-                "trouble": peer.last_error,
-                "latency_s_p50": self._latencies.over_all(peer.id, share=0.5, now_s=now),
-                "latency_s_p99": self._latencies.over_all(peer.id, share=0.99, now_s=now),
-                "breaker": peer.breaker.state(now),
-                "slow": self._latencies.is_slow(peer.id, now_s=now),
-                "links_idle": len(peer.idle),
-            }
-            for peer in self._peers.values()
-        }
+        return self.table.latencies.usual_s(size_class(size_bytes), now_s=time.monotonic())
 
     def close(self) -> None:
         """Close the client, on the event loop. Requests in flight fail with PeerError or are cancelled; their
         threads end soon after."""
-        self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
         self._tasks.cancel()
         self._pool.close()
-        for peer in self._peers.values():
-            peer.close_idle()
+        self.table.close()
 
     # ------------------------------------------------------------ internal
 
@@ -266,18 +241,18 @@ class PeerClient:
 
     async def _execute(self, peer: Peer, call: Call, deadline: Deadline) -> None:
         started_s = time.monotonic()
-        self._sweep_later()
+        self.table.sweep_later()
         try:
             await self._pool.execute(peer, call, deadline)
         finally:
-            if isinstance(call, FetchCall) and call.corrupt_file is not None and not self._closed:
+            if isinstance(call, FetchCall) and call.corrupt_file is not None and not self.table.is_closed:
                 self._tasks.start(self._report_corruption(peer, call.corrupt_file))
         if isinstance(call, FetchCall):
             now_s = time.monotonic()
             peer.bytes_received += call.bytes_received
             peer.files_received += call.files_received
             if call.bytes_received:
-                self._latencies.add(peer.id, call.bytes_received, seconds=now_s - started_s, now_s=now_s)
+                self.table.latencies.add(peer.id, call.bytes_received, seconds=now_s - started_s, now_s=now_s)
 
     async def _send_batch(self, peer: Peer, batch: builtins.list[Waiting]) -> None:
         loop = asyncio.get_running_loop()
@@ -312,34 +287,6 @@ class PeerClient:
     async def _probe(self, peer: Peer) -> None:
         with contextlib.suppress(HeadraceError):
             await self._pool.ping(peer, Deadline.after(PING_S))
-
-    def _peer(self, node: NodeInfo) -> Peer:
-        """Return the record of a node. A node that restarted gets a new one, with a closed breaker."""
-        if self._closed:
-            raise PeerError(f"node {node.id} at {node.address}", why="this node stops")
-        old_peer = self._peers.get(node.id)
-        if old_peer is not None and (old_peer.instance, old_peer.address) == (node.instance, node.address):
-            return old_peer
-        peer = Peer(node.id, node.address, node.instance)
-        if old_peer is not None:
-            old_peer.close_idle()
-            self._batchers.pop(old_peer, None)
-            self._latencies.forget(node.id)
-            peer.requests, peer.errors = old_peer.requests, old_peer.errors
-            peer.bytes_received, peer.files_received = old_peer.bytes_received, old_peer.files_received
-        self._peers[node.id] = peer
-        return peer
-
-    def _sweep_later(self) -> None:
-        if self._sweep is None and not self._closed:
-            self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_idle)
-
-    def _sweep_idle(self) -> None:
-        self._sweep = None
-        for peer in self._peers.values():
-            peer.close_idle(time.monotonic() - IDLE_S_MAX)
-        if any(peer.idle for peer in self._peers.values()):
-            self._sweep_later()
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[Argument], None], argument: Argument) -> None:
