@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import time
@@ -118,35 +119,45 @@ class KeptGateway:
 
 
 def serve_here(
-    kind: GatewayKind,
-    config: Config,
-    socket: str,
-    serve: Serve,
+    word: str,
+    flags: dict[str, object],
     *,
+    file: str | None,
+    socket: str | None,
+    cache: str | None,
     default_address: str,
-    ready: Callable[[str, Ready], str],
+    ready: Callable[[Config, str, Ready], str],
     json: bool,
 ) -> NoReturn:
     """Run a gateway in this process until SIGTERM or ^C, then exit the process.
 
-    socket: of the node. ready: returns the line to print, from the gateway's URL and its listening address.
+    flags, file: the settings of the command line, and the file of the others. socket, cache: of the node. ready:
+    returns the line to print, from the settings, the gateway's URL and its listening address.
     """
+    from headrace.cli.lowered import account_for, start_as
+    from headrace.cli.target import find_target
+    from headrace.config.load import load
+
+    kind = kind_of(word)
+    serve: Serve = importlib.import_module(f"headrace.{word}.main").serve
+    config = load(flags, file=file).config
+    start_as(account_for(config), config)
     if not getattr(config, kind.setting):
         config = msgspec.structs.replace(config, **{kind.setting: default_address})
-    state = RunState(kind=kind.word, pid=os.getpid(), socket=socket)
+    state = RunState(kind=word, pid=os.getpid(), socket=find_target(socket, cache).socket)
     make_run_folder(config.run_folder)
 
     def on_ready(bound: Ready) -> None:
         url = kind.url(config, bound.address)
-        setattr(state, kind.word, url)
+        setattr(state, word, url)
         if bound.credentials:
-            state.credentials[kind.word] = bound.credentials
+            state.credentials[word] = bound.credentials
         write_state(config.run_folder, state)
         if json:
             about = {"url": url, "credentials": bound.credentials, "socket": state.socket}
             print_json({"ready": True, **about, "pid": state.pid})
         else:
-            say(ready(url, bound))
+            say(ready(config, url, bound))
             if how := kind.how_to_sign(bound.credentials, url):
                 say(how)
 

@@ -19,6 +19,8 @@ COMMANDS = (
     "job", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "tls", "diagnose",
     "lab",
 )  # fmt: skip
+FILE_JOBS = ("load", "free", "pin", "unpin")
+"""Commands of one module; each of the others has a module of its name."""
 
 _HELP = "Read object stores at local-disk speed, from a cache on NVMe."
 
@@ -88,7 +90,8 @@ def build_app(first_word: str = "") -> typer.Typer:
     ) -> None:
         pass
 
-    for name in (first_word,) if first_word in COMMANDS else COMMANDS:
+    names = (first_word,) if first_word in COMMANDS else COMMANDS
+    for name in dict.fromkeys("file_jobs" if name in FILE_JOBS else name for name in names):
         with uninterrupted():
             module = importlib.import_module(f"headrace.cli.{name}")
         module.register(app)

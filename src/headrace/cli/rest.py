@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.gateways import kind_of, serve_here
+from headrace.cli.gateways import serve_here
 
 DEFAULT_ADDRESS = "unix"
 
@@ -49,20 +49,13 @@ def rest(
     speaks TLS there if tls_certificate, tls_key and tls_authority are set, as between nodes. It runs until ^C, SIGTERM
     or `headrace down --all`.
     """
-    from headrace.cli.lowered import account_for, start_as
-    from headrace.cli.target import find_target
-    from headrace.config.load import load
-    from headrace.rest.main import serve
-
-    flags = {"rest_address": address, "rest_token": token, "rest_insecure": insecure or None}
-    settings = load({**flags, "user": user}, file=config).config
-    start_as(account_for(settings), settings)
     serve_here(
-        kind_of("rest"),
-        settings,
-        find_target(socket, cache).socket,
-        serve,
+        "rest",
+        {"rest_address": address, "rest_token": token, "rest_insecure": insecure or None, "user": user},
+        file=config,
+        socket=socket,
+        cache=cache,
         default_address=DEFAULT_ADDRESS,
-        ready=lambda url, _: f"ready: {url}",
+        ready=lambda _config, url, _bound: f"ready: {url}",
         json=json,
     )

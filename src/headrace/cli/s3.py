@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.gateways import kind_of, serve_here
+from headrace.cli.gateways import serve_here
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
@@ -49,21 +49,14 @@ def s3(
     creates an access key at its first start. The key is in a file of the cache directory that only its user can read.
     It then prints the shell line that sources this file.
     """
-    from headrace.cli.lowered import account_for, start_as
-    from headrace.cli.target import find_target
-    from headrace.config.load import load
-    from headrace.s3.main import serve
-
-    flags = {"s3_address": address, "s3_credentials": credentials, "s3_insecure": insecure or None}
-    settings = load({**flags, "user": user}, file=config).config
-    start_as(account_for(settings), settings)
     serve_here(
-        kind_of("s3"),
-        settings,
-        find_target(socket, cache).socket,
-        serve,
+        "s3",
+        {"s3_address": address, "s3_credentials": credentials, "s3_insecure": insecure or None, "user": user},
+        file=config,
+        socket=socket,
+        cache=cache,
         default_address=DEFAULT_ADDRESS,
-        ready=lambda url, bound: (
+        ready=lambda settings, url, bound: (
             f"ready: {url}"
             + ("" if settings.s3_credentials or bound.credentials else " (unsigned requests are accepted)")
         ),

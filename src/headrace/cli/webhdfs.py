@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.gateways import kind_of, serve_here
+from headrace.cli.gateways import serve_here
 
 if TYPE_CHECKING:
     from headrace.config.schema import Config
@@ -54,21 +54,19 @@ def webhdfs(
     `headrace down --all`. Without --token (or the setting webhdfs_token), it creates a token at its first start.
     The token is in a file of the cache directory that only its user can read.
     """
-    from headrace.cli.lowered import account_for, start_as
-    from headrace.cli.target import find_target
-    from headrace.config.load import load
-    from headrace.webhdfs.main import serve
-
-    flags = {"webhdfs_address": address, "webhdfs_token": token, "webhdfs_insecure": insecure or None}
-    settings = load({**flags, "user": user}, file=config).config
-    start_as(account_for(settings), settings)
     serve_here(
-        kind_of("webhdfs"),
-        settings,
-        find_target(socket, cache).socket,
-        serve,
+        "webhdfs",
+        {
+            "webhdfs_address": address,
+            "webhdfs_token": token,
+            "webhdfs_insecure": insecure or None,
+            "user": user,
+        },
+        file=config,
+        socket=socket,
+        cache=cache,
         default_address=DEFAULT_ADDRESS,
-        ready=lambda url, bound: (
+        ready=lambda settings, url, bound: (
             f"ready: {'s' * url.startswith('https')}webhdfs://{bound.address}"
             + (" (everyone who reaches it may do everything)" if _is_open(settings) else "")
         ),
