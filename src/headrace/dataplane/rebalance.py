@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
@@ -190,7 +190,7 @@ class Rebalance:
     async def _offer(self, view: ClusterView, node: NodeInfo, batch: list[Offer]) -> None:
         files = [wanted for _, wanted in batch]
         size_bytes = sum(wanted.end - wanted.start for wanted in files)
-        pause_end_s = time.monotonic() + size_bytes / self._bytes_s
+        pause_end_s = monotonic_s() + size_bytes / self._bytes_s
         try:
             refused = set(
                 await self._peers.take(node, files, epoch=view.epoch, deadline=Deadline.after(TAKE_LIMIT_S))
@@ -203,7 +203,7 @@ class Rebalance:
                 self.bytes_handed_over += wanted.end - wanted.start
                 if not self._owns_some(view, wanted.path, wanted.size_bytes):
                     self._store.set_borrowed(id, borrowed=True)
-            await asyncio.sleep(pause_end_s - time.monotonic())
+            await asyncio.sleep(pause_end_s - monotonic_s())
         except HeadraceError as error:
             log.warning("the handover failed node=%s files=%d error=%s", node.id, len(files), error)
             for wanted in files:
