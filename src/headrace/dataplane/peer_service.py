@@ -30,16 +30,17 @@ from headrace.wire.peer_messages import (
     FileRange,
     HandoverAnswer,
     InvalidateListing,
+    ListingRequest,
     ListPending,
-    ListShared,
     LookupShared,
     Names,
     OfferHandover,
-    PendingNamesPage,
+    PendingNamesAnswer,
+    PendingNamesRequest,
     QueryFailover,
     RecallLease,
+    ReplicaRequest,
     Replicate,
-    ReplicateAhead,
     ReportCorruption,
     ResolveVersion,
     VersionResolved,
@@ -198,7 +199,7 @@ class NodePeerService:
             wanted.path, Version(wanted.size_bytes, wanted.mtime_ns, wanted.token)
         )
 
-    async def names(self, request: ListShared | LookupShared) -> list[Names]:
+    async def names(self, request: ListingRequest) -> list[Names]:
         """Return names in pages; the last page says so."""
         directory = self._namespace.ensure_directory(request.path)
         if isinstance(request, LookupShared):
@@ -239,7 +240,7 @@ class NodePeerService:
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 
-    async def keep(self, request: Replicate | ReplicateAhead) -> None:
+    async def keep(self, request: ReplicaRequest) -> None:
         keeper = self._replication().keeper
         if isinstance(request, Replicate):
             await keeper.keep(request)
@@ -254,9 +255,7 @@ class NodePeerService:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
 
-    async def written(
-        self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
-    ) -> PendingNamesPage | VersionResolved | Done:
+    async def written(self, request: PendingNamesRequest) -> PendingNamesAnswer:
         shared = self._shared_writes()
         match request:
             case ListPending():

@@ -55,8 +55,7 @@ from headrace.wire.peer_messages import (
     PendingNamesPage,
     QueryFailover,
     RecallLease,
-    Replicate,
-    ReplicateAhead,
+    ReplicaRequest,
     ReportCorruption,
     ResolveVersion,
     VersionResolved,
@@ -135,7 +134,7 @@ class PeerClient:
         await self._execute(self.table.peer(node), call, deadline)
         return call.result().refused
 
-    async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
+    async def keep(self, node: NodeInfo, request: ReplicaRequest, deadline: Deadline) -> None:
         call = UnaryCall(request, Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()

@@ -306,21 +306,20 @@ class Names(Message, frozen=True):
     last: bool
 
 
+ListingRequest = ListShared | LookupShared
+ReplicaRequest = Replicate | ReplicateAhead
+PendingNamesRequest = ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
+PendingNamesAnswer = PendingNamesPage | VersionResolved | Done
 PeerRequest = (
     PeerHello
     | Fetch
-    | ListShared
-    | LookupShared
+    | ListingRequest
     | InvalidateListing
     | OfferHandover
     | ReportCorruption
-    | Replicate
-    | ReplicateAhead
+    | ReplicaRequest
     | QueryFailover
-    | ListPending
-    | DirtyNamesChanged
-    | ResolveVersion
-    | RecallLease
+    | PendingNamesRequest
     | Ping
 )
 PeerAnswer = (

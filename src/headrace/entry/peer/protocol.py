@@ -18,23 +18,18 @@ from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
     WRITER_IS_SENDER,
-    DirtyNamesChanged,
     Fetch,
     InvalidateListing,
-    ListPending,
-    ListShared,
-    LookupShared,
+    ListingRequest,
     OfferHandover,
     PeerHello,
     PeerRequest,
     PeerWelcome,
+    PendingNamesRequest,
     Ping,
     QueryFailover,
-    RecallLease,
-    Replicate,
-    ReplicateAhead,
+    ReplicaRequest,
     ReportCorruption,
-    ResolveVersion,
 )
 
 HELLO_BYTES_MAX = 4 << 10
@@ -130,7 +125,7 @@ class PeerProtocol:
                     f"{len(request.files)} files in one request", why=f"1 to {FILES_MAX} are allowed"
                 )
             yield from Transfer(self._channel, self._bridge, request).run()
-        elif isinstance(request, ListShared | LookupShared):
+        elif isinstance(request, ListingRequest):
             pages = yield from self._call(service.names(request), "listing for a peer")
             for page in pages:
                 self._put(page)
@@ -143,12 +138,12 @@ class PeerProtocol:
         elif isinstance(request, ReportCorruption):
             yield from self._call(service.doubt(request), "checking a file for a peer")
             self._put(Done())
-        elif isinstance(request, Replicate | ReplicateAhead):
+        elif isinstance(request, ReplicaRequest):
             yield from self._call(service.keep(request), "storing replicas")
             self._put(Done())
         elif isinstance(request, QueryFailover):
             self._put((yield from self._call(service.give_back(request), "reporting a failover")))
-        elif isinstance(request, ListPending | DirtyNamesChanged | ResolveVersion | RecallLease):
+        elif isinstance(request, PendingNamesRequest):
             self._put((yield from self._call(service.written(request), "answering about pending names")))
         elif isinstance(request, Ping):
             self._put(self._welcome())

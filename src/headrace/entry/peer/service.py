@@ -13,26 +13,19 @@ from typing import Any, Protocol, TypeVar
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import ObjectMetadata
 from headrace.base.tasks import OwnedTasks
-from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
-    DirtyNamesChanged,
     FailoverReport,
     FileRange,
     HandoverAnswer,
     InvalidateListing,
-    ListPending,
-    ListShared,
-    LookupShared,
+    ListingRequest,
     Names,
     OfferHandover,
-    PendingNamesPage,
+    PendingNamesAnswer,
+    PendingNamesRequest,
     QueryFailover,
-    RecallLease,
-    Replicate,
-    ReplicateAhead,
+    ReplicaRequest,
     ReportCorruption,
-    ResolveVersion,
-    VersionResolved,
 )
 
 log = logging.getLogger(__name__)
@@ -89,7 +82,7 @@ class PeerService(Protocol):
         """Return one range or error for each file, in order, without fetching anything."""
         ...
 
-    async def names(self, request: ListShared | LookupShared) -> list[Names]: ...
+    async def names(self, request: ListingRequest) -> list[Names]: ...
 
     async def forget(self, request: InvalidateListing) -> None: ...
 
@@ -97,13 +90,11 @@ class PeerService(Protocol):
 
     async def doubt(self, request: ReportCorruption) -> None: ...
 
-    async def keep(self, request: Replicate | ReplicateAhead) -> None: ...
+    async def keep(self, request: ReplicaRequest) -> None: ...
 
     async def give_back(self, request: QueryFailover) -> FailoverReport: ...
 
-    async def written(
-        self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
-    ) -> PendingNamesPage | VersionResolved | Done: ...
+    async def written(self, request: PendingNamesRequest) -> PendingNamesAnswer: ...
 
 
 class LoopBridge:
