@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.proc_stat import began_at
 from headrace.cli.state import end, make_run_folder, process_of, read_states
-from headrace.client.discovery import RunState, began_at
+from headrace.client.discovery import RunState
 from headrace.fuse.servers import Role, Servers
 from tests.integration.cli.host import Host, wait_until
 from tests.security.nobody import BECOME_NOBODY

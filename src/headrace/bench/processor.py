@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from headrace.base.proc_stat import stat_fields
+
 
 def processor_s(pids: Iterable[int]) -> float:
     """Return the seconds of processor time that living processes and their ended children have used."""
     ticks = os.sysconf("SC_CLK_TCK")
     total = 0
     for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as source:
-                fields = source.read().rpartition(b")")[2].split()
-        except OSError:
+        fields = stat_fields(pid)
+        if fields is None:
             continue
         total += sum(
             int(fields[index]) for index in (11, 12, 13, 14)

@@ -17,12 +17,12 @@ import msgspec
 from headrace.base.errors import StoreError
 from headrace.base.peer_process import peer_of
 from headrace.base.private_folder import make_private, private
-from headrace.client.discovery import RunState, answers, began_at, read_states
+from headrace.base.proc_stat import began_at
+from headrace.client.discovery import RunState, answers, read_states
 
 __all__ = [
     "RunState",
     "answers",
-    "began_at",
     "drop_socket",
     "end",
     "lab_file",

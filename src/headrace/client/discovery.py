@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.base.proc_stat import began_at
 from headrace.base.trusted_owner import is_trusted
 from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
@@ -188,14 +189,3 @@ def _describe(socket: str, states: list[RunState]) -> str:
             *([f"at {', '.join(mountpoints)}"] if mountpoints else []),
         ]
     )
-
-
-def began_at(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot (proc(5), field 22 of stat); 0 if there is no such
-    process, or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            words = source.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return 0 if words[0] in (b"Z", b"X") else int(words[19])

@@ -11,6 +11,7 @@ import os
 import platform
 from dataclasses import dataclass
 
+from headrace.base.proc_stat import ENDED, stat_fields
 from headrace.diagnose.recording import KernelCall
 
 THREADS_MAX = 64
@@ -95,8 +96,8 @@ def tree(root: int) -> list[JobProcess]:
 
 def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
     """Return the threads of a process; None if it has ended."""
-    fields = _stat(f"/proc/{pid}/stat")
-    if fields is None or fields[0] in "ZX":
+    fields = stat_fields(pid)
+    if fields is None or fields[0] in ENDED:
         return None
     threads = [_thread(pid, pid, fields[0])]
     if all_threads and int(fields[17]) > 1:
@@ -130,7 +131,7 @@ def _other_threads(pid: int) -> list[ThreadState]:
         return []
     threads = []
     for number, tid in enumerate(tids[:THREADS_MAX]):
-        fields = _stat(f"/proc/{pid}/task/{tid}/stat")
+        fields = stat_fields(f"{pid}/task/{tid}")
         if fields is not None:
             threads.append(_thread(pid, tid, fields[0], with_call=number < CALLS_MAX))
     return threads
@@ -183,16 +184,6 @@ def _text_at(pid: int, address: int) -> str:
     """Return the string at an address; if it continues on an unmapped page, the kernel returns the part before."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         return os.fsdecode(os.pread(memory.fileno(), _PATH_BYTES_MAX, address).split(b"\0", 1)[0])
-
-
-def _stat(path: str) -> list[str] | None:
-    """Return the fields from the state on, which is field 3 in proc(5)."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    return text[text.rindex(b")") + 2 :].decode().split()
 
 
 def _children(pid: int) -> list[int]:

@@ -13,6 +13,8 @@ import os
 import struct
 from enum import IntEnum
 
+from headrace.base.proc_stat import state_of
+
 _PID_BITS = 22
 """The bits of a pid: PID_MAX_LIMIT of the kernel."""
 _MOUNT_BITS = 39
@@ -86,8 +88,4 @@ class Servers:
 
 def is_zombie(pid: int) -> bool:
     """Return whether the main thread of a process has ended, while others may still run."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except OSError:
-        return False
+    return state_of(pid) == "Z"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from headrace.base.cancel import Cancel
 from headrace.base.fair_queue import FairPool
+from headrace.base.proc_stat import stat_fields
 from headrace.fuse.operations import Deferred
 
 THREADS = 80
@@ -117,11 +118,10 @@ def is_killed(thread: int) -> bool:
     try:
         with open(f"/proc/{thread}/status", "rb") as file:
             status = file.read()
-        with open(f"/proc/{thread}/stat", "rb") as file:
-            numbers = file.read().rpartition(b")")[2].split()
     except OSError:
         return False
-    return _will_be_killed(status) or _dies_of_a_signal(numbers)
+    fields = stat_fields(thread)
+    return fields is not None and (_will_be_killed(status) or _dies_of_a_signal(fields))
 
 
 def _will_be_killed(status: bytes) -> bool:
@@ -133,7 +133,7 @@ def _will_be_killed(status: bytes) -> bool:
     return bool((own | shared) & fatal)
 
 
-def _dies_of_a_signal(numbers: list[bytes]) -> bool:
+def _dies_of_a_signal(numbers: list[str]) -> bool:
     """Return whether a signal ends a thread; `numbers` are proc(5)'s `stat` from the third field on. It closes its
     files, and nobody waits for the result of that FLUSH. A program that exits by itself does wait."""
     flags, exit_code = int(numbers[6]), int(numbers[49])

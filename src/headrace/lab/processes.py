@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.proc_stat import ENDED, stat_fields, state_of
 
 MARK = "HEADRACE_RUN_FOLDER"
 EXEC_LOOKS = 50
@@ -100,7 +101,7 @@ def stopped(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    return all(_state(f"/proc/{pid}/task/{thread}/stat") in (b"T", b"Z", b"X") for thread in threads)
+    return all(state_of(f"{pid}/task/{thread}") in ("T", "", *ENDED) for thread in threads)
 
 
 def end(folder: str, *, patience_s: float) -> None:
@@ -183,12 +184,8 @@ def _has(pid: int, mark: bytes) -> bool:
 def _is_in_exec(pid: int) -> bool:
     """Return whether a process without environment, neither a zombie nor the kernel's own, is just executing a new
     program."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            fields = source.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_KTHREAD
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] not in ENDED and not int(fields[6]) & _PF_KTHREAD
 
 
 def _command(pid: int) -> str:
@@ -197,12 +194,3 @@ def _command(pid: int) -> str:
             return source.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _state(stat: str) -> bytes:
-    """Return the state of a process or thread, a letter of proc(5); X if it has ended."""
-    try:
-        with open(stat, "rb") as source:
-            return source.read().rpartition(b")")[2].split()[0]
-    except OSError:
-        return b"X"

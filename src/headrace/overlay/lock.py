@@ -14,6 +14,8 @@ import os
 import threading
 import time
 
+from headrace.base.proc_stat import ENDED, state_of
+
 PAUSE_S, PAUSE_S_MAX = 50e-6, 5e-3
 LOOK_S = 0.3
 """Seconds of waiting after which a thread checks the lock's holder."""
@@ -115,9 +117,6 @@ def _holder(fd: int) -> int:
 
 
 def _is_dead(pid: int) -> bool:
-    """Return whether a process was killed but not all of its threads could end."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return False  # in another pid namespace, or ended, which released its lock
+    """Return whether a process was killed but not all of its threads could end. One that is not seen is in another pid
+    namespace, or ended, which released its lock."""
+    return state_of(pid) in ENDED

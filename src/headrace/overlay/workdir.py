@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from headrace.base.boot_clock import Moment, boot_id, now_s
+from headrace.base.proc_stat import began_at
 
 FOREIGN_S = 86400.0
 """The age at which an entry counts as orphaned if its owner is in another pid namespace."""
@@ -22,7 +23,7 @@ def temp_prefix() -> bytes:
     global _own
     pid = os.getpid()
     if _own[0] != pid:
-        _own = pid, b"%x.%x.%x" % (_namespace(), pid, _began(pid) or 0)
+        _own = pid, b"%x.%x.%x" % (_namespace(), pid, began_at(pid))
     return _own[1]
 
 
@@ -40,7 +41,7 @@ def is_orphaned(name: bytes) -> bool:
         return _age_s(rest) > FOREIGN_S
     if namespace != _namespace():
         return _age_s(rest) > FOREIGN_S
-    return _began(pid) != began
+    return not began or began_at(pid) != began
 
 
 def _age_s(rest: bytes) -> float:
@@ -52,13 +53,3 @@ def _age_s(rest: bytes) -> float:
 
 def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _began(pid: int) -> int | None:
-    """Return when a process started, in ticks since the machine started; None if there is no such process any more."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *rest = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if state in (b"Z", b"X") else int(rest[18])
