@@ -15,7 +15,6 @@ from anyio.pytest_plugin import get_runner
 from hypothesis import HealthCheck, settings
 
 from headrace.config import load
-from headrace.testing.virtual_loop import VirtualLoop
 from headrace.vfs.brokered import broker_registry
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 @pytest.fixture
 def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
-    if request.node.get_closest_marker("virtual_time"):
-        return VirtualLoop
     return uvloop.new_event_loop if request.node.get_closest_marker("uvloop") else asyncio.new_event_loop
 
 

@@ -141,7 +141,7 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     writing = Writing(host, seed=number, most=4 * MIB if number % 2 == 0 else MIB)
     if chance.random() < 0.7:
         writing.until_full()
-    time.sleep(chance.random())
+    time.sleep(chance.random())  # the moment is what is tested
     for _ in range(chance.randrange(1, 3)):
         up = kill_something(host, up, chance)
     writing.end()

@@ -109,7 +109,7 @@ def test_a_command_waits_for_a_node_that_is_started_again(make_host: MakeHost) -
     assert "it is restarting" in done.stderr
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(host.ok, "ls", "/")
-        time.sleep(1.0)
+        time.sleep(1.0)  # long enough to be refused; a command that waits shows nowhere
         up.signal(signal.SIGCONT)
         assert "small" in later.result()
     host.ok("down")

@@ -129,7 +129,7 @@ def go_through(host: Host, proxy: FaultProxy, outage: Outage, read: Callable[[li
         asked, away_s = proxy.requests, time.monotonic()
         if outage.share == 1.0:
             wait_until(lambda: is_shown(host), what=lambda: host.ok("status"))
-        time.sleep(outage.seconds)
+        time.sleep(outage.seconds)  # the length is what is tested
         asked, away_s = proxy.requests - asked, time.monotonic() - away_s
         end(proxy, outage)
         back_s = time.monotonic()

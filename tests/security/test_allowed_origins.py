@@ -19,6 +19,7 @@ from headrace.node.node import Node
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _encode
 from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin
+from headrace.testing.waiting import until
 from headrace.wire.messages import Done, MountAdd
 
 MINIO = {"endpoint": "https://minio.example:9000", "profile": "training"}
@@ -144,8 +145,7 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
         for url, options in REFUSED[:12]:
             await records.put("mounts/x", _encode(MountRecord(url, options)))
         await records.put("mounts/y", _encode(MountRecord("s3://training/images/new")))
-        while "/y" not in attached:  # noqa: ASYNC110 - the mounts follow by themselves
-            await asyncio.sleep(0)
+        await until(lambda: "/y" in attached)
         await mounts.stop()
 
     asyncio.run(asyncio.wait_for(attack(), 60))

@@ -23,6 +23,7 @@ from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _decode, _encode
 from headrace.sdk.folder import LocalFolder
 from headrace.store.index import Index
+from headrace.testing.waiting import until
 from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.vfs.remote.cluster_client import ClusterClient
 from headrace.vfs.remote.http_connection import Address
@@ -48,8 +49,7 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
         await mounts.start({"/data": REAL}, {})
         await records.put("mounts/data", _encode(record))
         await records.put("mounts/other", _encode(MountRecord("s3://other")))
-        while "/other" not in attached:  # noqa: ASYNC110 - the mounts follow by themselves
-            await asyncio.sleep(0)
+        await until(lambda: "/other" in attached)
         await mounts.stop()
 
     asyncio.run(asyncio.wait_for(attack(), 60))

@@ -70,7 +70,7 @@ class OneFileDesk:
     async def answer(self, request: Request, user: User) -> Reply:
         self.waiting += 1
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             self.waiting -= 1
             self.cancelled.set()

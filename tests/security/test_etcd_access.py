@@ -24,6 +24,7 @@ from headrace.identity.authority import Authority
 from headrace.identity.mutual import TlsFiles
 from headrace.testing.etcd import etcd_command, find_etcd
 from headrace.testing.servers import find_program, free_ports, running, wait_until
+from headrace.testing.waiting import until
 from tests.certificates import authority, issued
 
 pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(90)]
@@ -118,8 +119,7 @@ async def use(records: EtcdRecords) -> None:
         assert await records.list("") == {"mounts//a": b"1", "nodes/n": b"2"}
         await records.follow("mounts/", lambda key, value: told.append((key, value)))
         assert await records.replace("mounts//a", b"1", b"3")
-        while ("mounts//a", b"3") not in told:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: ("mounts//a", b"3") in told)
         await records.delete("mounts//a")
     finally:
         await records.close()
@@ -212,11 +212,9 @@ def test_certificates_and_passwords_are_taken_anew(
         for turn in range(3):
             before = records._connection._client
             secured.authority.renew("renewed")
-            while records._connection._client is before or records._connection._client is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await until(lambda: records._connection._client not in (before, None))  # noqa: B023 - it is awaited here
             await other.put("a", b"%d" % turn)
-            while told[-1:] != [b"%d" % turn]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await until(lambda: told[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
         assert records.leases_lost == 0 and await other.get("nodes/me") == b"here"
         assert records.away_since_s is None
         await records.close()
@@ -238,14 +236,12 @@ def test_a_role_that_is_taken_away_is_missed_and_found_again(
         records = secured.records(access)
         await records.start()
         secured.control("user", "revoke-role", "shaky", "headrace")
-        while records.away_since_s is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: records.away_since_s is not None)
         with pytest.raises(ClusterDeniedError):
             await records.put("a", b"1")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # two tries are refused; they are counted nowhere
         secured.control("user", "grant-role", "shaky", "headrace")
-        while records.away_since_s is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: records.away_since_s is None)
         await records.put("a", b"1")
         await records.close()
 

@@ -415,12 +415,9 @@ def test_a_refused_token_is_in_the_log_without_it(
     assert TOKEN not in said
 
 
-def test_a_flood_of_refusals_is_no_flood_of_lines(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_refusals_is_no_flood_of_lines(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
-    monkeypatch.setattr("headrace.base.refusals.time.monotonic", lambda: now[0])
-    log = Refusals(logging.getLogger("x"), "s3")
+    log = Refusals(logging.getLogger("x"), "s3", clock=lambda: now[0])
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
             log.add(f"why {number}" * 100, address="10.0.0.1", who="k" * 100_000)

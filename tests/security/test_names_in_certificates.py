@@ -28,6 +28,7 @@ from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, Identity, NameForm, StrangerError, uris_of
 from headrace.node.cluster_link import node_id_of, node_tls
 from headrace.peer.client import PeerClient
+from headrace.testing.waiting import until
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import (
@@ -151,8 +152,7 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
                     assert len(answers) <= 1, name
                     for answer in answers:
                         assert answer == Failure(NotAllowedError.code, "this connection", "refused", ""), name
-            while len(refusals(caplog)) < len(reasons):  # noqa: ASYNC110 - the door logs when a connection ends
-                await asyncio.sleep(0.01)
+            await until(lambda: len(refusals(caplog)) >= len(reasons))
             for reason in reasons:
                 assert len([line for line in refusals(caplog) if reason in line]) == 1, reason
             assert len(refusals(caplog)) == len(reasons)

@@ -14,6 +14,7 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _encode
 from headrace.ring.view import ClusterView, NodeInfo
+from headrace.testing.waiting import until
 from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.replication.placement import PREFIX as HOLDERS
 from headrace.writeback.replication.placement import ReplicaSetRecords
@@ -57,8 +58,7 @@ def test_a_record_that_is_none_stops_nobody(raw: bytes, caplog: pytest.LogCaptur
             await records.put(key, raw)
         await records.put("nodes/b", msgspec.json.encode(other))
         await records.put("mounts/y", _encode(MountRecord("s3://y")))
-        while not (attached and set(views[-1].nodes) == {"me", "b"}):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: bool(attached and set(views[-1].nodes) == {"me", "b"}))
         await mounts.stop()
         await member._tasks.close()
 

@@ -24,6 +24,7 @@ from headrace.identity.names import StrangerError
 from headrace.identity.seals import Seals
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer, etcd_server
+from headrace.testing.waiting import until
 from tests.certificates import authority, issued, mutual
 
 pytestmark = pytest.mark.timeout(60)
@@ -200,8 +201,7 @@ def test_records_that_nodes_did_not_write_change_nothing(
         first = await attacker.get("mounts/x")
         assert first is not None and await one.replace("mounts/x", MOUNT, EVIL)
         assert await one.replace("mounts/x", EVIL, MOUNT) and not await one.replace("mounts/x", EVIL, EVIL)
-        while told.count(("mounts/x", MOUNT)) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: told.count(("mounts/x", MOUNT)) >= 2)
         before = list(told)
         for forged in (EVIL, b"", b"nonsense", first, first.replace(b"training", b"evil----")):
             await attacker.put("mounts/x", forged)
@@ -210,8 +210,7 @@ def test_records_that_nodes_did_not_write_change_nothing(
         await attacker.put("mounts/new", EVIL)
         await attacker.put("mounts/moved", first)
         await one.put("mounts/end", MOUNT)
-        while told[-1:] != [("mounts/end", MOUNT)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: told[-1:] == [("mounts/end", MOUNT)])
         assert told == [*before, ("mounts/end", MOUNT)]
         assert await other.list("mounts/") == {"mounts/x": MOUNT, "mounts/end": MOUNT}
         assert await one.get("mounts/new") == b""  # there is something, and nobody believes it
@@ -252,8 +251,7 @@ def test_a_rogue_node_owns_nothing(etcd: EtcdServer, lab: Authority) -> None:
         await attacker.put("nodes/d", client.close("nodes/d", msgspec.json.encode(info("d"))))
         await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("d"))))
         await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("c"))))
-        while not (views and set(views[-1].nodes) == {"a", "b", "c"}):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: views and set(views[-1].nodes) == {"a", "b", "c"})
         assert all(node.capacity_bytes == 1 << 30 for view in views for node in view.nodes.values())
         assert all(set(view.nodes) <= {"a", "b", "c"} for view in views)
         for one in members:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from headrace.identity.record_kinds import kind_of
 from headrace.identity.seals import ENDED, Mark, Seals
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer, etcd_server
+from headrace.testing.waiting import until
 from headrace.writeback.replication.failover import Failover
 from headrace.writeback.replication.placement import ReplicaSetRecords
 from tests.certificates import authority, issued
@@ -152,11 +153,6 @@ def run(work: Awaitable[None]) -> None:
         runner.run(limited())
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # noqa: ASYNC110 - others change it
-        await asyncio.sleep(0.01)
-
-
 class SpoiledRecordsFixture:
     """Nodes with their seals and tables, and an attacker who has access to etcd only."""
 
@@ -205,7 +201,7 @@ def test_what_lasts_is_neither_taken_away_nor_changed(
             await node.put(key, value)
         sealed = await scene.attacker.list("")
         await other.follow("", lambda key, value: heard.append((key, value)))
-        await until(lambda: asyncio.sleep(0, dict(heard) == LASTING))
+        await until(lambda: dict(heard) == LASTING)
         for key in LASTING:
             await scene.attacker.delete(key)
             assert await other.get(key) == LASTING[key]
@@ -216,7 +212,7 @@ def test_what_lasts_is_neither_taken_away_nor_changed(
         assert await other.list("") == LASTING
         assert len(heard) == len(LASTING)
         await node.delete("written/a")  # by who may
-        await until(lambda: asyncio.sleep(0, ("written/a", None) in heard))
+        await until(lambda: ("written/a", None) in heard)
         assert await other.get("written/a") is None and "written/a" not in await other.list("written/")
         ended = await scene.attacker.get("written/a") or b""
         await scene.attacker.put("written/a", sealed["written/a"])
@@ -255,7 +251,7 @@ def test_a_node_that_starts_is_shown_no_older_record(
             await node.put(key, b'{"a":2}')
         await node.delete("jobs/7")
         wanted = {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": None, "jobs/8": b'{"a":2}'}
-        await until(lambda: asyncio.sleep(0, heard == wanted))
+        await until(lambda: heard == wanted)
         await node.close()
         for key in ("mounts/x", "jobs/7"):
             await scene.attacker.put(key, before[key])
@@ -294,7 +290,7 @@ def test_what_a_node_believed_outlives_its_seal_while_all_nodes_are_away(
         await node.follow("", heard.__setitem__)
         for key in ("mounts/x", "pins/x"):
             await node.put(key, OBJECT)
-        await until(lambda: asyncio.sleep(0, len(heard) == 2))
+        await until(lambda: len(heard) == 2)
         await node.close()
         await scene.attacker.put("mounts/other", await scene.attacker.get("mounts/x") or b"")
         monkeypatch.setattr(time, "time", lambda: real() + 2 * 86400)
@@ -338,13 +334,13 @@ def test_a_node_that_was_removed_does_not_come_back_by_its_record(
             me = Membership(scene.records_of("me"), info("me"), on_view=views.append, is_alive=alive)
             await me.start()
             if turn == "this-run":
-                await until(lambda views=views: asyncio.sleep(0, "gone" in views[-1].nodes))  # type: ignore[misc]
+                await until(lambda: "gone" in views[-1].nodes)  # noqa: B023 - it is awaited here
                 await gone.close()
-                await until(lambda views=views: asyncio.sleep(0, "gone" not in views[-1].nodes))  # type: ignore[misc]
+                await until(lambda: "gone" not in views[-1].nodes)  # noqa: B023 - it is awaited here
                 await scene.attacker.put("nodes/gone", record)
             late = await scene.node(turn)
             await late.put(f"nodes/{turn}", msgspec.json.encode(info(turn)), leased=True)
-            await until(lambda views=views, turn=turn: asyncio.sleep(0, turn in views[-1].nodes))  # type: ignore[misc]
+            await until(lambda: turn in views[-1].nodes)  # noqa: B023 - it is awaited here
             assert "gone" not in views[-1].nodes, turn
             await me.stop()
         await scene.end()
@@ -367,13 +363,13 @@ def test_a_node_whose_own_record_is_spoiled_writes_it_again(
         heard: list[bytes | None] = []
         await other.follow("nodes/a", lambda _, value: heard.append(value))
         await node.put("nodes/a", OBJECT, leased=True)
-        await until(lambda: asyncio.sleep(0, heard == [OBJECT]))
+        await until(lambda: heard == [OBJECT])
         await scene.attacker.put("nodes/a", b"{}")
-        await until(lambda: asyncio.sleep(0, heard == [OBJECT, None, OBJECT]))
+        await until(lambda: heard == [OBJECT, None, OBJECT])
         assert node.leases_lost == 1
         await node._tasks.close()
         await scene.attacker.put("nodes/a", b"{}")  # without the lease: nothing takes it away
-        await until(lambda: asyncio.sleep(0, heard == [OBJECT, None, OBJECT, None]))
+        await until(lambda: heard == [OBJECT, None, OBJECT, None])
         await scene.end()
 
     run(work())
@@ -447,8 +443,7 @@ def test_copies_are_dropped_only_where_a_record_says_so(
             delay_s=0,
         )
         task = asyncio.ensure_future(me._take_over("a"))
-        while asked < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: asked >= 5)
         assert copy.read_bytes() == b"acknowledged"
         with pytest.raises(ClusterUnavailableError, match="nobody else says"):
             await real("a", "me")

@@ -8,6 +8,8 @@ import ssl
 import threading
 import time
 
+from headrace.base.clock import Clock
+
 LINES_A_MINUTE = 20
 WORD_CHARACTERS_MAX = 128
 
@@ -15,9 +17,10 @@ WORD_CHARACTERS_MAX = 128
 class Refusals:
     """The refusals of one interface. Thread-safe. log: of the module that the lines name."""
 
-    def __init__(self, log: logging.Logger, interface: str) -> None:
+    def __init__(self, log: logging.Logger, interface: str, *, clock: Clock = time.monotonic) -> None:
         self._log = log
         self._interface = interface
+        self._clock = clock
         self._lock = threading.Lock()
         self._begun_s = float("-inf")
         self._logged: set[tuple[str, str, str]] = set()
@@ -29,7 +32,7 @@ class Refusals:
         why, who = _word(why), _word(who)
         refusal = address.rpartition(":")[0] or address, why, who
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._clock()
             if now_s - self._begun_s >= 60.0:
                 self._begun_s = now_s
                 self._logged.clear()

@@ -5,8 +5,8 @@ The clock stands still while tasks run, and jumps to the next timer when none ca
 times are exact.
 
 While something outside the loop may answer, the loop waits for it in real time, like any other: work that
-run_in_executor gave to a thread, or a registered socket. Work that reaches threads otherwise isn't seen: its time-outs
-come at once.
+run_in_executor gave to a thread, or a registered socket. Work that reaches threads otherwise, as obstore's, isn't seen:
+its time-outs come at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Waits only if somebody outside can end the wait. in_threads: calls that threads run for the loop."""
+    """Waits only if somebody outside can end the wait. in_threads: calls that threads run for the loop. skipped_s: the
+    waits that passed at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = time.monotonic()
         self.in_threads = 0
+        self.skipped_s: list[float] = []
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
@@ -45,6 +47,7 @@ class _VirtualSelector(selectors.DefaultSelector):
             self.now_s += time.monotonic() - began_s
         else:
             self.now_s += timeout
+            self.skipped_s.append(timeout)
         return events
 
 
@@ -52,11 +55,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop with the clock of its selector."""
 
     def __init__(self) -> None:
-        self._waits = _VirtualSelector()
-        super().__init__(self._waits)
+        self.waits = _VirtualSelector()
+        super().__init__(self.waits)
 
     def time(self) -> float:
-        return self._waits.now_s
+        return self.waits.now_s
 
     def create_task(
         self,
@@ -75,20 +78,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         func: Callable[[*Arguments], Result],
         *args: *Arguments,
     ) -> asyncio.Future[Result]:
-        future = super().run_in_executor(executor, func, *args)
-        self._waits.in_threads += 1
+        future = super().run_in_executor(executor, contextvars.copy_context().run, func, *args)
+        self.waits.in_threads += 1
         future.add_done_callback(self._returned)
         return future
 
     def _returned(self, _: asyncio.Future[Any]) -> None:
-        self._waits.in_threads -= 1
+        self.waits.in_threads -= 1
 
     async def shutdown_default_executor(self, *limits: float | None) -> None:
-        self._waits.in_threads += 1  # a thread joins the executor's
+        self.waits.in_threads += 1  # a thread joins the executor's
         try:
             await super().shutdown_default_executor(*limits)
         finally:
-            self._waits.in_threads -= 1
+            self.waits.in_threads -= 1
 
 
 def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
@@ -97,8 +100,20 @@ def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(work)
 
 
+def running_loop() -> VirtualLoop:
+    """Return the virtual loop of the calling task. RuntimeError: its loop isn't virtual."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise RuntimeError("time passes by itself on this loop: wait for a condition")
+    return loop
+
+
 async def pass_time(seconds: float) -> None:
     """Let virtual time pass: what is due until then has run on return. RuntimeError: the loop isn't virtual."""
-    if not isinstance(asyncio.get_running_loop(), VirtualLoop):
-        raise RuntimeError("time passes by itself on this loop: wait for a condition")
+    running_loop()
     await asyncio.sleep(seconds)
+
+
+def skipped_s() -> list[float]:
+    """Return the waits of the calling task's loop that passed at once, in seconds. The caller may clear the list."""
+    return running_loop().waits.skipped_s

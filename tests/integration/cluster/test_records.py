@@ -269,7 +269,7 @@ def test_one_id_has_one_node(etcd: EtcdServer) -> None:
             for _ in range(30):  # and stays: the first one does not fight for it
                 raw = await records.get("nodes/n")
                 assert raw is not None and b"third" in raw
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # long enough for a fight that must not begin
             assert not third.membership.status()["trouble"]
 
     run(work())

@@ -95,7 +95,7 @@ def slow_server() -> Iterator[str]:
 
 class _Slow(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        time.sleep(ANSWER_S)
+        time.sleep(ANSWER_S)  # the server's latency, which is what is diagnosed
         page = "".join(f'<a href="{number}.json">{number}.json</a>' for number in range(64))
         body = page.encode() if self.path.endswith("/") else bytes(1000)
         self.send_response(200)

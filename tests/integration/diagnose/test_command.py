@@ -84,7 +84,7 @@ def test_interrupted_it_reports_what_was_seen_and_the_job_gets_the_signal_too(tm
     ) as both:
         assert both.stderr is not None
         assert both.stderr.readline() == "trains\n"  # stdout is the report's
-        time.sleep(1)
+        time.sleep(1)  # some samples are taken: the report comes only at the end
         os.killpg(both.pid, signal.SIGINT)  # as a terminal does
         said, errors = both.communicate(timeout=30)
     assert both.returncode == 128 + signal.SIGINT, errors

@@ -160,7 +160,7 @@ def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter, code: 
         readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount)]) for _ in range(4)]
         for _ in range(20):
             _forget_pages([*(m.folder / "cache").iterdir(), *(m.mount / name for name in files)])
-            time.sleep(0.005 + 0.001 * turn)
+            time.sleep(0.005 + 0.001 * turn)  # the moment is what is tested
         for one in readers:
             assert one.poll() is None  # it went on reading till now
             one.kill()
@@ -244,7 +244,7 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
     readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount / name)]) for name in names]
     try:
         wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(one.pid)) for one in readers) >= 30)
-        time.sleep(0.5)
+        time.sleep(0.5)  # the files are open; that the reads are blocked shows nowhere
         done: list[bool] = []
         reader = threading.Thread(
             target=lambda: done.append(
@@ -266,7 +266,7 @@ def test_a_blocked_reader_can_be_killed(mounter: Mounter, io: str) -> None:
     (m.folder / "stuck").touch()
     reader = subprocess.Popen([sys.executable, "-c", f"open({str(m.mount / 'big')!r}, 'rb').read()"])
     wait_until(lambda: "mnt/big" in "".join(_descriptors(reader.pid)))
-    time.sleep(0.1)
+    time.sleep(0.1)  # the file is open; that the read is blocked shows nowhere
     reader.kill()
     reader.wait(30)
     (m.folder / "stuck").unlink()

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -161,12 +160,12 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
             pids = {line.split()[0] for line in client.local.index._env.readers().splitlines()[1:]}
         results.put(good and str(os.getpid()) in pids)
 
-    held = threading.Event()
+    held, done = threading.Event(), threading.Event()
 
     def hold() -> None:  # a thread of the parent has the pool's lock at the fork
         with client._connections._lock:
             held.set()
-            time.sleep(1)
+            done.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -177,6 +176,7 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
     for one in children:
         one.start()
     assert all(results.get() for _ in children)
+    done.set()
     for one in children:
         one.join()
     thread.join()

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.overlay.upper import Upper
+from headrace.testing.waiting import until
 from headrace.writeback import upload
 from tests.model.dataplane.scene import WriterFixture, play
 
@@ -25,8 +26,7 @@ async def put_unheard(scene: WriterFixture) -> None:
     await scene.persisted()
     scene.held.lose("put")
     await scene.write(b"/d/e/f", b"ours")
-    while not (scene.truth / "d/e/f").exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: (scene.truth / "d/e/f").exists())
 
 
 def test_its_folder_is_renamed_before_it_is_put_again(

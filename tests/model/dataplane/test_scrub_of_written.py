@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.dataplane.scrub import Scrub
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader
+from headrace.testing.waiting import until
 from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of
 from tests.unit.store.conftest import OpenStore, open_store
@@ -70,8 +70,7 @@ class Scrubbing:
         )
         wanted = scrub._progress.passes + count
         scrub.start()
-        while scrub._progress.passes < wanted:  # noqa: ASYNC110 - its steps are the scrub's own
-            await asyncio.sleep(0.002)
+        await until(lambda: scrub._progress.passes >= wanted)
         await scrub.stop()
         return scrub.statistics()
 

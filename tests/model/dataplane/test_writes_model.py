@@ -19,6 +19,7 @@ from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.store.schema import FOREVER_NS
+from headrace.testing.waiting import until
 from tests.model.dataplane.scene import WriterFixture, play
 from tests.model.dataplane.writer_lives import tree_of
 
@@ -44,8 +45,7 @@ def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:
         await scene.persisted()
         scene.held.lose("remove")
         await scene.do(lambda: scene.session.unlink(b"/f"))
-        while (scene.truth / "f").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not (scene.truth / "f").exists())
         await scene.write(b"/f", b"second")
         await scene.check({"/f": b"second".hex()})
 
@@ -63,15 +63,13 @@ def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(tmp_path: Path, lo
         scene.here.index.names.set_fresh_until(ROOT_ID, FOREVER_NS)
         scene.held.lose("put")
         await scene.write(b"/f", b"second")
-        while theirs.read_bytes() != b"second":  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: theirs.read_bytes() == b"second")
         if lost == "put and removal":
             scene.held.lose("remove")
         else:
             scene.held.hold_listing()
         await scene.do(lambda: scene.session.unlink(b"/f"))
-        while theirs.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not theirs.exists())
         await scene.write(b"/f", b"third")
         await scene.here.write.persist(b"/f")
         scene.held.go_on.set()
@@ -233,8 +231,7 @@ def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path
         folder = scene.truth / "f"
         scene.held.lose("make_directory")
         await scene.do(lambda: scene.session.mkdir(b"/f"))
-        while not folder.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(folder.exists)
         scene.held.hold_listing()
         listing = asyncio.ensure_future(scene.here.namespace.refresh(ROOT_ID))
         await scene.held.begun.wait()
@@ -242,8 +239,7 @@ def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path
             ROOT_ID, FOREVER_NS
         )  # so that the program does not wait for it
         await scene.do(lambda: scene.session.rmdir(b"/f"))
-        while folder.exists() or scene.here.upper.names(b"/"):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not (folder.exists() or scene.here.upper.names(b"/")))
         scene.held.go_on.set()
         await listing
         assert scene.here.namespace.entry_at(b"/f") is None
@@ -470,8 +466,7 @@ def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Pa
         if by == "persist":
             await scene.here.write.persist(b"/")
             assert not (scene.truth / "d").exists()
-        while (scene.truth / "d").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: not (scene.truth / "d").exists())
         wanted = {"/e": "dir", "/e/f": b"within".hex()}
         assert tree_of(scene.truth, links=False) == wanted
         assert await asyncio.to_thread(session.tree) == {**wanted, "/d": "link"}

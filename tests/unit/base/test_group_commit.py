@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headrace.base.group_commit import GroupCommit
+from headrace.testing.virtual_loop import pass_time
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -76,7 +77,7 @@ async def test_the_result_of_one_who_left_is_given_back() -> None:
     doubled.go.clear()
     batches = GroupCommit(doubled.work, most=8, unclaimed=unclaimed.append)
     left, stays = asyncio.ensure_future(batches.submit(2)), asyncio.ensure_future(batches.submit(4))
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
@@ -100,7 +101,7 @@ async def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
     doubled.go.clear()
     batches = GroupCommit(doubled.work, most=8, delay_s=60)
     worked_on = asyncio.ensure_future(batches.submit(2, soon=True))
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     waits = asyncio.ensure_future(batches.submit(4))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(0.01, doubled.go.set)

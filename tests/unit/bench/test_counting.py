@@ -15,6 +15,7 @@ import pytest
 
 from headrace.bench.counting import CountingProxy, StoreCounts
 from headrace.bench.prices import DEFAULT, Price, price, read
+from headrace.testing.waiting import wait_for
 
 BODY = random.Random(1).randbytes((5 << 20) + 17)
 
@@ -82,14 +83,6 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
     return connection.getresponse().read()
 
 
-def counts_when(proxy: CountingProxy, wanted: StoreCounts) -> StoreCounts:
-    """What it says once it is that, or after 10 s: the last bytes are counted once they are sent."""
-    until_s = time.monotonic() + 10
-    while (found := proxy.counts()) != wanted and time.monotonic() < until_s:
-        time.sleep(0.01)
-    return found
-
-
 def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     proxy = proxy_of(endpoint)
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
@@ -101,10 +94,10 @@ def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     assert ask(connection, "GET", "/missing") == b"none"
     connection.close()
     wanted = StoreCounts(gets=3, lists=1, heads=1, others=1, bytes_out=3 * len(BODY) + 64 + 4, errors=1)
-    found = counts_when(proxy, wanted)
-    assert found == wanted
-    assert found.requests == 6
-    assert found.since(StoreCounts(gets=1, bytes_out=10)).gets == 2
+    wait_for(lambda: proxy.counts() == wanted)  # the last bytes are counted once they are sent
+    counts = proxy.counts()
+    assert counts.requests == 6
+    assert counts.since(StoreCounts(gets=1, bytes_out=10)).gets == 2
 
 
 def test_many_at_a_time(endpoint: str) -> None:
@@ -123,7 +116,7 @@ def test_many_at_a_time(endpoint: str) -> None:
         one.join()
     assert wrong == []
     wanted = StoreCounts(gets=18, bytes_out=18 * len(BODY))
-    assert counts_when(proxy, wanted) == wanted
+    wait_for(lambda: proxy.counts() == wanted)
 
 
 def test_it_is_as_slow_as_it_is_told_to_be(endpoint: str) -> None:

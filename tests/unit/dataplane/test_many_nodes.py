@@ -42,6 +42,8 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.object_metadata import noted
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FileRange, ListShared, LookupShared, Names, OfferHandover
 
 pytestmark = pytest.mark.timeout(60)
@@ -111,7 +113,7 @@ class DirectPeers:
     ) -> Arrived:
         self.asked += 1
         if node.id in self.world.slow:
-            await asyncio.sleep(self.world.slow_s)
+            await pass_time(self.world.slow_s)
         (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, epoch=epoch)
         if isinstance(file, HeadraceError):
             raise file
@@ -304,7 +306,7 @@ async def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(
         for id, node in world.nodes.items()
         for name in world.bodies
     }
-    await asyncio.sleep(2.0)  # longer than a handful of attempts takes
+    await pass_time(2.0)  # longer than a handful of attempts takes
     assert not any(read.done() for read in reads.values())
     refused = world.origin.refused
     assert refused < len(world.nodes) * 60
@@ -451,13 +453,11 @@ async def test_a_new_owner_joins_what_the_old_one_is_fetching(world: NodesFixtur
     world.change("abcd")
     world.origin.held = asyncio.Event()
     early = asyncio.ensure_future(old.read(name))
-    while world.origin.bytes_read < size:  # noqa: ASYNC110 - all of it is asked for, nothing is there
-        await asyncio.sleep(0.001)
+    await until(lambda: world.origin.bytes_read >= size)
     world.change("abcde")
     late = asyncio.ensure_future(new.read(name))
     ranges = world.origin.reads[name]
-    while new.peers.waiting < ranges and world.origin.bytes_read == size:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: new.peers.waiting >= ranges or world.origin.bytes_read != size)
     world.origin.held.set()
     assert await early == await late == world.bodies[name]
     assert world.origin.bytes_read == size
@@ -491,8 +491,7 @@ async def test_a_node_that_waits_for_another_is_not_waited_for(world: NodesFixtu
     entry = await asker.entry("one")
     world.origin.held = asyncio.Event()
     reading = asyncio.ensure_future(asker.read("one"))
-    while not owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000))
     wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
     (refused,) = await asker.desk.open_many([wanted], cached_only=True, epoch=1)
     assert isinstance(refused, NotOwnerError)

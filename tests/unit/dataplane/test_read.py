@@ -25,6 +25,8 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -161,7 +163,7 @@ async def test_eviction_under_a_reader_is_not_its_trouble(world: ReadPathFixture
 
     async def evict() -> None:
         for _ in range(5):
-            await asyncio.sleep(0.001)
+            await pass_time(0.001)
             world.reads.forget([id])
             world.store.free(id)
 
@@ -246,8 +248,7 @@ async def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPath
     origin.hold("f", body)
     entry = await world.entry("held/f")
     load = asyncio.ensure_future(world.reads.load(entry))
-    while not origin.asked:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: origin.asked)
     other = asyncio.ensure_future(world.reads.load(entry)) if others == "a load" else None
     fill = world.reads._fills.get(entry.id)
     assert fill is not None
@@ -258,8 +259,7 @@ async def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPath
     await asyncio.gather(load, return_exceptions=True)
     assert load.cancelled()
     origin.let_go.set()
-    while not fill.is_idle:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: fill.is_idle)
     if others == "nobody":
         assert origin.asked < ranges / 2
         assert not fill.is_committed

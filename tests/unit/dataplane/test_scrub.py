@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from headrace.dataplane.scrub import Scrub, ScrubPace, ScrubProgress, _StoppedEr
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader, verify_on_disk
 from headrace.store.store import Store
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from tests.unit.store.conftest import OpenStore, open_store
 from tests.unit.store.test_store import content, fill
 
@@ -54,8 +55,7 @@ class Host:
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
         self.scrub.start()
-        while not condition():  # noqa: ASYNC110 - its steps are the scrub's own
-            await asyncio.sleep(0.002)
+        await until(condition)
         await self.scrub.stop()
 
     def progress(self) -> ScrubProgress:
@@ -119,7 +119,7 @@ async def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: O
     again = Host(store)
     assert again.progress() == host.progress()
     again.scrub.start()
-    await asyncio.sleep(0.05)
+    await pass_time(60)
     await again.scrub.stop()
     assert again.progress().passes == 1
     soon = Host(store, pass_s_min=0.0)
@@ -141,10 +141,9 @@ async def test_a_file_that_goes_meanwhile_is_not_damaged(open_store: OpenStore) 
     host = Host(store, bytes_s=200 * MIB)
     host.scrub.start()
     for id in ids:
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)
         store.free(id)
-    while host.progress().passes == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: host.progress().passes)
     await host.scrub.stop()
     assert host.told == []
 

@@ -14,6 +14,7 @@ from headrace.dataplane import rebalance, route
 from headrace.dataplane.cluster_source import ClusterSourceFactory
 from headrace.dataplane.intent import FOREGROUND
 from headrace.ring.view import NodeInfo
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
 from tests.unit.dataplane.test_many_nodes import MIB, NodesFixture, body_of
@@ -59,8 +60,7 @@ async def test_all_owners_send_at_one_time_and_the_origin_once(world: NodesFixtu
     world.origin.held = asyncio.Event()  # so that nobody answers before all were asked
     id = (await reader.entry("model")).id
     reading = asyncio.ensure_future(reader.reads.fill(id, 0, -(-size // 4)))  # a quarter: in earnest
-    while asked != {segment for segment in range(6) if owners[segment] != "a"}:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: asked == {segment for segment in range(6) if owners[segment] != "a"})
     world.origin.held.set()
     await reading
     for node in world.nodes.values():

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from headrace.diagnose.report import lines_of as words_of
 from headrace.diagnose.report import value_of
 from headrace.diagnose.stacks import lines_of
 from headrace.diagnose.timeline import events_of
+from headrace.testing.waiting import wait_for
 
 from .moments import (
     AUGMENTS,
@@ -73,13 +73,13 @@ def opening(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[in
 @pytest.mark.skipif(not kernel.may_trace(os.getpid()), reason="/proc/PID/syscall is not here")
 def test_a_thread_in_an_open_is_seen_with_its_path(opening: tuple[int, str]) -> None:
     pid, path = opening
-    give_up_s = time.monotonic() + 10
-    while True:
+
+    def is_in_open() -> bool:
         state = kernel.state_of(pid, all_threads=True)
-        assert state is not None and time.monotonic() < give_up_s
-        if state.threads[0] == kernel.ThreadState(pid, KernelCall.OPEN, path):
-            return
-        time.sleep(0.01)
+        assert state is not None
+        return state.threads[0] == kernel.ThreadState(pid, KernelCall.OPEN, path)
+
+    wait_for(is_in_open)
 
 
 def test_a_process_that_has_gone_is_none_and_a_tree_has_its_children(opening: tuple[int, str]) -> None:

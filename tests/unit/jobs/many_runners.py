@@ -27,6 +27,7 @@ from headrace.origin.origin import Origin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from headrace.testing.waiting import until
 from headrace.wire.messages import JobRow, JobState
 
 MIB = BLOCK_SIZE_BYTES
@@ -275,8 +276,7 @@ class JobClusterFixture:
 
     async def end_of(self, node: str, id: str) -> JobState:
         """How it ended, as a node tells it, which hears of the job within a second."""
-        while id not in {row.id for row in self.runners[node].jobs.rows()}:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: id in {row.id for row in self.runners[node].jobs.rows()})
         async for state in self.runners[node].jobs.states(id):
             assert state.files_done <= state.files_total or state.listing
             last = state
@@ -284,8 +284,7 @@ class JobClusterFixture:
         return last
 
     async def until(self, node: str, id: str, wanted: Callable[[JobRow], bool]) -> JobRow:
-        while id not in {row.id for row in self.runners[node].jobs.rows()}:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: id in {row.id for row in self.runners[node].jobs.rows()})
         async for _ in self.runners[node].jobs.states(id):
             (row,) = self.runners[node].jobs.rows(id)
             if wanted(row):

@@ -15,6 +15,7 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.origin.origin import Origin
 from headrace.testing.faulty import FaultyOrigin
+from headrace.testing.waiting import until
 from headrace.wire.messages import JobState
 from tests.unit.jobs.many_runners import MIB, JobClusterFixture
 
@@ -283,8 +284,7 @@ async def test_work_goes_on_while_etcd_is_away(world: JobClusterFixture) -> None
     with pytest.raises(ClusterUnavailableError):
         await world.runners["b"].jobs.submit("load", "/d", {})
     world.origin.release()
-    while len(world.origin.reads) < 40:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: len(world.origin.reads) >= 40)
     assert world.runners["b"].jobs.rows(id)[0].state == "running"
     world.records.away = False
     row = await world.agree(id)
@@ -308,11 +308,7 @@ async def test_a_job_that_etcd_lost_goes_on(world: JobClusterFixture) -> None:
 async def test_progress_is_written_once_a_second_and_the_end_cleans_up(world: JobClusterFixture) -> None:
     world.put_many(100)
     await world.agree(await world.runners["a"].jobs.submit("load", "/d", {}))
-    for _ in range(100):
-        if set(world.records.values) == {"jobs/1"}:
-            break
-        await asyncio.sleep(0.01)
-    assert set(world.records.values) == {"jobs/1"}
+    await until(lambda: set(world.records.values) == {"jobs/1"})
     assert all(count <= 3 for key, count in world.records.puts.items() if "/parts/" in key), (
         world.records.puts
     )
@@ -324,11 +320,7 @@ async def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monkey
         w.put_many(2)
         for _ in range(6):
             await w.end_of("b", await w.runners["b"].jobs.submit("load", "/d", {}))
-        for _ in range(100):
-            if [row.id for row in w.runners["c"].jobs.rows()] == ["4", "5", "6"]:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError([row.id for row in w.runners["c"].jobs.rows()])
+        await until(lambda: [row.id for row in w.runners["c"].jobs.rows()] == ["4", "5", "6"])
 
 
 async def test_records_that_tell_at_once(tmp_path: Path) -> None:

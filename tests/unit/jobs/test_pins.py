@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from headrace.testing.waiting import until
 from tests.unit.jobs.many_runners import JobClusterFixture
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,8 +26,11 @@ async def pinned_by(w: JobClusterFixture, name: str) -> set[str]:
 
 async def until_pinned(w: JobClusterFixture, names: list[str]) -> None:
     """By their owners and nobody else; the test's time limit is the limit."""
-    while any([await pinned_by(w, name) != set(w.owners(name)) for name in names]):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+
+    async def all_are() -> bool:
+        return all([await pinned_by(w, name) == set(w.owners(name)) for name in names])
+
+    await until(all_are)
 
 
 async def test_owners_pin_and_a_node_that_joins_pins_what_it_comes_to_own(world: JobClusterFixture) -> None:
@@ -78,8 +81,7 @@ async def test_pins_that_etcd_lost_are_put_back(world: JobClusterFixture) -> Non
     await world.agree(await world.runners["a"].jobs.submit("pin", "/d", {}))
     before = world.records.values["pins/d"]
     world.records.lose()
-    while world.records.values.get("pins/d") != before:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: world.records.values.get("pins/d") == before)
 
 
 async def test_a_cancelled_pin_leaves_no_record(world: JobClusterFixture) -> None:

@@ -13,6 +13,8 @@ from headrace.namespace.mounts import MountTable
 from headrace.namespace.pending_rows import Rows
 from headrace.namespace.tree import Namespace
 from headrace.overlay.pending_version import PendingVersion, is_pending
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import NameRow
 
 from .test_tree import Gated, Tree, origin_with
@@ -63,8 +65,7 @@ def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
 
 async def settled(tree: Tree) -> None:
     """All that was stirred is seen."""
-    while tree.namespace._refreshes.busy:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: not tree.namespace._refreshes.busy)
 
 
 def version(tree: Tree, path: bytes) -> Version:
@@ -180,12 +181,12 @@ async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         persist()
     origin.gate.clear()
     early = asyncio.ensure_future(tree.namespace.refresh_path(b"/d"))
-    await asyncio.sleep(0.01)  # its page was read, and it waits for the next one
+    await pass_time(0.01)  # its page was read, and it waits for the next one
     if persisted == "after":
         persist()
     others.say(b"/d")
     tree.namespace.schedule_refresh(b"/d", False)
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     shown: list[list[bytes]] = []
     on_changed = tree.namespace._on_changed
     known = tree.namespace.entry_at(b"/d")

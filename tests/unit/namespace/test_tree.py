@@ -17,6 +17,7 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import ListPage
 from headrace.store.index import Index
+from headrace.testing.virtual_loop import pass_time
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -145,10 +146,10 @@ async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: T
     tree.attach("/", origin)
     origin.gate.clear()
     early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
-    await asyncio.sleep(0.01)  # the first page was read
+    await pass_time(0.01)  # the first page was read
     fresh = origin.hold("a", b"new")
     syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     origin.gate.set()
     await asyncio.gather(early, *syncs)
     found = tree.index.lookup(ROOT_ID, b"a")

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, OriginUnavailableError, VersionChangedError
 from headrace.base.model import Arrived, Version
@@ -13,11 +14,9 @@ from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeO
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
 from headrace.testing.faulty import FaultyOrigin, PlannedFault
+from headrace.testing.virtual_loop import pass_time
 
 DATA = bytes(range(200))
-
-
-pytestmark = pytest.mark.virtual_time
 
 
 class SlowOrigin(MemoryOrigin):
@@ -35,7 +34,7 @@ class SlowOrigin(MemoryOrigin):
         self.asked += 1
         self.open += 1
         try:
-            await asyncio.sleep(self.delays_s.pop(0) if self.delays_s else self.usual_s)
+            await pass_time(self.delays_s.pop(0) if self.delays_s else self.usual_s)
             return await super().read_range(key, start, end, version=version, deadline=deadline)
         finally:
             self.open -= 1
@@ -51,14 +50,13 @@ class HedgeFixture:
 
     async def read(self, start: int = 0, timeout_s: float = 60.0) -> float:
         """How long it took."""
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
+        begun_s = monotonic_s()
         arrived = await self.origin.read_range(
             "f", start, len(DATA), version=self.version, deadline=Deadline.after(timeout_s)
         )
         assert bytes(arrived.body) == DATA[start:]
         assert self.slow.open == 0  # nothing is left under way
-        return loop.time() - begun_s
+        return monotonic_s() - begun_s
 
 
 async def test_a_silent_read_is_asked_for_again_and_ended() -> None:
@@ -122,11 +120,10 @@ async def test_an_answer_that_it_is_another_version_ends_both() -> None:
 async def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline() -> None:
     world = HedgeFixture()
     world.faulty.fail("read", PlannedFault.HANG)
-    loop = asyncio.get_running_loop()
-    begun_s = loop.time()
+    begun_s = monotonic_s()
     with pytest.raises((DeadlineExceededError, OriginUnavailableError)):
         await world.read(timeout_s=20.0)
-    assert loop.time() - begun_s == pytest.approx(20.0, abs=0.1)
+    assert monotonic_s() - begun_s == pytest.approx(20.0, abs=0.1)
     assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
 
 
@@ -134,7 +131,7 @@ async def test_a_cancel_leaves_nothing_under_way() -> None:
     world = HedgeFixture()
     world.faulty.fail("read", PlannedFault.HANG)
     read = asyncio.ensure_future(world.read())
-    await asyncio.sleep(LEAST_S + 1.0)
+    await pass_time(LEAST_S + 1.0)
     assert world.faulty.hanging == 2
     read.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from headrace.base.errors import OriginUnavailableError, PathNotFoundError
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.testing.faulty import FaultyOrigin, PlannedFault
-from tests.unit.origin.clock import FakeClock
+from headrace.testing.virtual_loop import pass_time
 
 NEVER = Deadline.never()
 
@@ -40,10 +40,10 @@ async def test_calls_errors_bytes_and_pages_are_counted() -> None:
     assert found["bytes_read"] == 7
 
 
-async def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
+async def test_latency_is_what_the_caller_waits() -> None:
     class Slow(MemoryOrigin):
         async def head(self, key: str, *, deadline: Deadline):  # type: ignore[no-untyped-def]
-            clock.now_s += 2.0 if key == "slow" else 0.5
+            await pass_time(2.0 if key == "slow" else 0.5)
             return await super().head(key, deadline=deadline)
 
     slow = Slow()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     DeadlineExceededError,
@@ -19,7 +20,7 @@ from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PAUSE_S, PAUSE_S_MAX, RetryOrigin
 from headrace.testing.faulty import FaultyOrigin, PlannedFault
-from tests.unit.origin.clock import FakeClock
+from headrace.testing.virtual_loop import pass_time, skipped_s
 
 DATA = b"0123456789"
 
@@ -54,35 +55,35 @@ CALLS: dict[str, Callable[[Origin, Version, Deadline], Coroutine[None, None, Non
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-async def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
+async def test_what_mends_before_the_deadline_comes(call: str) -> None:
     setting, failures = Setting(), 40
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE, numbers=range(failures))
     await CALLS[call](setting.origin, setting.version, Deadline.after(60))
     assert setting.faulty.count(call) == failures + 1
-    assert len(clock.slept) == failures
-    assert 20 < sum(clock.slept) < 60
+    assert len(skipped_s()) == failures
+    assert 20 < sum(skipped_s()) < 60
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-async def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
-    setting, begun_s = Setting(), clock.now_s
+async def test_it_goes_on_until_the_deadline(call: str) -> None:
+    setting, begun_s = Setting(), monotonic_s()
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     with pytest.raises(OriginUnavailableError):
         await CALLS[call](setting.origin, setting.version, Deadline.after(60))
-    assert 60 - PAUSE_S_MAX <= clock.now_s - begun_s <= 60
+    assert 60 - PAUSE_S_MAX <= monotonic_s() - begun_s <= 60
     assert setting.faulty.count(call) <= 60 / (PAUSE_S_MAX / 2) + 6
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-async def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str) -> None:
+async def test_a_caller_with_little_patience_is_told_soon(call: str) -> None:
     """Patience counts from the first failure: a call may take long before it fails."""
-    setting, begun_s = Setting(), clock.now_s
+    setting, begun_s = Setting(), monotonic_s()
     setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     deadline = Deadline.after(60, patience_s=1.5)
-    clock.now_s += 30
+    await pass_time(30)
     with pytest.raises(OriginUnavailableError):
         await CALLS[call](setting.origin, setting.version, deadline)
-    assert 30.2 < clock.now_s - begun_s <= 31.5
+    assert 30.2 < monotonic_s() - begun_s <= 31.5
     assert 3 <= setting.faulty.count(call) <= 10
 
 
@@ -98,46 +99,42 @@ async def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_will_not_mend_is_raised_at_once(
-    clock: FakeClock, call: str, error: HeadraceError
-) -> None:
+async def test_what_will_not_mend_is_raised_at_once(call: str, error: HeadraceError) -> None:
     setting = Setting()
     setting.faulty.fail(call, error)
     with pytest.raises(type(error)):
         await CALLS[call](setting.origin, setting.version, Deadline.never())
     assert setting.faulty.count(call) == 1
-    assert not clock.slept
+    assert not skipped_s()
 
 
-async def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeClock) -> None:
+async def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit() -> None:
     longest = [min(PAUSE_S_MAX, PAUSE_S * 2**n) for n in range(12)]
     drawn: list[list[float]] = []
     for _ in range(60):
         setting = Setting()
         setting.faulty.fail("head", PlannedFault.UNAVAILABLE, numbers=range(len(longest)))
-        clock.slept.clear()
+        skipped_s().clear()
         await _head(setting.origin, setting.version, Deadline.never())
-        assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.slept, longest, strict=True))
-        drawn.append(list(clock.slept))
+        assert all(limit / 2 <= pause <= limit for pause, limit in zip(skipped_s(), longest, strict=True))
+        drawn.append(list(skipped_s()))
     for pauses, limit in zip(zip(*drawn, strict=True), longest, strict=True):
         # Sixty draws all in one half of the range: 1 in 10^18.
         assert min(pauses) < limit * 0.75 < max(pauses)
 
 
-async def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
+async def test_no_wait_goes_beyond_the_deadline() -> None:
     for within_s in (0.01, 0.1, 0.5, 2.0):
         setting = Setting()
         setting.faulty.fail("head", PlannedFault.UNAVAILABLE)
         deadline = Deadline.after(within_s)
         with pytest.raises(OriginUnavailableError):
             await _head(setting.origin, setting.version, deadline)
-        assert clock.now_s <= deadline.at_s
+        assert monotonic_s() <= deadline.at_s
 
 
 @pytest.mark.parametrize("breaks", [1, 3])
-async def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(
-    clock: FakeClock, breaks: int
-) -> None:
+async def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(breaks: int) -> None:
     memory = MemoryOrigin(page_size=2)
     names = [f"f{n}" for n in range(5)] + ["d/x"]
     for name in names:
@@ -154,7 +151,7 @@ async def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(
     assert faulty.count("list") == breaks + 1
 
 
-async def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock: FakeClock) -> None:
+async def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline() -> None:
     setting = Setting()
     setting.faulty.fail("list", PlannedFault.HALF)
     with pytest.raises(OriginUnavailableError):

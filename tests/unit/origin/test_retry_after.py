@@ -77,6 +77,7 @@ def options_of(server: _Server) -> dict[str, str]:
     return {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
 
 
+@pytest.mark.real_time  # obstore waits for the server in threads of its own
 @pytest.mark.parametrize(("status", "waits"), [(503, True), (429, True), (500, False)])
 async def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> None:
     """obstore tells no header of a failed answer: the store is asked for it once."""
@@ -90,6 +91,7 @@ async def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool)
     await origin.close()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("status", "kind"), [(403, OriginDeniedError), (404, BucketNotFoundError)])
 async def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, kind: type[Exception]) -> None:
     server.status, server.retry_after = status, "20"

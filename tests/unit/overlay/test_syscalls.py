@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.overlay.syscalls import may_be_written, seen_at_rest
+from headrace.testing.waiting import wait_for
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease of any file needs root")
@@ -38,8 +39,7 @@ def test_a_file_is_not_seen_as_a_write_will_leave_it(tmp_path: Path) -> None:
     path, new = tmp_path / "f", b"n" * size
     path.write_bytes(bytes(size))
     writer, reader = os.open(path, os.O_RDWR), os.open(path, os.O_RDONLY)
-    while time.time_ns() - os.fstat(reader).st_ctime_ns < 20_000_000:
-        time.sleep(0.01)
+    wait_for(lambda: time.time_ns() - os.fstat(reader).st_ctime_ns >= 20_000_000)
     before = os.fstat(reader).st_ctime_ns
     thread = threading.Thread(target=os.pwrite, args=(writer, new, 0))
     thread.start()

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from headrace.writeback import dirty_set
+from headrace.base.clock import monotonic_s
 from headrace.writeback.dirty_set import BACKOFF_S_MAX, DirtySet
-
-
-class FakeTime:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    clock = FakeTime()
-    monkeypatch.setattr(dirty_set, "monotonic_s", clock.monotonic)
-    return clock
 
 
 def test_a_path_that_is_written_again_keeps_its_age() -> None:
@@ -61,19 +44,19 @@ def test_paths_below() -> None:
     assert len(dirty.below(b"/")) == 5
 
 
-def test_each_failure_puts_off_the_next_try(clock: FakeTime) -> None:
+async def test_each_failure_puts_off_the_next_try() -> None:
     dirty = DirtySet()
-    entry = dirty.add(b"/a", clock.now_s)
+    entry = dirty.add(b"/a", monotonic_s())
     waits_s = []
     for _ in range(10):
         entry.failed("no origin")
-        waits_s.append(entry.due_s - clock.now_s)
+        waits_s.append(entry.due_s - monotonic_s())
     assert waits_s[:4] == [1, 2, 4, 8] and waits_s[-1] == BACKOFF_S_MAX
     assert dirty.failing(b"/") == [("/a", "no origin")] and dirty.status()["errors"] == [["/a", "no origin"]]
     dirty.hasten(b"/")
-    assert dirty.due(clock.now_s, 9) == [b"/a"]
+    assert dirty.due(monotonic_s(), 9) == [b"/a"]
     dirty.postpone([b"/a", b"/not dirty"], 3.0)
-    assert dirty.due(clock.now_s + 2.9, 9) == [] and dirty.due(clock.now_s + 3.0, 9) == [b"/a"]
+    assert dirty.due(monotonic_s() + 2.9, 9) == [] and dirty.due(monotonic_s() + 3.0, 9) == [b"/a"]
 
 
 def test_a_round_has_a_limit() -> None:

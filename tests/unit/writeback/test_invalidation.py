@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from headrace.ring.view import ClusterView, NodeInfo, next_view
-from headrace.writeback.coherence import invalidation as announce_module
-from headrace.writeback.coherence.invalidation import AT_ONCE_MAX, InvalidationBroadcaster
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
+from headrace.writeback.coherence.invalidation import AT_ONCE_MAX, RETRY_S, InvalidationBroadcaster
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,13 +43,11 @@ class Others:
     async def tried_again(self) -> None:
         """Twice more, at least."""
         wanted = self.tried + 4
-        while self.tried < wanted:  # noqa: ASYNC110 - tasks change it
-            await asyncio.sleep(0.002)
+        await until(lambda: self.tried >= wanted)
 
 
 @pytest.fixture
-async def others(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Others]:
-    monkeypatch.setattr(announce_module, "RETRY_S", 0.005)
+async def others() -> AsyncIterator[Others]:
     others = Others()
     yield others
     await others.announcer.stop()
@@ -62,13 +61,12 @@ async def test_who_can_not_be_told_is_told_later(others: Others) -> None:
     await others.tried_again()
     assert others.heard["n2"] == []
     others.deaf = set()
-    while len(others.heard["n2"]) < 4:  # noqa: ASYNC110 - tasks change it
-        await asyncio.sleep(0.002)
+    await until(lambda: len(others.heard["n2"]) >= 4)
     assert others.heard["n2"] == [
         (path, relist, False) for path in (b"/d", b"/e") for relist in (False, True)
     ]
     tried = others.tried
-    await asyncio.sleep(0.05)
+    await pass_time(10 * RETRY_S)
     assert others.tried == tried and not others.announcer._tasks
     assert len(others.heard["n1"]) == 4, "once is enough"
 
@@ -78,8 +76,7 @@ async def test_who_is_out_of_the_cluster_is_not_told_any_more(others: Others) ->
     await others.announcer.announce({b"/d"})
     await others.tried_again()
     others.view = view_of("n0", "n1")
-    while others.announcer._tasks:  # noqa: ASYNC110 - tasks change it
-        await asyncio.sleep(0.002)
+    await until(lambda: not others.announcer._tasks)
     assert not others.announcer._pending
 
 
@@ -88,6 +85,5 @@ async def test_of_very_many_folders_it_says_what_they_have_in_common(others: Oth
     for number in range(AT_ONCE_MAX + 1):
         await others.announcer.announce({b"/d/%d" % number})
     others.deaf = set()
-    while not others.heard["n2"]:  # noqa: ASYNC110 - tasks change it
-        await asyncio.sleep(0.002)
+    await until(lambda: others.heard["n2"])
     assert others.heard["n2"][0] == (b"/d", False, True)

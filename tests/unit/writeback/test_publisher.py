@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.cluster.embedded import EmbeddedRecords
@@ -17,22 +17,16 @@ from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.pending_version import EntryState, PendingEntry
 from headrace.overlay.upper import Upper, split
 from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage, RecallLease
-from headrace.writeback.coherence import directory_lease as rights_module
-from headrace.writeback.coherence import publisher as registry_module
-from headrace.writeback.coherence import subscriber as elsewhere_module
+from headrace.writeback.coherence import directory_lease, publisher, subscriber
 from headrace.writeback.coherence.directory_lease import DirectoryLeases
 from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.coherence.publisher import DirtyNamesPublisher
 from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
 
 pytestmark = pytest.mark.timeout(60)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """What a task does in its time; the test's time limit bounds it."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 def view_of(*ids: str) -> ClusterView:
@@ -98,9 +92,7 @@ class PublisherFixture:
         return {one.name: one.means for one in answer.names}, answer.state, answer.whole
 
 
-async def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "KEEP_S", 0.0)
-    monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
+async def test_a_folder_is_recorded_once() -> None:
     here = PublisherFixture()
     here.registry.start()
     here.write(b"/d/1")
@@ -115,13 +107,16 @@ async def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> Non
     await here.registry.enter([b"/d/new"])
     await until(lambda: here.cover().covers(b"/d/new/deep/er"))
     here.names.clear()
-    await until(lambda: not here.cover())
+    await pass_time(publisher.KEEP_S - 1)
+    assert here.cover()
+    await pass_time(1 + 2 * publisher.LOOK_S)
+    assert not here.cover()
     assert b"/d" in here.unmarked
     await here.registry.stop()
 
 
 async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "NAMES_A_MESSAGE", 3)
+    monkeypatch.setattr(publisher, "NAMES_A_MESSAGE", 3)
     here = PublisherFixture()
     with pytest.raises(PeerError):
         here.ask(b"/d")
@@ -151,13 +146,13 @@ async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_others_are_told_a_few_times_a_second() -> None:
     here = PublisherFixture()
     here.registry.start()
-    began_s = time.monotonic()
+    began_s = monotonic_s()
     for number in range(300):
         here.write(b"/d/%d" % number)
         await asyncio.sleep(0)
     await until(lambda: here.peers.heard)
-    await asyncio.sleep(2 * registry_module.TELL_S)  # one more would be said by now
-    assert len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
+    await pass_time(2 * publisher.TELL_S)  # one more would be said by now
+    assert len(here.peers.heard) <= 2 + (monotonic_s() - began_s) / publisher.TELL_S
     assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
     await here.registry.stop()
 
@@ -213,9 +208,7 @@ async def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, 
     assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
 
 
-async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet() -> None:
     """So that folders are listed anew, whatever the last listing says to be good for. Not where a node that lives has
     nothing to tell any more."""
     here = PublisherFixture()
@@ -228,12 +221,13 @@ async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(
         await here.records.delete(f"written/{writer}")
     assert elsewhere.writers(b"/n0") == []
     assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
-    monkeypatch.setattr(elsewhere_module, "ENDED_S", 0.0)
+    await pass_time(subscriber.ENDED_S - 1)
+    assert elsewhere.any_gone(b"/n0")
+    await pass_time(2)
     assert not elsewhere.any_gone(b"/n0")
 
 
-async def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
+async def test_while_the_records_are_away_it_goes_on() -> None:
     here = PublisherFixture()
     here.registry.start()
     here.records.away = True
@@ -292,7 +286,7 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
         for _ in range(10):
             await two.rights[id].claim(b"/d")
             assert [other for other in two.rights if two.has(other)] == [id]
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
 
     await asyncio.gather(wants("n0"), wants("n1"))
     assert {"n0", "n1"} == set(two.told)
@@ -317,8 +311,8 @@ async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
     await until(lambda: not two.has("n0"))
     two.records["n0"].lease_until_s = float("inf")
     two.records["n0"].leases_lost += 1
-    while await two.records["n0"].get("rights//d") is not None:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await pass_time(2 * directory_lease.LOOK_S)
+    assert await two.records["n0"].get("rights//d") is None
     assert not two.has("n0")
     await two.rights["n0"].stop()
 
@@ -334,8 +328,7 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
         await two.records["n1"].delete("rights//d")
     else:
         await two.records["n1"].put("rights//d", forged)
-    while two.has("n0"):  # noqa: ASYNC110 - it looks now and then
-        await asyncio.sleep(0.01)
+    await until(lambda: not two.has("n0"))
     await two.records["n1"].delete("rights//d")
     await two.rights["n0"].claim(b"/d")
     assert two.has("n0")
@@ -345,15 +338,15 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
 async def test_without_the_records_nobody_has_the_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rights_module, "AWAY_LIMIT_S", 0.1)
-
     async def away(*_: object, **__: object) -> bool:
         raise ClusterUnavailableError("records", why="the test says so")
 
     two = Two(tmp_path)
     two.rights["n0"].start()
     monkeypatch.setattr(two.records["n0"], "create", away)
+    began_s = monotonic_s()
     with pytest.raises(ClusterUnavailableError):
         await two.rights["n0"].claim(b"/d")
+    assert 0 <= monotonic_s() - began_s - directory_lease.AWAY_LIMIT_S < 1
     assert not two.has("n0")
     await two.rights["n0"].stop()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.testing.faulty import PlannedFault
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from headrace.writeback.observers import WriteObserver
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
-LIMIT_S = 20.0
 PUT_STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")
 NAME_STEPS = ("persist.made", "persist.removing", "persist.removed", "persist.emptied")
 
@@ -30,12 +30,6 @@ class RecordingObserver(WriteObserver):
 
     async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
         self.persisted.append(sorted(paths))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - what the scheduler's own task does
-            await asyncio.sleep(0.005)
 
 
 async def assert_tree(layer: LayerFixture, files: dict[bytes, bytes | None]) -> None:
@@ -68,7 +62,7 @@ async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
     async with layer.running(layer.write_back()) as write:
         layer.write(b"/f", b"ours")
         write.changed([b"/f"], 1)
-        await asyncio.sleep(0.1)
+        await pass_time(0.1)
         assert layer.origin.count("put") == 0
         write.persist_soon(b"/")
         await until(lambda: write.waiting(b"/") == (0, 0))

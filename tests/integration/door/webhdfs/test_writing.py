@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -231,10 +230,10 @@ def test_of_two_who_rename_to_one_name_one_is_told_true(webhdfs: WebHdfs, attemp
     for name in ("a", "b"):
         webhdfs.put(f"{top}/{name}", name.encode())
     said: dict[str, bool] = {}
-    begin = time.monotonic() + 0.1
+    begin = threading.Barrier(2)
 
     def rename(name: str) -> None:
-        time.sleep(begin - time.monotonic())
+        begin.wait()
         said[name] = boolean(webhdfs.ask("PUT", f"{top}/{name}", "RENAME", destination=f"{top}/committed"))
 
     threads = [threading.Thread(target=rename, args=(name,)) for name in ("a", "b")]

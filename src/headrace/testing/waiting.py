@@ -1,0 +1,33 @@
+"""Wait in a test for what another task, thread or process brings about: by its condition, never for a fixed time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+LIMIT_S = 60.0
+"""By the machine's clock, also on a virtual loop. Generous, because it only ends tests that fail."""
+POLL_S = 0.005
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = LIMIT_S) -> None:
+    """Poll a condition, or a coroutine function of one, until it holds. Raise TimeoutError after `limit_s`."""
+    give_up_s = time.monotonic() + limit_s
+    while True:
+        holds = condition()
+        if await holds if inspect.isawaitable(holds) else holds:
+            return
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"waited {limit_s} s in vain")
+        await asyncio.sleep(POLL_S)
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Poll a condition until it holds. Raise TimeoutError after `limit_s`."""
+    give_up_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"waited {limit_s} s in vain")
+        time.sleep(POLL_S)
