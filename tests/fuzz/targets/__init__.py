@@ -19,6 +19,7 @@ _MODULES = {
     "images": ("images",),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
+    "mounts": ("mount-requests",),
     "disks": (
         "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",
     ),

@@ -270,7 +270,6 @@ def test_a_forked_child_uses_no_connection_of_its_parent(node: ScriptedNode, poo
     if child == 0:
         code = 1
         try:
-            pool.reset_after_fork()
             code = 0 if pool.ask(ASK) == Done() else 2
         finally:
             os._exit(code)

@@ -107,15 +107,17 @@ def test_a_listing_that_is_not_fresh_is_left_to_the_node(own_cached: Cached) -> 
 
 
 def test_a_file_that_was_not_verified_since_a_power_loss_is_left_to_the_node(own_cached: Cached) -> None:
-    index, id = Index.open(f"{own_cached.volume}/index", writable=True), own_cached.ids[b"/whole"]
-    record = index.cached(id)
-    assert record is not None
-    index.put_cached(replace(record, unverified=True))
+    index = Index.open(f"{own_cached.volume}/index", writable=True)
     local = LocalCache(own_cached.welcome(), lambda id: None, index)
-    assert local.open_whole(ROOT_ID, b"whole") is None
-    assert local.complete_path(id) is None
-    assert local.reader(id) is None
-    assert local.present_share(id) == 0.0
+    for path in (b"/whole", b"/partial"):
+        id = own_cached.ids[path]
+        record = index.cached(id)
+        assert record is not None
+        index.put_cached(replace(record, unverified=True))
+        assert local.open_whole(ROOT_ID, path[1:]) is None
+        assert local.complete_path(id) is None
+        assert local.reader(id) is None
+        assert local.present_share(id) == 0.0
     local.close()
 
 

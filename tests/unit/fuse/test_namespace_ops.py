@@ -117,7 +117,7 @@ def test_a_file_that_is_removed_while_a_listing_is_read_skips_no_other(
     assert opened.open_flags == 0, "the kernel keeps no listing that other sessions change"
     names: list[bytes] = []
     offset = 0
-    while body := mount.kernel.call(Opcode.READDIR, node, layout.ReadIn(opened.fh, offset, 120)).body:
+    while body := mount.kernel.call(Opcode.READDIR, node, layout.ReadIn(opened.fh, offset, 4096)).body:
         record = layout.Dirent.from_buffer_copy(body)
         name = body[24 : 24 + record.namelen]
         offset = record.off  # one name of each page only: the program seeks back to it
