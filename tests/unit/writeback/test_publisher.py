@@ -227,6 +227,7 @@ async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet() -> None:
     assert not elsewhere.any_gone(b"/n0")
 
 
+@pytest.mark.expected_warnings("headrace.writeback.coherence.publisher")
 async def test_while_the_records_are_away_it_goes_on() -> None:
     here = PublisherFixture()
     here.registry.start()
@@ -318,6 +319,7 @@ async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forged", [b"n1", b"nobody", b"", None])
+@pytest.mark.expected_warnings("headrace.writeback.coherence.directory_lease")
 async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged: bytes | None) -> None:
     """Records of rights are not sealed: who can write there could make two nodes take one right."""
     two = Two(tmp_path)

@@ -1,0 +1,95 @@
+"""A writer that is back asks what others persisted in its place, and goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.waiting import until
+from headrace.wire.peer_messages import FailedOverFile
+from headrace.writeback.sync_journal import JournalRecord
+from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
+
+PATH = b"/d/f"
+pytestmark = pytest.mark.expected_warnings("headrace.writeback.replication.failover")
+
+
+@asynccontextmanager
+async def persisted_elsewhere(folder: Path) -> AsyncIterator[ReplicationFixture]:
+    """The holder persisted the writer's file, and the writer is back."""
+    nodes = ReplicationFixture(folder)
+    nodes.writer.write(PATH, b"ours")
+    await nodes.replicated(PATH)
+    await nodes.leave()
+    await until(lambda: nodes.persisted == [WRITER])
+    nodes.view = view_of(WRITER, HOLDER)
+    try:
+        yield nodes
+    finally:
+        await nodes.close()
+
+
+async def test_a_file_that_is_still_the_same_is_clean(tmp_path: Path) -> None:
+    async with persisted_elsewhere(tmp_path) as nodes:
+        await nodes.failback.ask()
+        writer = nodes.writer
+        row = writer.journal.get(PATH)
+        assert row is not None and row.describes(writer.upper.at(PATH).lstat())
+        assert row.version == await writer.origin_version(PATH)
+        assert (await nodes.failover.give_back(WRITER, done=False)).files == []  # the holder forgot them
+
+
+async def test_a_file_that_was_written_again_replaces_what_the_holder_put(tmp_path: Path) -> None:
+    """Also where the writer learns of it only by the conflict: it was cut off, and lived."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        nodes.writer.write(PATH, b"ours, newer")
+        assert await nodes.writer.uploads.put(PATH) is not None
+        assert await nodes.writer.origin_bytes(PATH) == b"ours, newer"
+        assert nodes.writer.kept() == [] and nodes.writer.names(b"/d") == [b"f"]
+
+
+@pytest.mark.expected_warnings("headrace.writeback.conflicts")
+async def test_what_others_put_over_the_holders_version_stays(tmp_path: Path) -> None:
+    async with persisted_elsewhere(tmp_path) as nodes:
+        nodes.writer.memory.hold("d/f", b"theirs")
+        nodes.writer.write(PATH, b"ours, newer")
+        assert await nodes.writer.uploads.put(PATH) is None
+        (conflict,) = nodes.writer.kept()
+        assert nodes.writer.content(conflict.kept) == b"ours, newer"
+        assert await nodes.writer.origin_bytes(PATH) == b"theirs"
+
+
+async def test_a_newer_upload_of_the_writer_is_not_forgotten(tmp_path: Path) -> None:
+    async with persisted_elsewhere(tmp_path) as nodes:
+        (file,) = (await nodes.failover.give_back(WRITER, done=False)).files
+        newer = JournalRecord(PATH, file.inode, file.ctime_ns + 1, 4, file.version)
+        nodes.writer.journal.note(newer)
+        await nodes.failback.ask()
+        assert nodes.writer.journal.get(PATH) == newer
+
+
+async def test_the_holder_forgets_only_what_is_on_the_writers_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("the test says so")
+
+    async with persisted_elsewhere(tmp_path) as nodes:
+        with monkeypatch.context() as patch:
+            patch.setattr(nodes.writer.journal, "sync", fail)
+            await nodes.failback.ask()
+        files: list[FailedOverFile] = (await nodes.failover.give_back(WRITER, done=False)).files
+        assert [file.path for file in files] == [PATH]
+
+
+async def test_a_node_that_does_not_answer_is_skipped(tmp_path: Path) -> None:
+    """Its upload is recognised by the bytes."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        nodes.peers.away.add(HOLDER)
+        await nodes.failback.ask()
+        assert nodes.writer.journal.get(PATH) is None
+        assert await nodes.writer.uploads.put(PATH) is not None
+        assert nodes.writer.kept() == [] and await nodes.writer.origin_bytes(PATH) == b"ours"

@@ -1,0 +1,168 @@
+"""A holder persists a dead writer's replicas: under the writer's conditions, once, and the writer learns of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.base import failpoint
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.testing.faulty import PlannedFault
+from headrace.testing.waiting import until
+from headrace.writeback.sync_journal import SyncJournal
+from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
+
+PATH = b"/d/f"
+OURS = random.Random(1).randbytes(BLOCK_SIZE_BYTES + 5)
+pytestmark = pytest.mark.expected_warnings("headrace.writeback.replication.failover")
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[ReplicationFixture]:
+    made = ReplicationFixture(folder)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def dropped(nodes: ReplicationFixture) -> list[str]:
+    """Wait until the holder is done, and return what it keeps for the writer."""
+    folder = nodes.hosts[HOLDER].folder_of(WRITER)
+    await until(lambda: not os.path.exists(f"{folder}/tree") and not nodes.failover.status()["taking_over"])
+    return sorted(os.listdir(folder))
+
+
+async def test_what_only_the_replicas_had_is_persisted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        base = await nodes.writer.hold(b"/d/replaced", b"before")
+        removed = await nodes.writer.hold(b"/d/removed", b"before")
+        nodes.writer.write(PATH, OURS)
+        nodes.writer.write_over(b"/d/replaced", b"ours", base)
+        nodes.writer.upper.hide(b"/d/removed", removed)
+        await nodes.replicated(PATH, b"/d/replaced", b"/d/removed")
+        await nodes.leave()
+        assert await dropped(nodes) == ["taken.db"]
+        assert await nodes.writer.origin_bytes(PATH) == OURS
+        assert await nodes.writer.origin_bytes(b"/d/replaced") == b"ours"
+        assert await nodes.writer.origin_bytes(b"/d/removed") is None
+        assert nodes.persisted == [WRITER] and nodes.failover.files_persisted == 2
+
+
+@pytest.mark.expected_warnings("headrace.writeback.conflicts", "headrace.writeback.removal")
+async def test_what_others_put_at_the_origin_meanwhile_stays(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        base = await nodes.writer.hold(PATH, b"before")
+        removed = await nodes.writer.hold(b"/d/removed", b"before")
+        nodes.writer.write_over(PATH, OURS, base)
+        nodes.writer.upper.hide(b"/d/removed", removed)
+        await nodes.replicated(PATH, b"/d/removed")
+        for key in ("d/f", "d/removed"):
+            nodes.writer.memory.hold(key, b"theirs")
+        await nodes.leave()
+        await dropped(nodes)
+        assert await nodes.writer.origin_bytes(PATH) == b"theirs"
+        assert await nodes.writer.origin_bytes(b"/d/removed") == b"theirs"
+        await nodes.writer.listed(PATH)
+        directory = await nodes.writer.namespace.resolve(b"/d")
+        names = {entry.name for entry in nodes.writer.store.index.children(directory.id)}
+        (kept,) = [name for name in names if b".conflict-" in name]
+        assert await nodes.writer.origin_bytes(b"/d/" + kept) == OURS
+
+
+async def test_the_bytes_of_another_holder_are_no_conflict(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        nodes.writer.memory.hold("d/f", OURS)
+        await nodes.leave()
+        await dropped(nodes)
+        await nodes.writer.listed(PATH)
+        directory = await nodes.writer.namespace.resolve(b"/d")
+        assert [entry.name for entry in nodes.writer.store.index.children(directory.id)] == [b"f"]
+
+
+@pytest.mark.expected_warnings("headrace.writeback.replication.failover", "headrace.writeback.executor")
+async def test_nothing_is_dropped_before_the_origin_has_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        nodes.holder.origin.fail("put", PlannedFault.UNAVAILABLE, numbers=range(3))
+        await nodes.leave()
+        await until(lambda: nodes.holder.origin.count("put") == 2)
+        assert nodes.replica(PATH) == OURS and nodes.persisted == []
+        await dropped(nodes)
+        assert await nodes.writer.origin_bytes(PATH) == OURS and nodes.persisted == [WRITER]
+
+
+async def test_replicas_that_do_not_count_are_dropped_unpersisted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        await nodes.records.put(WRITER, {"n2"})
+        await nodes.leave()
+        await dropped(nodes)
+        assert await nodes.writer.origin_bytes(PATH) is None and nodes.persisted == []
+
+
+async def test_a_writer_that_is_back_in_time_keeps_its_files(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        await nodes.leave()
+        nodes.view = view_of(WRITER, HOLDER)
+        nodes.failover.on_view()  # before the first task of the take-over runs
+        assert nodes.failover.status()["taking_over"] == []
+        assert nodes.replica(PATH) == OURS and await nodes.writer.origin_bytes(PATH) is None
+
+
+@pytest.mark.parametrize("step", ["takeover.persisted", "takeover.told", "persist.put", "persist.noted"])
+@pytest.mark.expected_warnings("headrace.writeback.replication.failover")
+async def test_a_failover_that_breaks_off_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    breaks = [step]
+
+    def hit(name: str) -> None:
+        if name in breaks:
+            breaks.remove(name)
+            raise RuntimeError(name)
+
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        monkeypatch.setattr(failpoint, "hit", hit)
+        await nodes.leave()
+        assert await dropped(nodes) == ["taken.db"] and not breaks
+        await nodes.writer.listed(PATH)
+        directory = await nodes.writer.namespace.resolve(b"/d")
+        assert [entry.name for entry in nodes.writer.store.index.children(directory.id)] == [b"f"]
+        assert await nodes.writer.origin_bytes(PATH) == OURS
+
+
+async def test_the_writer_learns_the_versions_of_its_own_files(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        status = nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        await nodes.leave()
+        await dropped(nodes)
+        (file,) = (await nodes.failover.give_back(WRITER, done=False)).files
+        assert (file.path, file.inode, file.ctime_ns, file.size_bytes) == (
+            *(PATH, status.st_ino, status.st_ctime_ns, len(OURS)),
+        )
+        assert file.version == await nodes.writer.origin_version(PATH)
+        assert (await nodes.failover.give_back(WRITER, done=True)).files == []
+        assert (await nodes.failover.give_back(WRITER, done=False)).files == []
+
+
+async def test_a_writer_that_was_not_persisted_learns_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        folder = nodes.hosts[HOLDER].folder_of(WRITER)
+        os.makedirs(folder)
+        SyncJournal(f"{folder}/taken.db").close()
+        assert (await nodes.failover.give_back(WRITER, done=False)).files == []

@@ -1,0 +1,184 @@
+"""Replicas of unpersisted files: the same bytes and conditions as at their writer, in the order of its changes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import ClusterUnavailableError, PeerError
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.overlay.snapshot import SMALL_BYTES_MAX
+from headrace.overlay.upper import Upper, is_whiteout
+from headrace.ring.view import NodeInfo, next_view
+from headrace.testing.waiting import until
+from headrace.wire.peer_messages import Replicate
+from headrace.writeback.replication.replica_layer import copy_of
+from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
+
+PATH = b"/d/f"
+
+
+@asynccontextmanager
+async def cluster(folder: Path, *nodes: str) -> AsyncIterator[ReplicationFixture]:
+    made = ReplicationFixture(folder, nodes=(WRITER, HOLDER, *nodes))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, SMALL_BYTES_MAX + 1, 2 * BLOCK_SIZE_BYTES + 5])
+async def test_a_secured_file_is_the_same_on_the_holder(tmp_path: Path, size_bytes: int) -> None:
+    data = random.Random(size_bytes).randbytes(size_bytes)
+    async with cluster(tmp_path) as nodes:
+        base = await nodes.writer.hold(PATH, b"before")
+        status = nodes.writer.write_over(PATH, data, base)
+        await nodes.replicator.secure(PATH, 2)
+        assert nodes.replica(PATH) == data
+        replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
+        assert replica.base_of(PATH) == base
+        copy = replica.at(PATH).lstat()
+        assert (copy.st_mode, copy.st_mtime_ns) == (status.st_mode, status.st_mtime_ns)
+        assert copy_of(replica.at(PATH)) == (status.st_ino, status.st_ctime_ns, size_bytes)
+        await until(lambda: nodes.replicator.status()["copies_on"] == [HOLDER])
+
+
+async def test_a_removal_is_replicated_with_the_version_that_it_removes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        base = await nodes.writer.hold(PATH, b"before")
+        nodes.writer.upper.at(b"/d").make_folders(0o755)
+        nodes.writer.upper.hide(PATH, base)
+        await nodes.replicator.secure(PATH, 2)
+        replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
+        assert is_whiteout(replica.at(PATH).lstat()) and replica.base_of(PATH) == base
+
+
+async def test_the_holder_is_told_in_the_order_of_the_changes(tmp_path: Path) -> None:
+    paths = [b"/d/%d" % number for number in (3, 1, 4, 0, 5, 9, 2, 6)]
+    async with cluster(tmp_path) as nodes:
+        await nodes.replicated()
+        nodes.peers.sent.clear()
+        for path in paths:
+            nodes.writer.write(path, path)
+            nodes.replicator.note([path])
+        await nodes.replicator.secure(paths[-1], 2)
+        assert nodes.peers.snapshots_of(HOLDER) == paths
+        assert [nodes.replica(path) for path in paths] == paths
+
+
+async def test_a_renamed_file_is_never_missing_on_the_holder(tmp_path: Path) -> None:
+    """The new name comes before the old one goes, in whatever order they were noted."""
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(b"/d/old", b"ours")
+        await nodes.replicated(b"/d/old")
+        nodes.writer.upper.at(b"/d/old").rename(nodes.writer.upper.at(b"/d/new"))
+        nodes.replicator.note([b"/d/old", b"/d/new"])
+        await until(lambda: nodes.replica(b"/d/old") is None)
+        assert nodes.peers.snapshots_of(HOLDER)[-2:] == [b"/d/new", b"/d/old"]
+        assert nodes.replica(b"/d/new") == b"ours"
+
+
+async def test_only_changed_blocks_of_a_large_file_are_fetched_again(tmp_path: Path) -> None:
+    data = bytearray(random.Random(1).randbytes(4 * BLOCK_SIZE_BYTES))
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, bytes(data))
+        await nodes.replicated(PATH)
+        nodes.peers.fetched.clear()
+        data[2 * BLOCK_SIZE_BYTES + 5] ^= 1
+        nodes.writer.write(PATH, bytes(data))
+        await nodes.replicator.secure(PATH, 2)
+        assert nodes.replica(PATH) == bytes(data)
+        assert nodes.peers.fetched == [(2 * BLOCK_SIZE_BYTES, 3 * BLOCK_SIZE_BYTES)]
+
+
+async def test_a_growing_file_is_sent_ahead(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * BLOCK_SIZE_BYTES)
+    async with cluster(tmp_path) as nodes:
+        await nodes.replicated()
+        nodes.writer.write(PATH, bytes(data))
+        following = asyncio.ensure_future(nodes.replicator.follow(PATH, 2))
+        await until(lambda: nodes.peers.fetched)
+        assert nodes.replica(PATH) is None  # until it is secured
+        await nodes.replicator.secure(PATH, 2)
+        following.cancel()
+        assert nodes.replica(PATH) == data
+        assert sum(end - start for start, end in nodes.peers.fetched) == len(data)  # each byte once
+
+
+async def test_a_persisted_file_leaves_the_holder(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, b"ours")
+        await nodes.replicated(PATH)
+        await nodes.writer.uploads.put(PATH)
+        nodes.replicator.note([PATH])
+        await until(lambda: nodes.replica(PATH) is None)
+
+
+async def test_too_few_nodes_secure_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, b"ours")
+        nodes.view = view_of(WRITER)
+        with pytest.raises(PeerError, match="0 other nodes"):
+            await nodes.replicator.secure(PATH, 2)
+
+
+@pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
+async def test_a_holder_that_does_not_answer_is_an_error_and_gets_everything_later(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(b"/d/first", b"first")
+        await nodes.replicated(b"/d/first")
+        nodes.peers.away.add(HOLDER)
+        nodes.writer.write(PATH, b"ours")
+        with pytest.raises(PeerError):
+            await nodes.replicator.secure(PATH, 2)
+        nodes.writer.upper.at(b"/d/first").unlink()  # nobody reports it
+        nodes.peers.away.clear()
+        await until(lambda: nodes.replica(PATH) == b"ours")
+        await until(lambda: nodes.replica(b"/d/first") is None)
+
+
+async def test_another_life_of_the_holder_gets_everything_that_is_dirty(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, b"ours")
+        await nodes.replicated(PATH)
+        await nodes.hosts[HOLDER].keep(Replicate(WRITER, [], begin=True, end=True))
+        assert nodes.replica(PATH) is None
+        members = {
+            id: NodeInfo(id, "again" if id == HOLDER else "", "", "", 1 << 30, "", 3)
+            for id in (WRITER, HOLDER)
+        }
+        nodes.view = next_view(None, members, epoch=2)
+        nodes.replicator.on_view()
+        await until(lambda: nodes.replica(PATH) == b"ours")
+
+
+async def test_a_former_holder_drops_its_replicas_when_the_new_one_has_all(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "n2") as nodes:
+        nodes.writer.write(PATH, b"ours")
+        await nodes.replicator.secure(PATH, 2)
+        (first,) = [id for id in (HOLDER, "n2") if nodes.replica(PATH, of=id) is not None]
+        (second,) = {HOLDER, "n2"} - {first}
+        nodes.view = view_of(WRITER, second)
+        nodes.replicator.on_view()
+        await until(lambda: nodes.replica(PATH, of=second) == b"ours")
+        await until(lambda: nodes.records.is_holder(WRITER, second))
+        await until(lambda: dropped_from_the_record(nodes, first))
+        nodes.view = view_of(WRITER, HOLDER, "n2")
+        nodes.replicator.on_view()
+        await until(lambda: nodes.replica(PATH, of=first) == b"ours")
+        await until(lambda: nodes.replica(PATH, of=second) is None)
+
+
+async def dropped_from_the_record(nodes: ReplicationFixture, id: str) -> bool:
+    return not await nodes.records.is_holder(WRITER, id)
+
+
+async def test_without_a_record_no_replica_counts(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        with pytest.raises(ClusterUnavailableError):
+            await nodes.records.is_holder(WRITER, HOLDER)
