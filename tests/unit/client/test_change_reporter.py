@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.base.errors import NodeUnavailableError
+from headrace.base.errors import HeadraceError
 from headrace.client import change_reporter
 from headrace.client.change_reporter import ChangeReporter
 from headrace.client.connection import Connections
@@ -54,7 +54,7 @@ def test_a_report_is_repeated_until_the_node_takes_it(node: ScriptedNode, report
     def answer(request: Message) -> list[Answer]:
         nonlocal refusals
         refusals -= 1
-        return [Done()] if refusals < 0 else [frame.failure_of(NodeUnavailableError("a"))]
+        return [Done()] if refusals < 0 else [frame.failure_of(HeadraceError("a"))]
 
     node.answer = answer
     reporter.add([b"/a"])

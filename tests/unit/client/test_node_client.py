@@ -273,7 +273,7 @@ def test_a_client_follows_a_node_with_other_settings(
 
 
 def test_a_node_that_is_away_is_an_error_without_patience(node: ScriptedNode) -> None:
-    client = NodeClient(node.path, role="sdk")
+    client = NodeClient(node.path, role="sdk", patience_s=0)
     node.stop()
     with pytest.raises(NodeUnavailableError):
         client.secure(b"/a")

@@ -111,23 +111,33 @@ def test_a_refused_reply_is_logged_unless_its_caller_has_ended(
     os.close(read_only)
 
 
+def pipes_of_this_process() -> set[str]:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return {os.readlink(link) for link in links if os.path.islink(link) and "pipe:" in os.readlink(link)}
+
+
 def test_each_thread_has_its_own_pipe(device: FakeDevice, file: int) -> None:
     replies = FileReplies(device.fd)
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(5)
+    pipes = pipes_of_this_process()
 
     def send(number: int) -> None:
         barrier.wait(30)
         for turn in range(20):
             assert replies.send(2 * (100 * number + turn), file, number * 1000, 500) is None
+        barrier.wait(30)
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
+    barrier.wait(30)
     for _ in range(80):
         message = device.receive()
         unique = int.from_bytes(message[8:16], "little")
         offset = unique // 200 * 1000
         assert decoded_reply(message, unique) == Reply(0, BODY[offset : offset + 500])
+    assert len(pipes_of_this_process() - pipes) == 4
+    barrier.wait(30)
     for thread in threads:
         thread.join()
 
