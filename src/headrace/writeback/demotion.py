@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.model import Entry, block_count
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import Upper, split
-from headrace.store.checksum import block_checksum
+from headrace.store.checksum import block_checksums
 from headrace.store.store import Store
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upper_quota import UpperQuota
@@ -169,10 +169,9 @@ def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
     if fd is None:
         return None
     try:
-        return [
-            block_checksum(os.pread(fd, BLOCK_SIZE_BYTES, start))
-            for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)
-        ]
+        count = block_count(row.size_bytes)
+        sums = [sum for sum in block_checksums(fd, row.size_bytes, range(count)) if sum is not None]
+        return sums if len(sums) == count else None  # it became shorter
     except OSError as error:
         log.warning("a clean file can't be read path=%s error=%s", os.fsdecode(row.path), error)
         return None
