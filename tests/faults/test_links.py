@@ -24,6 +24,7 @@ from headrace.lab import network, services
 from headrace.lab.lab import Lab, LabPlan
 from headrace.testing.etcd import find_etcd
 from headrace.testing.servers import ServerMissing, find_program
+from headrace.testing.waiting import wait_for
 from tests.integration.cli.host import READER
 
 pytestmark = [
@@ -124,7 +125,7 @@ def test_readers_on_the_other_nodes_go_on_and_come_back(lab: Lab, truth: Path, w
     names = below(truth, f"cut-{way}")
     kept = below(truth, f"heal-{way}")[:5]
     read(lab, BEHIND, truth, kept)
-    wait_for(lambda: all_are_members(lab))
+    wait_for(lambda: all_are_members(lab), HEAL_LIMIT_S)
     asked = peer(lab, OTHERS[0], BEHIND)["requests"]
     lab.cut(BEHIND, one_way=way)
     try:
@@ -136,7 +137,7 @@ def test_readers_on_the_other_nodes_go_on_and_come_back(lab: Lab, truth: Path, w
     finally:
         lab.heal(BEHIND)
     assert peer(lab, OTHERS[0], BEHIND)["requests"] > asked
-    wait_for(lambda: all_are_members(lab))
+    wait_for(lambda: all_are_members(lab), HEAL_LIMIT_S)
     before = peer(lab, OTHERS[0], BEHIND)["files"]
     probes = iter(below(truth, f"heal-{way}"))
     end_s = time.monotonic() + HEAL_LIMIT_S
@@ -144,10 +145,3 @@ def test_readers_on_the_other_nodes_go_on_and_come_back(lab: Lab, truth: Path, w
         assert time.monotonic() < end_s, "the node behind the link is not asked again"
         read(lab, OTHERS[0], truth, [next(probes)])
     read(lab, BEHIND, truth, names)
-
-
-def wait_for(condition: Any) -> None:
-    end_s = time.monotonic() + HEAL_LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.1)

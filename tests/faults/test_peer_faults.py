@@ -25,6 +25,7 @@ from headrace.peer.batch import IN_FLIGHT_MAX
 from headrace.peer.client import PeerClient
 from headrace.peer.connection_pool import GRACE_S, LATE_S, PING_S, ConnectionPool, Peer
 from headrace.ring.view import NodeInfo
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FILES_MAX, FileRange, PeerWelcome
 from tests.certificates import authority, issued, mutual
 from tests.integration.cli.host import send
@@ -42,11 +43,6 @@ def run() -> Iterator[Run]:
             runner.run(work)
 
     yield go
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 class FaultyTcpProxy:

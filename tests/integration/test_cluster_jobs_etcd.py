@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cluster.etcd import EtcdRecords
 from headrace.testing.etcd import EtcdServer, etcd_server
+from headrace.testing.waiting import until
 from tests.unit.jobs.many_runners import JobClusterFixture
 
 pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(120)]
@@ -103,8 +104,7 @@ async def test_etcd_is_killed_in_the_middle(world: EtcdJobCluster, robbed: bool)
     names, id = await world.half_way()
     await world.in_thread(world.etcd.kill)
     world.origin.release()
-    while len(world.origin.reads) < 60:  # noqa: ASYNC110 - the work goes on without etcd
-        await asyncio.sleep(0.01)
+    await until(lambda: len(world.origin.reads) >= 60)  # the work goes on without etcd
     if robbed:
         world.etcd.lose_data()
     await world.in_thread(world.etcd.start)

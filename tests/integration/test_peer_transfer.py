@@ -29,6 +29,7 @@ from headrace.base.errors import (
 from headrace.base.model import ObjectMetadata
 from headrace.entry.peer.server import PeerServer, keep_fair
 from headrace.peer.client import PeerClient
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 
 from .peer_desk import (
@@ -55,12 +56,6 @@ def run() -> Iterator[Run]:
             runner.run(work)
 
     yield go
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Of something that another thread does; bounded by the test's time limit."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize("size_bytes", [1, 4095, MIB, MIB + 1, 9 * MIB + 17])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import free_ports
+from headrace.testing.waiting import wait_for
 from tests.integration.cli.host import Host, Up, wait_until
 
 SEEN_WITHIN_S = 60.0
@@ -101,10 +101,7 @@ class ClusterFixture:
         return sum(one.stat().st_size for one in self.truth.rglob("*") if one.is_file())
 
     def wait_for(self, condition: Callable[[], object], limit_s: float = SEEN_WITHIN_S) -> None:
-        end = time.monotonic() + limit_s
-        while not condition():
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.1)
+        wait_for(condition, limit_s)
 
     def close(self) -> None:
         for host in self.hosts:

@@ -17,6 +17,7 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer
+from headrace.testing.waiting import until
 
 KINDS = ["embedded", "etcd"]
 AnyRecords = EmbeddedRecords | EtcdRecords
@@ -51,12 +52,6 @@ def run(work: Awaitable[None]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(limited())
-
-
-async def until(condition: Callable[[], object], limit_s: float = 10) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - others change it
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)

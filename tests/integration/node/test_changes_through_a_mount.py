@@ -14,9 +14,10 @@ import pytest
 
 from headrace.client.connection import Connection
 from headrace.fuse import device
+from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart
 
-from .test_node_reads import Running, running, wait_for
+from .test_node_reads import Running, running
 
 __all__ = ["running"]
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
@@ -103,7 +104,7 @@ def test_a_replaced_file_is_read_new_and_the_open_one_old(mounted: Mounted) -> N
             assert opened.read() == old
             source.write_bytes(b"new" * 50_000)
             mounted.sync()
-            wait_for(lambda path=path: path.stat().st_size == 150_000, 5)
+            wait_for(lambda: path.stat().st_size == 150_000, 5)  # noqa: B023 - it is called here
             assert path.read_bytes() == b"new" * 50_000
             opened.seek(0)
             assert opened.read() == old
@@ -122,7 +123,7 @@ def test_a_file_replaced_without_a_sync_is_never_a_mixture(mounted: Mounted) -> 
             (mounted.path / name).read_bytes()
         except OSError:
             pass
-        wait_for(lambda name=name: (mounted.path / name).read_bytes() == b"new" * 1000, 5)
+        wait_for(lambda: (mounted.path / name).read_bytes() == b"new" * 1000, 5)  # noqa: B023 - it is called here
 
 
 def test_a_folder_that_went_and_came_back(mounted: Mounted) -> None:

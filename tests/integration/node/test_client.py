@@ -21,9 +21,10 @@ from headrace.client.connection import Connection
 from headrace.client.event_stream import EventsLost
 from headrace.client.node_client import MISS, NodeClient
 from headrace.config.schema import CacheVolume
+from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart, JobState, Message, Touch
 
-from .test_node_reads import Running, running, wait_for, whole
+from .test_node_reads import Running, running, whole
 
 MIB = BLOCK_SIZE_BYTES
 __all__ = ["running"]

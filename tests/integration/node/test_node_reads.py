@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from headrace.client.connection import Connection
 from headrace.client.node_client import MISS, NodeClient
 from headrace.client.path_reader import PathReader
 from headrace.config.schema import CacheVolume, Config, MountConfig
+from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart, JobState
 
 MIB = BLOCK_SIZE_BYTES
@@ -200,10 +200,3 @@ def test_it_stops_in_order(running: Running) -> None:
     running.stop()
     assert running.process.returncode == 0
     assert not os.path.exists(running.config.socket_path)
-
-
-def wait_for(condition: object, limit_s: float = 60) -> None:
-    give_up = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < give_up
-        time.sleep(0.01)

@@ -22,6 +22,7 @@ from headrace.origin.origin import Origin
 from headrace.testing.fault_proxy import FaultProxy
 from headrace.testing.origin_suite import listing_of, run, soon
 from headrace.testing.servers import S3Server, free_ports
+from headrace.testing.waiting import until
 
 SIZE = 600_000
 DATA = bytes(range(250)) * (SIZE // 250)
@@ -128,8 +129,7 @@ def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> 
         proxy.mode = "hang"
         before = proxy.requests
         task = asyncio.ensure_future(_read(origin, info, soon()))
-        while proxy.requests == before:  # noqa: ASYNC110 - a thread counts them
-            await asyncio.sleep(0.005)
+        await until(lambda: proxy.requests != before)
         begun_s = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
