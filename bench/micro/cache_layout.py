@@ -2,6 +2,7 @@
 or by their high bits, beside the plain directory.
 
     sudo python bench/micro/cache_layout.py FOLDER [--files 12000] [--size 112640] [--rounds 5] [--processes 1 2]
+                                            [--sample 12000]
 
 All are in one folder of the file system to be measured, and written in turn, file by file, as a cache is filled. Each
 round drops the page cache before each way, and takes the ways in another order. Prints medians; the median of the
@@ -19,7 +20,7 @@ import stat
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Process
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def name_of(number: int) -> str:
 
 
 def fill(folder: Path, files: int, size_bytes: int) -> None:
-    """Write each file once for each way, in a random order of the ways."""
+    """Write each file once for each way, in a random order of the ways; nothing if a run before did."""
+    if (folder / "plain").exists():
+        return
     numbers = random.Random(1)
     for number in range(files):
         body = numbers.randbytes(size_bytes)
@@ -67,11 +70,11 @@ def entries(layout: str, files: int, size_bytes: int) -> Iterator[ImageEntry]:
 
 def mount(folder: Path, layout: str, files: int, size_bytes: int) -> None:
     image, metadata, merged = (folder / f"{layout}.{part}" for part in ("image", "metadata", "merged"))
-    descriptor = os.open(image, os.O_CREAT | os.O_RDWR, 0o600)
+    descriptor = os.open(image, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
     write_image(entries(layout, files, size_bytes), descriptor)
     os.close(descriptor)
-    metadata.mkdir()
-    merged.mkdir()
+    metadata.mkdir(exist_ok=True)
+    merged.mkdir(exist_ok=True)
     source, target = os.open(image, os.O_RDONLY), os.open(metadata, os.O_RDONLY)
     mount_image(source, digest_image(source), target)
     os.close(source)
@@ -117,7 +120,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=112_640)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--sample", type=int, help="files that a round reads; by default all")
     options = parser.parse_args()
+    count = options.sample or options.files
     folder, numbers = options.folder.resolve(), random.Random(3)
     fill(folder, options.files, options.size)
     try:
@@ -129,9 +134,11 @@ def main() -> None:
                 rates: dict[str, list[float]] = {name: [] for name in roots}
                 counts: dict[str, list[int]] = {name: [] for name in roots}
                 for _ in range(options.rounds):
-                    names = [name_of(number) for number in range(options.files)]
+                    first = numbers.randrange(options.files - count + 1)
+                    chosen: Sequence[int] = range(first, first + count)
                     if order == "shuffled":
-                        numbers.shuffle(names)
+                        chosen = numbers.sample(range(options.files), count)
+                    names = [name_of(number) for number in chosen]
                     for name in numbers.sample(list(roots), len(roots)):
                         before = requests(folder)
                         rates[name].append(measure(roots[name], names, processes))
@@ -139,7 +146,7 @@ def main() -> None:
                 for name, each in rates.items():
                     ratios = [rate / plain for rate, plain in zip(each, rates["plain"], strict=True)]
                     spread = f"{min(each):7,.0f} to {max(each):7,.0f}"
-                    reads = statistics.median(counts[name]) / options.files
+                    reads = statistics.median(counts[name]) / count
                     print(
                         f"{order:9}{processes} {name:14}{statistics.median(each):7,.0f} files/s ({spread})"
                         f"  {statistics.median(ratios):.2f} of plain ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -1,7 +1,7 @@
 """The structures of EROFS that an image has, and the values that are the same in every image.
 
 The authority is the kernel's fs/erofs/erofs_fs.h; each comment names the structure there. All numbers are
-little-endian. An image uses only what Linux 5.16 and later read: inodes of both sizes, shared and inline attributes,
+little-endian. An image uses only what Linux 5.15 and later read: inodes of both sizes, shared and inline attributes,
 and chunk-based files whose only chunk is a hole. The page docs/format.md describes the whole image.
 """
 
@@ -13,7 +13,7 @@ from struct import Struct
 from typing import NamedTuple
 
 BLOCK_BYTES = 4096
-"""The block size that every kernel supports, whatever its page size is (EROFS on arm64 with pages of 64 KiB: 6.4)."""
+"""The size of a page on most machines. Older kernels mount no image whose blocks are smaller than their pages."""
 SLOT_BYTES = 32
 """An inode begins at a multiple of it; its number (nid) is the offset in the image divided by it."""
 NAME_BYTES_MAX = 255
