@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +61,34 @@ def _no_node_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield
 
 
+@pytest.fixture(scope="session")
+def needs_root() -> None:
+    """Mark a test of which a fixture needs root."""
+
+
+@pytest.fixture(scope="session")
+def needs_fuse() -> None:
+    """Mark a test of which a fixture mounts."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "needs_fuse" in fixtures or item.get_closest_marker("passthrough"):
+            item.add_marker("fuse")
+        if "needs_root" in fixtures or item.get_closest_marker("fuse"):
+            item.add_marker("root")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if item.get_closest_marker("fuse") and not os.path.exists("/dev/fuse"):
+        pytest.skip("needs /dev/fuse")
+
+
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -85,8 +114,11 @@ def no_task_is_left(anyio_backend: tuple[str, dict[str, LoopFactory]]) -> Iterat
     """Fail a test that ends, with its fixtures, while a task of it still runs."""
     with get_runner(*anyio_backend) as runner:
         yield
-        tasks = asyncio.all_tasks(cast(Any, runner).get_loop())
-    left = [task for task in tasks if not task.cancelling() and "TestRunner" not in str(task)]
+        loop = cast(Any, runner).get_loop()
+        tasks = [task for task in asyncio.all_tasks(loop) if "TestRunner" not in str(task)]
+        if tasks:  # some are about to end, as those of grpc whose channel was closed
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        left = [task for task in tasks if not task.done()]
     assert not left, f"left running: {left}"
 
 

@@ -21,9 +21,8 @@ SHUTDOWN_WITHOUT_LOG = 2
 
 
 @pytest.fixture(autouse=True)
-def _needs_root() -> None:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def _needs_root(needs_fuse: None) -> None:
+    """Mark all tests here."""
 
 
 class Disk:

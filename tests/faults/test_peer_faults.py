@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
@@ -33,16 +32,14 @@ from tests.integration.peer_desk import CLUSTER, MIB, Serving, nothing_leaks, se
 
 pytestmark = pytest.mark.timeout(60)
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    def go(work: Coroutine[Any, Any, None]) -> None:
-        with nothing_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
-
-    yield go
+def loop_factory() -> Iterator[LoopFactory]:
+    """On uvloop, as the node; afterwards nothing is left."""
+    with nothing_leaks():
+        yield uvloop.new_event_loop
 
 
 class FaultyTcpProxy:
@@ -145,162 +142,136 @@ def at(node: NodeInfo, address: str) -> NodeInfo:
 
 @pytest.mark.parametrize("after_bytes", [10, 5_000, 100_000, 2 * MIB + 5])
 @pytest.mark.parametrize("fault", ["truncate", "flip", "nonsense", "reset"])
-def test_a_lie_is_an_error_and_never_other_bytes(
-    run: Run, tmp_path: Path, fault: str, after_bytes: int
-) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            proxy = FaultyTcpProxy(pair.node.address, fault, after_bytes)
-            node = at(pair.node, proxy.address)
-            try:
-                for _ in range(2):
-                    with pytest.raises((PeerError, HeadraceError)) as raised:
-                        arrived = await pair.peers.fetch(
-                            node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(2)
-                        )
-                        # a flipped bit may fall into what doesn't matter, as the epoch of the welcome
-                        assert bytes(arrived.body) == pair.desk.body(wanted)
-                        raise PeerError("right after all")
-                    assert isinstance(raised.value, PeerError), raised.value
-                assert proxy.met
-                proxy.fault = "none"
-                assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
-
-
-def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", 50_000) for n in range(60)]
-            proxy = FaultyTcpProxy(pair.node.address, "flip", 1_200_000)
-            node = at(pair.node, proxy.address)
-
-            async def one(wanted: FileRange) -> bool:
-                try:
-                    arrived = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
-                except PeerError as error:
-                    assert "node b at" in str(error)
-                    return False
-                assert bytes(arrived.body) == pair.desk.body(wanted)
-                return True
-
-            try:
-                right = await asyncio.gather(*map(one, files))
-                assert True in right
-                assert False in right
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
-
-
-def test_a_peer_that_stalls_in_the_middle_of_a_block(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            proxy = FaultyTcpProxy(pair.node.address, "stall", MIB)
-            node = at(pair.node, proxy.address)
-            try:
-                began_s = time.monotonic()
-                with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
-                    await pair.peers.fetch(
-                        node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(0.6)
+async def test_a_lie_is_an_error_and_never_other_bytes(tmp_path: Path, fault: str, after_bytes: int) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        proxy = FaultyTcpProxy(pair.node.address, fault, after_bytes)
+        node = at(pair.node, proxy.address)
+        try:
+            for _ in range(2):
+                with pytest.raises((PeerError, HeadraceError)) as raised:
+                    arrived = await pair.peers.fetch(
+                        node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(2)
                     )
-                assert 0.5 < time.monotonic() - began_s < 15
-            finally:
-                await asyncio.to_thread(proxy.close)
+                    # a flipped bit may fall into what doesn't matter, as the epoch of the welcome
+                    assert bytes(arrived.body) == pair.desk.body(wanted)
+                    raise PeerError("right after all")
+                assert isinstance(raised.value, PeerError), raised.value
+            assert proxy.met
+            proxy.fault = "none"
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        finally:
+            await asyncio.to_thread(proxy.close)
 
-    run(work())
+
+async def test_small_files_of_a_liar_fail_or_are_right(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", 50_000) for n in range(60)]
+        proxy = FaultyTcpProxy(pair.node.address, "flip", 1_200_000)
+        node = at(pair.node, proxy.address)
+
+        async def one(wanted: FileRange) -> bool:
+            try:
+                arrived = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
+            except PeerError as error:
+                assert "node b at" in str(error)
+                return False
+            assert bytes(arrived.body) == pair.desk.body(wanted)
+            return True
+
+        try:
+            right = await asyncio.gather(*map(one, files))
+            assert True in right
+            assert False in right
+        finally:
+            await asyncio.to_thread(proxy.close)
 
 
-def test_a_peer_that_falls_silent_in_the_middle_of_a_block_is_given_up(run: Run, tmp_path: Path) -> None:
+async def test_a_peer_that_stalls_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        proxy = FaultyTcpProxy(pair.node.address, "stall", MIB)
+        node = at(pair.node, proxy.address)
+        try:
+            began_s = time.monotonic()
+            with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
+                await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(0.6))
+            assert 0.5 < time.monotonic() - began_s < 15
+        finally:
+            await asyncio.to_thread(proxy.close)
+
+
+async def test_a_peer_that_falls_silent_in_the_middle_of_a_block_is_given_up(tmp_path: Path) -> None:
     """Long before the deadline, by the first who waits for it: those who come later don't wait."""
-
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            proxy = FaultyTcpProxy(pair.node.address, "freeze", MIB + 5_000)
-            node = at(pair.node, proxy.address)
-            try:
-                with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
-                    await pair.peers.fetch(
-                        node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(3600)
-                    )
-                assert proxy.met == 1
-                assert pair.peers.table.statistics()["b"]["breaker"] == "open"
-                with pytest.raises(PeerError, match="no requests for now"):
-                    await pair.fetch_at(node, wanted)
-                assert pair.desk.requests == [1]
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        proxy = FaultyTcpProxy(pair.node.address, "freeze", MIB + 5_000)
+        node = at(pair.node, proxy.address)
+        try:
+            with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
+                await pair.peers.fetch(
+                    node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(3600)
+                )
+            assert proxy.met == 1
+            assert pair.peers.table.statistics()["b"]["breaker"] == "open"
+            with pytest.raises(PeerError, match="no requests for now"):
+                await pair.fetch_at(node, wanted)
+            assert pair.desk.requests == [1]
+        finally:
+            await asyncio.to_thread(proxy.close)
 
 
-def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            turns = 8
-            wanted = pair.desk.add("f", 1000)
-            proxy = FaultyTcpProxy(pair.node.address, "freeze", 5_000)
-            node = at(pair.node, proxy.address)
-            calls = [
-                pair.peers.fetch_small(node, wanted, epoch=1, deadline=Deadline.after(3600))
-                for _ in range((IN_FLIGHT_MAX + turns) * FILES_MAX)
-            ]
-            try:
-                results = await asyncio.gather(*calls, return_exceptions=True)
-                failures = [one for one in results if isinstance(one, BaseException)]
-                assert all(isinstance(one, PeerError) for one in failures)
-                assert len(failures) >= turns * FILES_MAX
-                requests = pair.peers.table.statistics()["b"]["requests"]  # some of them ask whether it lives
-                assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
+async def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        turns = 8
+        wanted = pair.desk.add("f", 1000)
+        proxy = FaultyTcpProxy(pair.node.address, "freeze", 5_000)
+        node = at(pair.node, proxy.address)
+        calls = [
+            pair.peers.fetch_small(node, wanted, epoch=1, deadline=Deadline.after(3600))
+            for _ in range((IN_FLIGHT_MAX + turns) * FILES_MAX)
+        ]
+        try:
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            failures = [one for one in results if isinstance(one, BaseException)]
+            assert all(isinstance(one, PeerError) for one in failures)
+            assert len(failures) >= turns * FILES_MAX
+            requests = pair.peers.table.statistics()["b"]["requests"]  # some of them ask whether it lives
+            assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
+        finally:
+            await asyncio.to_thread(proxy.close)
 
 
-def test_a_peer_that_lives_is_waited_for_in_the_middle_of_a_block(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            proxy = FaultyTcpProxy(pair.node.address, "pause", MIB + 5_000)
-            node = at(pair.node, proxy.address)
-            try:
-                waiting = asyncio.ensure_future(pair.fetch_at(node, wanted))
-                await until(lambda: pings(pair, fetches=1) > 1)  # so that one was answered
-                proxy.resume.set()
-                assert await waiting == pair.desk.body(wanted)
-                assert pair.desk.requests == [1]
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
+async def test_a_peer_that_lives_is_waited_for_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        proxy = FaultyTcpProxy(pair.node.address, "pause", MIB + 5_000)
+        node = at(pair.node, proxy.address)
+        try:
+            waiting = asyncio.ensure_future(pair.fetch_at(node, wanted))
+            await until(lambda: pings(pair, fetches=1) > 1)  # so that one was answered
+            proxy.resume.set()
+            assert await waiting == pair.desk.body(wanted)
+            assert pair.desk.requests == [1]
+        finally:
+            await asyncio.to_thread(proxy.close)
 
 
-def test_an_owner_that_waits_for_its_origin_is_waited_for(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", MIB + n, landed=False) for n in range(2)]
-            small = asyncio.ensure_future(pair.fetch_small(files[0]))
-            large = asyncio.ensure_future(pair.fetch(files[1]))
-            await until(lambda: pings(pair, fetches=2) > 2)
-            for wanted in files:
-                pair.desk.files[wanted.path].land(0, 1)
-            assert [await small, await large] == [pair.desk.body(one) for one in files]
-            assert pair.desk.requests == [1, 1]
-            assert pair.peers.table.statistics()["b"]["errors"] == 0
-
-    run(work())
+async def test_an_owner_that_waits_for_its_origin_is_waited_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", MIB + n, landed=False) for n in range(2)]
+        small = asyncio.ensure_future(pair.fetch_small(files[0]))
+        large = asyncio.ensure_future(pair.fetch(files[1]))
+        await until(lambda: pings(pair, fetches=2) > 2)
+        for wanted in files:
+            pair.desk.files[wanted.path].land(0, 1)
+        assert [await small, await large] == [pair.desk.body(one) for one in files]
+        assert pair.desk.requests == [1, 1]
+        assert pair.peers.table.statistics()["b"]["errors"] == 0
 
 
-def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer came long ago when its loop goes on, and so did the end of the time for it."""
     asked = 0
@@ -314,17 +285,13 @@ def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
         return await ping(self, peer, deadline)
 
     monkeypatch.setattr(ConnectionPool, "ping", ping_and_stand_still)
-
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", MIB, landed=False)
-            waiting = asyncio.ensure_future(pair.fetch(wanted))
-            await until(lambda: asked > 2 or waiting.done())
-            pair.desk.files[wanted.path].land(0)
-            assert await waiting == pair.desk.body(wanted)
-            assert pair.peers.table.statistics()["b"]["breaker"] == "closed"
-
-    run(work())
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", MIB, landed=False)
+        waiting = asyncio.ensure_future(pair.fetch(wanted))
+        await until(lambda: asked > 2 or waiting.done())
+        pair.desk.files[wanted.path].land(0)
+        assert await waiting == pair.desk.body(wanted)
+        assert pair.peers.table.statistics()["b"]["breaker"] == "closed"
 
 
 def pings(pair: Serving, *, fetches: int) -> int:
@@ -332,28 +299,25 @@ def pings(pair: Serving, *, fetches: int) -> int:
     return int(row["requests"]) - fetches
 
 
-def test_nobody_there_and_the_breaker(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 1000)
-            with socket.create_server(("127.0.0.1", 0)) as empty:
-                address = f"127.0.0.1:{empty.getsockname()[1]}"
-            gone = at(pair.node, address)
-            began_s = time.monotonic()
-            while pair.peers.usable(gone):
-                with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1.*can't be reached"):
-                    await pair.peers.fetch(gone, wanted, cached_only=False, epoch=1, deadline=soon())
-            assert time.monotonic() - began_s < 15
-            assert pair.peers.table.statistics()["b"]["breaker"] == "open"
-            proxy = FaultyTcpProxy(pair.node.address, "none", 0)
-            try:
-                back = at(pair.node, proxy.address)
-                assert pair.peers.usable(back)  # it came back elsewhere: a clean record
-                assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            finally:
-                await asyncio.to_thread(proxy.close)
-
-    run(work())
+async def test_nobody_there_and_the_breaker(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 1000)
+        with socket.create_server(("127.0.0.1", 0)) as empty:
+            address = f"127.0.0.1:{empty.getsockname()[1]}"
+        gone = at(pair.node, address)
+        began_s = time.monotonic()
+        while pair.peers.usable(gone):
+            with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1.*can't be reached"):
+                await pair.peers.fetch(gone, wanted, cached_only=False, epoch=1, deadline=soon())
+        assert time.monotonic() - began_s < 15
+        assert pair.peers.table.statistics()["b"]["breaker"] == "open"
+        proxy = FaultyTcpProxy(pair.node.address, "none", 0)
+        try:
+            back = at(pair.node, proxy.address)
+            assert pair.peers.usable(back)  # it came back elsewhere: a clean record
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        finally:
+            await asyncio.to_thread(proxy.close)
 
 
 SERVER = """
@@ -384,140 +348,116 @@ def start_server(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_a_node_that_is_stopped_and_comes_back(run: Run, tmp_path: Path) -> None:
+async def test_a_node_that_is_stopped_and_comes_back(tmp_path: Path) -> None:
     """SIGSTOP: its kernel goes on to accept connections, and nobody answers."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
-
-    async def work() -> None:
-        process = start_server(there)
-        try:
-            assert process.stdout is not None
-            address = (await asyncio.to_thread(process.stdout.readline)).strip()
-            async with serving(here) as pair:
-                wanted = pair.desk.add("f", 3 * MIB)  # the same bytes as there: they follow from the name
-                node = at(pair.node, address)
-                arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
-                assert bytes(arrived.body) == pair.desk.body(wanted)
-                send(process.pid, signal.SIGSTOP)
-                began_s = time.monotonic()
-                with pytest.raises(PeerError):
-                    deadline = Deadline.after(0.5)
-                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=deadline)
-                assert time.monotonic() - began_s < 15
-                calls = [
-                    pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(60))
-                    for _ in range(100)  # more than there are threads
-                ]
-                began_s = time.monotonic()
-                others = asyncio.gather(*calls, return_exceptions=True)
-                assert await pair.fetch_at(pair.node, wanted) == pair.desk.body(wanted)
-                assert time.monotonic() - began_s < 15  # the one that hangs doesn't hold up others
-                failures = await others
-                assert all(isinstance(failure, PeerError) for failure in failures)
-                assert time.monotonic() - began_s < 40
-                process.send_signal(signal.SIGCONT)
-                await until(lambda: pair.peers.usable(node))
-                arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
-                assert bytes(arrived.body) == pair.desk.body(wanted)
-        finally:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    run(work())
+    process = start_server(there)
+    try:
+        assert process.stdout is not None
+        address = (await asyncio.to_thread(process.stdout.readline)).strip()
+        async with serving(here) as pair:
+            wanted = pair.desk.add("f", 3 * MIB)  # the same bytes as there: they follow from the name
+            node = at(pair.node, address)
+            arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+            assert bytes(arrived.body) == pair.desk.body(wanted)
+            send(process.pid, signal.SIGSTOP)
+            began_s = time.monotonic()
+            with pytest.raises(PeerError):
+                deadline = Deadline.after(0.5)
+                await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=deadline)
+            assert time.monotonic() - began_s < 15
+            calls = [
+                pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(60))
+                for _ in range(100)  # more than there are threads
+            ]
+            began_s = time.monotonic()
+            others = asyncio.gather(*calls, return_exceptions=True)
+            assert await pair.fetch_at(pair.node, wanted) == pair.desk.body(wanted)
+            assert time.monotonic() - began_s < 15  # the one that hangs doesn't hold up others
+            failures = await others
+            assert all(isinstance(failure, PeerError) for failure in failures)
+            assert time.monotonic() - began_s < 40
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: pair.peers.usable(node))
+            arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+            assert bytes(arrived.body) == pair.desk.body(wanted)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
-def test_a_cache_file_that_is_shorter_than_it_should_be(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            os.truncate(tmp_path / "f", 2 * MIB + 77)
-            with pytest.raises(PeerError, match="closed the connection"):
-                await pair.fetch(wanted)
-
-    run(work())
+async def test_a_cache_file_that_is_shorter_than_it_should_be(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        os.truncate(tmp_path / "f", 2 * MIB + 77)
+        with pytest.raises(PeerError, match="closed the connection"):
+            await pair.fetch(wanted)
 
 
-def test_a_rotten_block_of_the_owner_does_not_get_through(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            os.pwrite(pair.desk.files[wanted.path].fd, b"rotten", MIB + 500_000)
-            with pytest.raises(PeerError, match="checksum"):
-                await pair.fetch(wanted)
-            part = FileRange(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
-            with pytest.raises(HeadraceError, match="checksum"):
-                await pair.fetch(part)
-            with pytest.raises(PeerError, match="checksum"):
-                await pair.fetch_small(wanted)
-            told = sorted([(one.start, one.end) for one in (wanted, part, wanted)])
-            await until(lambda: sorted((one.start, one.end) for one in pair.desk.doubted) == told)
-
-    run(work())
+async def test_a_rotten_block_of_the_owner_does_not_get_through(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        os.pwrite(pair.desk.files[wanted.path].fd, b"rotten", MIB + 500_000)
+        with pytest.raises(PeerError, match="checksum"):
+            await pair.fetch(wanted)
+        part = FileRange(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
+        with pytest.raises(HeadraceError, match="checksum"):
+            await pair.fetch(part)
+        with pytest.raises(PeerError, match="checksum"):
+            await pair.fetch_small(wanted)
+        told = sorted([(one.start, one.end) for one in (wanted, part, wanted)])
+        await until(lambda: sorted((one.start, one.end) for one in pair.desk.doubted) == told)
 
 
 # ---------------------------------------------------------------- TLS
 
 
-def test_tls(run: Run, tmp_path: Path) -> None:
+async def test_tls(tmp_path: Path) -> None:
     mine = authority(tmp_path / "mine")
     server, client = mutual(mine, "b"), mutual(mine, "a")
-
-    async def work() -> None:
-        folder = tmp_path / "files"
-        folder.mkdir()
-        async with serving(folder, server_tls=server, client_tls=client) as pair:
-            large = pair.desk.add("f", 9 * MIB + 3)
-            files = [pair.desk.add(f"s{n}", 20_000 + n) for n in range(200)]
-            slow = pair.desk.add("slow", 3 * MIB, landed=False)
-            waiting = asyncio.ensure_future(pair.fetch(slow))
-            bodies = await asyncio.gather(*map(pair.fetch_small, files), pair.fetch(large))
-            assert bodies == [pair.desk.body(one) for one in [*files, large]]
-            await until(lambda: pair.desk.files[slow.path].waits == 1)
-            pair.desk.files[slow.path].land(0, 1, 2)
-            assert await waiting == pair.desk.body(slow)
-
-    run(work())
+    folder = tmp_path / "files"
+    folder.mkdir()
+    async with serving(folder, server_tls=server, client_tls=client) as pair:
+        large = pair.desk.add("f", 9 * MIB + 3)
+        files = [pair.desk.add(f"s{n}", 20_000 + n) for n in range(200)]
+        slow = pair.desk.add("slow", 3 * MIB, landed=False)
+        waiting = asyncio.ensure_future(pair.fetch(slow))
+        bodies = await asyncio.gather(*map(pair.fetch_small, files), pair.fetch(large))
+        assert bodies == [pair.desk.body(one) for one in [*files, large]]
+        await until(lambda: pair.desk.files[slow.path].waits == 1)
+        pair.desk.files[slow.path].land(0, 1, 2)
+        assert await waiting == pair.desk.body(slow)
 
 
-def test_without_the_right_certificate_nobody_is_served(run: Run, tmp_path: Path) -> None:
+async def test_without_the_right_certificate_nobody_is_served(tmp_path: Path) -> None:
     mine = authority(tmp_path / "mine")
     folder = tmp_path / "files"
     folder.mkdir()
-
-    async def work() -> None:
-        async with serving(folder, server_tls=mutual(mine, "b"), client_tls=mutual(mine, "a")) as pair:
-            wanted = pair.desk.add("f", 1000)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            for tls in (mutual(authority(tmp_path / "other"), "a"), None):
-                peers = PeerClient("a", CLUSTER, tls=tls)
-                with pytest.raises(PeerError):
-                    await peers.fetch(
-                        pair.node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(4)
-                    )
-                peers.close()
-            assert pair.desk.requests == [1]
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-
-    run(work())
+    async with serving(folder, server_tls=mutual(mine, "b"), client_tls=mutual(mine, "a")) as pair:
+        wanted = pair.desk.add("f", 1000)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        for tls in (mutual(authority(tmp_path / "other"), "a"), None):
+            peers = PeerClient("a", CLUSTER, tls=tls)
+            with pytest.raises(PeerError):
+                await peers.fetch(pair.node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(4))
+            peers.close()
+        assert pair.desk.requests == [1]
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
 
 
-def test_tls_against_a_plain_node(run: Run, tmp_path: Path) -> None:
+async def test_tls_against_a_plain_node(tmp_path: Path) -> None:
     client = mutual(authority(tmp_path / "mine"), "a")
-
-    async def work() -> None:
-        folder = tmp_path / "files"
-        folder.mkdir()
-        async with serving(folder, client_tls=client) as pair:
-            wanted = pair.desk.add("f", 1000)
-            with pytest.raises(PeerError, match="node b at"):
-                await pair.fetch(wanted)
-
-    run(work())
+    folder = tmp_path / "files"
+    folder.mkdir()
+    async with serving(folder, client_tls=client) as pair:
+        wanted = pair.desk.add("f", 1000)
+        with pytest.raises(PeerError, match="node b at"):
+            await pair.fetch(wanted)
 
 
 def test_certificates_that_are_missing_or_wrong(tmp_path: Path) -> None:

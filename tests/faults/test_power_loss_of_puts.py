@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -146,27 +145,23 @@ def size_of(data: bytes | None) -> int | None:
     return None if data is None else len(data)
 
 
-def test_a_copy_is_on_the_disk_before_its_writer_hears_of_it(tmp_path: Path, make_disk: MakeDisk) -> None:
+async def test_a_copy_is_on_the_disk_before_its_writer_hears_of_it(
+    tmp_path: Path, make_disk: MakeDisk
+) -> None:
     """`back:2` promised two disks; the second one had it in its page cache."""
     folder = tmp_path / "copies"
     disk = make_disk(folder, f"ext4:{32 * MIB}")
     (folder / "kept").mkdir()
     contents = {b"/d/%d" % number: os.urandom(1 + 997 * number) for number in range(40)}
     view = next_view(None, {"writer": NodeInfo("writer", "", "", "", 1 << 30, "", 3)}, epoch=1)
-
-    async def keep() -> None:
-        with ThreadPoolExecutor(2) as threads:
-            keeper = ReplicaHost("me", str(folder / "kept"), cast(Any, None), threads, view=lambda: view)
-            snapshots = [
-                Snapshot(
-                    path, EntryType.FILE, inode=number + 1, size_bytes=len(data), content=data, mode=0o600
-                )
-                for number, (path, data) in enumerate(contents.items())
-            ]
-            await keeper.keep(Replicate("writer", snapshots, begin=True, end=True))
-            keeper._mirrors["writer"].upper.lock.close()  # so that the disk can be unmounted
-
-    asyncio.run(keep())
+    with ThreadPoolExecutor(2) as threads:
+        keeper = ReplicaHost("me", str(folder / "kept"), cast(Any, None), threads, view=lambda: view)
+        snapshots = [
+            Snapshot(path, EntryType.FILE, inode=number + 1, size_bytes=len(data), content=data, mode=0o600)
+            for number, (path, data) in enumerate(contents.items())
+        ]
+        await keeper.keep(Replicate("writer", snapshots, begin=True, end=True))
+        keeper._mirrors["writer"].upper.lock.close()  # so that the disk can be unmounted
     disk.break_down()
     disk.mount_again()
     tree = folder / "kept/writer/tree"

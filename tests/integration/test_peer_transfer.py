@@ -9,9 +9,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -44,393 +43,321 @@ from .peer_desk import (
 
 pytestmark = pytest.mark.timeout(60)
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def loop_factory() -> Iterator[LoopFactory]:
     """On uvloop, as the node; afterwards nothing is left."""
-
-    def go(work: Coroutine[Any, Any, None]) -> None:
-        with nothing_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
-
-    yield go
+    with nothing_leaks():
+        yield uvloop.new_event_loop
 
 
 @pytest.mark.parametrize("size_bytes", [1, 4095, MIB, MIB + 1, 9 * MIB + 17])
-def test_a_cached_file(run: Run, tmp_path: Path, size_bytes: int) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", size_bytes)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert await pair.fetch(wanted, cached_only=True) == pair.desk.body(wanted)
-            assert await pair.fetch_small(wanted) == pair.desk.body(wanted)
-
-    run(work())
+async def test_a_cached_file(tmp_path: Path, size_bytes: int) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", size_bytes)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        assert await pair.fetch(wanted, cached_only=True) == pair.desk.body(wanted)
+        assert await pair.fetch_small(wanted) == pair.desk.body(wanted)
 
 
-def test_what_is_known_of_a_file_comes_with_it(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
-            files = [pair.desk.add(f"f{number}", MIB + 1) for number in range(2)]
-            for extras, wanted in zip((None, told), files, strict=True):
-                pair.desk.files[wanted.path].extras = extras
-                arrived = await pair.peers.fetch(
-                    pair.node, wanted, cached_only=False, epoch=1, deadline=soon()
-                )
-                assert (arrived.body, arrived.extras) == (pair.desk.body(wanted), extras)
-            small = [pair.peers.fetch_small(pair.node, one, epoch=1, deadline=soon()) for one in files]
-            assert [one.extras for one in await asyncio.gather(*small)] == [None, told]
-
-    run(work())
+async def test_what_is_known_of_a_file_comes_with_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
+        files = [pair.desk.add(f"f{number}", MIB + 1) for number in range(2)]
+        for extras, wanted in zip((None, told), files, strict=True):
+            pair.desk.files[wanted.path].extras = extras
+            arrived = await pair.peers.fetch(pair.node, wanted, cached_only=False, epoch=1, deadline=soon())
+            assert (arrived.body, arrived.extras) == (pair.desk.body(wanted), extras)
+        small = [pair.peers.fetch_small(pair.node, one, epoch=1, deadline=soon()) for one in files]
+        assert [one.extras for one in await asyncio.gather(*small)] == [None, told]
 
 
-def test_ranges_of_a_file_that_begin_and_end_anywhere(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            whole = pair.desk.add("f", 5 * MIB + 1234)
-            chance = random.Random(3)
-            for _ in range(40):
-                start = chance.randrange(whole.size_bytes - 1)
-                end = chance.randrange(start + 1, whole.size_bytes + 1)
-                part = msgspec.structs.replace(whole, start=start, end=end)
-                assert await pair.fetch(part) == pair.desk.body(part)
-
-    run(work())
+async def test_ranges_of_a_file_that_begin_and_end_anywhere(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        whole = pair.desk.add("f", 5 * MIB + 1234)
+        chance = random.Random(3)
+        for _ in range(40):
+            start = chance.randrange(whole.size_bytes - 1)
+            end = chance.randrange(start + 1, whole.size_bytes + 1)
+            part = msgspec.structs.replace(whole, start=start, end=end)
+            assert await pair.fetch(part) == pair.desk.body(part)
 
 
-def test_a_file_that_is_being_filled_streams_as_it_lands(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 20 * MIB, landed=False)
-            file = pair.desk.files[wanted.path]
-            file.land(0, 1, 2)
-            fetching = asyncio.ensure_future(pair.fetch(wanted))
-            await until(lambda: file.waits == 1)
-            file.land(*range(3, 19))
-            await until(lambda: file.waits == 2)  # of the last block: the others are on their way
-            assert not fetching.done()
-            file.land(19)
-            assert await fetching == pair.desk.body(wanted)
-
-    run(work())
+async def test_a_file_that_is_being_filled_streams_as_it_lands(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 20 * MIB, landed=False)
+        file = pair.desk.files[wanted.path]
+        file.land(0, 1, 2)
+        fetching = asyncio.ensure_future(pair.fetch(wanted))
+        await until(lambda: file.waits == 1)
+        file.land(*range(3, 19))
+        await until(lambda: file.waits == 2)  # of the last block: the others are on their way
+        assert not fetching.done()
+        file.land(19)
+        assert await fetching == pair.desk.body(wanted)
 
 
-def test_many_files_come_in_the_order_in_which_they_are_ready(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", 110_000 + n, landed=n % 2 == 0) for n in range(40)]
-            tasks = [asyncio.ensure_future(pair.fetch_small(one)) for one in files]
-            for task, one in list(zip(tasks, files, strict=True))[::2]:
-                assert await task == pair.desk.body(one)
-            late = list(zip(tasks, files, strict=True))[1::2]
-            assert not any(task.done() for task, _ in late)
-            for task, one in reversed(late):
-                pair.desk.files[one.path].land(0)
-                assert await task == pair.desk.body(one)
-
-    run(work())
+async def test_many_files_come_in_the_order_in_which_they_are_ready(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", 110_000 + n, landed=n % 2 == 0) for n in range(40)]
+        tasks = [asyncio.ensure_future(pair.fetch_small(one)) for one in files]
+        for task, one in list(zip(tasks, files, strict=True))[::2]:
+            assert await task == pair.desk.body(one)
+        late = list(zip(tasks, files, strict=True))[1::2]
+        assert not any(task.done() for task, _ in late)
+        for task, one in reversed(late):
+            pair.desk.files[one.path].land(0)
+            assert await task == pair.desk.body(one)
 
 
-def test_ten_thousand_small_files_go_in_batches(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", 1 + n * 37 % 30_000) for n in range(500)]
-            order = random.Random(1).choices(files, k=10_000)
-            limit = asyncio.Semaphore(512)
+async def test_ten_thousand_small_files_go_in_batches(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", 1 + n * 37 % 30_000) for n in range(500)]
+        order = random.Random(1).choices(files, k=10_000)
+        limit = asyncio.Semaphore(512)
 
-            async def one(number: int) -> None:
-                async with limit:
-                    assert await pair.fetch_small(order[number]) == pair.desk.body(order[number])
+        async def one(number: int) -> None:
+            async with limit:
+                assert await pair.fetch_small(order[number]) == pair.desk.body(order[number])
 
-            await asyncio.gather(*map(one, range(len(order))))
-            assert sum(pair.desk.requests) == len(order)
-            assert len(pair.desk.requests) < len(order) / 10
-            assert max(pair.desk.requests) <= 256
-
-    run(work())
+        await asyncio.gather(*map(one, range(len(order))))
+        assert sum(pair.desk.requests) == len(order)
+        assert len(pair.desk.requests) < len(order) / 10
+        assert max(pair.desk.requests) <= 256
 
 
-def test_eight_nodes_at_once(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", 3 * MIB + n) for n in range(6)]
-            nodes = [PeerClient(f"n{n}", CLUSTER) for n in range(8)]
+async def test_eight_nodes_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", 3 * MIB + n) for n in range(6)]
+        nodes = [PeerClient(f"n{n}", CLUSTER) for n in range(8)]
 
-            async def read(peers: PeerClient) -> None:
-                for one in files * 2:
-                    arrived = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
-                    assert arrived.body == pair.desk.body(one)
+        async def read(peers: PeerClient) -> None:
+            for one in files * 2:
+                arrived = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
+                assert arrived.body == pair.desk.body(one)
 
-            await asyncio.gather(*map(read, nodes))
-            for peers in nodes:
-                peers.close()
-            assert len(pair.desk.threads) == 1  # the loop's, and no other
-
-    run(work())
+        await asyncio.gather(*map(read, nodes))
+        for peers in nodes:
+            peers.close()
+        assert len(pair.desk.threads) == 1  # the loop's, and no other
 
 
-def test_a_file_evicted_under_its_reader_is_read_to_its_end(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 18 * MIB, landed=False)
-            file = pair.desk.files[wanted.path]
-            file.land(*range(17))
-            fetching = asyncio.ensure_future(pair.fetch(wanted))
-            await until(lambda: file.waits == 1)
-            os.unlink(tmp_path / "f")
-            file.land(17)
-            assert await fetching == pair.desk.body(wanted)
-
-    run(work())
+async def test_a_file_evicted_under_its_reader_is_read_to_its_end(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 18 * MIB, landed=False)
+        file = pair.desk.files[wanted.path]
+        file.land(*range(17))
+        fetching = asyncio.ensure_future(pair.fetch(wanted))
+        await until(lambda: file.waits == 1)
+        os.unlink(tmp_path / "f")
+        file.land(17)
+        assert await fetching == pair.desk.body(wanted)
 
 
 @pytest.mark.parametrize(
     "error", [VersionChangedError("s3://b/k"), OriginDeniedError("s3://b/k", why="403", hint="keys")]
 )
-def test_what_the_owner_meets_comes_out_as_it_was(run: Run, tmp_path: Path, error: HeadraceError) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 3 * MIB, landed=False)
-            good = pair.desk.add("g", 1000)
-            file = pair.desk.files[wanted.path]
-            file.land(0)
-            fetching = asyncio.ensure_future(pair.fetch(wanted))
-            small = asyncio.ensure_future(pair.fetch_small(wanted))
-            await until(lambda: file.waits == 2)
-            file.fail(error)
-            for task in (fetching, small):
-                with pytest.raises(type(error)) as raised:
-                    await task
-                assert str(raised.value) == str(error)
-            file.failure_of_open = error
-            with pytest.raises(type(error)):
-                await pair.fetch(wanted)
-            assert await pair.fetch(good) == pair.desk.body(good)
-            assert pair.peers.usable(pair.node)
-            with pytest.raises(NotOwnerError):
-                await pair.fetch(msgspec.structs.replace(good, path=b"/data/nothing"))
-
-    run(work())
+async def test_what_the_owner_meets_comes_out_as_it_was(tmp_path: Path, error: HeadraceError) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 3 * MIB, landed=False)
+        good = pair.desk.add("g", 1000)
+        file = pair.desk.files[wanted.path]
+        file.land(0)
+        fetching = asyncio.ensure_future(pair.fetch(wanted))
+        small = asyncio.ensure_future(pair.fetch_small(wanted))
+        await until(lambda: file.waits == 2)
+        file.fail(error)
+        for task in (fetching, small):
+            with pytest.raises(type(error)) as raised:
+                await task
+            assert str(raised.value) == str(error)
+        file.failure_of_open = error
+        with pytest.raises(type(error)):
+            await pair.fetch(wanted)
+        assert await pair.fetch(good) == pair.desk.body(good)
+        assert pair.peers.usable(pair.node)
+        with pytest.raises(NotOwnerError):
+            await pair.fetch(msgspec.structs.replace(good, path=b"/data/nothing"))
 
 
-def test_listings_lookups_and_the_rest(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            peers, node, desk = pair.peers, pair.node, pair.desk
-            desk.pages = [page_of(5000, n * 5000, last=n == 3) for n in range(4)]
-            pages = [page async for page in peers.list(node, b"/data", epoch=1, deadline=soon())]
-            assert pages == desk.pages
-            one = desk.pages[2].rows[7]
-            found = await peers.lookup(node, b"/data", one.name, epoch=1, deadline=soon())
-            assert found.rows == [one]
-            gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
-            assert gone.rows == []
-            await peers.forget(node, b"/data", relist=True, below=True, deadline=soon())
-            assert [(one.path, one.relist) for one in desk.forgotten] == [(b"/data", True)]
-            here = desk.add("f", 10)
-            away = msgspec.structs.replace(here, path=b"/away")
-            assert await peers.take(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
-            welcome = await peers.ping_any(node.address, soon())
-            assert (welcome.node, welcome.instance, welcome.epoch) == ("b", "run1", 7)
-
-    run(work())
+async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        peers, node, desk = pair.peers, pair.node, pair.desk
+        desk.pages = [page_of(5000, n * 5000, last=n == 3) for n in range(4)]
+        pages = [page async for page in peers.list(node, b"/data", epoch=1, deadline=soon())]
+        assert pages == desk.pages
+        one = desk.pages[2].rows[7]
+        found = await peers.lookup(node, b"/data", one.name, epoch=1, deadline=soon())
+        assert found.rows == [one]
+        gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
+        assert gone.rows == []
+        await peers.forget(node, b"/data", relist=True, below=True, deadline=soon())
+        assert [(one.path, one.relist) for one in desk.forgotten] == [(b"/data", True)]
+        here = desk.add("f", 10)
+        away = msgspec.structs.replace(here, path=b"/away")
+        assert await peers.take(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
+        welcome = await peers.ping_any(node.address, soon())
+        assert (welcome.node, welcome.instance, welcome.epoch) == ("b", "run1", 7)
 
 
-def test_connections_are_kept_and_a_stale_one_is_replaced(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 1000)
-            for _ in range(20):
-                assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert pair.server.connections() == 1
-            port = int(pair.node.address.rpartition(":")[2])
-            await asyncio.to_thread(pair.server.stop)
-            again = PeerServer(
-                lambda: PeerWelcome(0, "b", "run1", 7), CLUSTER, pair.desk, loop=asyncio.get_running_loop()
-            )
-            again.start("127.0.0.1", port)
+async def test_connections_are_kept_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 1000)
+        for _ in range(20):
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert pair.peers.table.statistics()["b"]["errors"] == 0
-            await asyncio.to_thread(again.stop)
+        assert pair.server.connections() == 1
+        port = int(pair.node.address.rpartition(":")[2])
+        await asyncio.to_thread(pair.server.stop)
+        again = PeerServer(
+            lambda: PeerWelcome(0, "b", "run1", 7), CLUSTER, pair.desk, loop=asyncio.get_running_loop()
+        )
+        again.start("127.0.0.1", port)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        assert pair.peers.table.statistics()["b"]["errors"] == 0
+        await asyncio.to_thread(again.stop)
 
-    run(work())
 
-
-def test_another_node_at_the_address_is_not_believed(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 1000)
-            other = msgspec.structs.replace(pair.node, instance="run2")
-            with pytest.raises(PeerError, match="another node answers"):
-                await pair.peers.fetch(other, wanted, cached_only=False, epoch=1, deadline=soon())
-            strangers = PeerClient("a", "another")
-            with pytest.raises(ProtocolError, match="cluster"):
-                await strangers.ping_any(pair.node.address, soon())
-            strangers.close()
-
-    run(work())
+async def test_another_node_at_the_address_is_not_believed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 1000)
+        other = msgspec.structs.replace(pair.node, instance="run2")
+        with pytest.raises(PeerError, match="another node answers"):
+            await pair.peers.fetch(other, wanted, cached_only=False, epoch=1, deadline=soon())
+        strangers = PeerClient("a", "another")
+        with pytest.raises(ProtocolError, match="cluster"):
+            await strangers.ping_any(pair.node.address, soon())
+        strangers.close()
 
 
 @pytest.mark.parametrize(
     ("server", "client", "spoken"),
     [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((2, 3), (1, 2), 2), ((1, 2), (2, 3), 2)],
 )
-def test_protocols_that_differ_by_one(
-    run: Run, tmp_path: Path, server: tuple[int, int], client: tuple[int, int], spoken: int
+async def test_protocols_that_differ_by_one(
+    tmp_path: Path, server: tuple[int, int], client: tuple[int, int], spoken: int
 ) -> None:
-    async def work() -> None:
-        async with serving(tmp_path, server_protocols=server, client_protocols=client) as pair:
-            wanted = pair.desk.add("f", 3 * MIB)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert (await pair.peers.ping(pair.node, soon())).protocol == spoken
-
-    run(work())
+    async with serving(tmp_path, server_protocols=server, client_protocols=client) as pair:
+        wanted = pair.desk.add("f", 3 * MIB)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        assert (await pair.peers.ping(pair.node, soon())).protocol == spoken
 
 
-def test_protocols_with_nothing_in_common(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path, server_protocols=(PEER_PROTOCOL + 1, PEER_PROTOCOL + 2)) as pair:
-            with pytest.raises(ProtocolError, match="speaks protocols"):
-                await pair.peers.ping(pair.node, soon())
-
-    run(work())
+async def test_protocols_with_nothing_in_common(tmp_path: Path) -> None:
+    async with serving(tmp_path, server_protocols=(PEER_PROTOCOL + 1, PEER_PROTOCOL + 2)) as pair:
+        with pytest.raises(ProtocolError, match="speaks protocols"):
+            await pair.peers.ping(pair.node, soon())
 
 
-def test_a_thousand_idle_connections_cost_nothing(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            host, port = pair.node.address.split(":")
-            idle = [await asyncio.to_thread(socket.create_connection, (host, int(port))) for _ in range(1000)]
-            await until(lambda: pair.server.connections() == 1000)
-            wanted = pair.desk.add("f", 3 * MIB)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            assert len([t for t in threading.enumerate() if t.name.startswith("peer")]) < 20
-            began_s, processor_s = time.monotonic(), time.process_time()
-            await asyncio.to_thread(threading.Event().wait, 1.0)
-            busy = (time.process_time() - processor_s) / (time.monotonic() - began_s)
-            assert busy < 0.05
-            for sock in idle:
-                sock.close()
-            await until(lambda: pair.server.connections() <= 1)
-
-    run(work())
+async def test_a_thousand_idle_connections_cost_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        host, port = pair.node.address.split(":")
+        idle = [await asyncio.to_thread(socket.create_connection, (host, int(port))) for _ in range(1000)]
+        await until(lambda: pair.server.connections() == 1000)
+        wanted = pair.desk.add("f", 3 * MIB)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        assert len([t for t in threading.enumerate() if t.name.startswith("peer")]) < 20
+        began_s, processor_s = time.monotonic(), time.process_time()
+        await asyncio.to_thread(threading.Event().wait, 1.0)
+        busy = (time.process_time() - processor_s) / (time.monotonic() - began_s)
+        assert busy < 0.05
+        for sock in idle:
+            sock.close()
+        await until(lambda: pair.server.connections() <= 1)
 
 
-def test_a_cancelled_call_ends_the_work_and_its_connection(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", MIB, landed=False)
-            file = pair.desk.files[wanted.path]
-            for call in (pair.fetch, pair.fetch_small):
-                file.waits = file.cancelled = 0
-                fetching = asyncio.ensure_future(call(wanted))
-                await until(lambda: file.waits == 1)
-                fetching.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await fetching
-                await until(lambda: file.cancelled == 1 and pair.server.connections() == 0)
-
-    run(work())
+async def test_a_cancelled_call_ends_the_work_and_its_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", MIB, landed=False)
+        file = pair.desk.files[wanted.path]
+        for call in (pair.fetch, pair.fetch_small):
+            file.waits = file.cancelled = 0
+            fetching = asyncio.ensure_future(call(wanted))
+            await until(lambda: file.waits == 1)
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            await until(lambda: file.cancelled == 1 and pair.server.connections() == 0)
 
 
-def test_the_deadline_is_kept(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", MIB, landed=False)
-            fetch = functools.partial(pair.peers.fetch, cached_only=False)
-            for call in (fetch, pair.peers.fetch_small):
-                began_s = time.monotonic()
-                with pytest.raises(PeerError, match="time allowed"):
-                    await call(pair.node, wanted, epoch=1, deadline=Deadline.after(0.3))
-                assert 0.2 < time.monotonic() - began_s < 15
-            assert pair.peers.usable(pair.node)
-
-    run(work())
-
-
-def test_stop_while_transfers_run(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            files = [pair.desk.add(f"f{n}", 16 * MIB, landed=n % 2 == 0) for n in range(8)]
-            begun = 0
-
-            async def read(number: int) -> None:
-                nonlocal begun
-                while True:
-                    body = await pair.fetch(files[number])
-                    assert body == pair.desk.body(files[number])
-                    begun += 1
-
-            tasks = [asyncio.ensure_future(read(n)) for n in range(8)]
-            await until(lambda: begun > 4)
+async def test_the_deadline_is_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", MIB, landed=False)
+        fetch = functools.partial(pair.peers.fetch, cached_only=False)
+        for call in (fetch, pair.peers.fetch_small):
             began_s = time.monotonic()
-            await asyncio.to_thread(pair.server.stop)
-            assert time.monotonic() - began_s < 15  # and not STALL_S
-            failures = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(failure) for failure in failures] == [PeerError] * 8
-
-    run(work())
+            with pytest.raises(PeerError, match="time allowed"):
+                await call(pair.node, wanted, epoch=1, deadline=Deadline.after(0.3))
+            assert 0.2 < time.monotonic() - began_s < 15
+        assert pair.peers.usable(pair.node)
 
 
-def test_close_while_transfers_run(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            slow = [pair.desk.add(f"s{n}", MIB, landed=False) for n in range(8)]
-            tasks = [asyncio.ensure_future(pair.fetch(one)) for one in slow]
-            await until(lambda: len(pair.desk.requests) == 8)
-            pair.peers.close()
-            failures = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(failure) for failure in failures] == [PeerError] * 8
-            with pytest.raises(PeerError, match="stops"):
-                await pair.fetch(slow[0])
+async def test_stop_while_transfers_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        files = [pair.desk.add(f"f{n}", 16 * MIB, landed=n % 2 == 0) for n in range(8)]
+        begun = 0
 
-    run(work())
+        async def read(number: int) -> None:
+            nonlocal begun
+            while True:
+                body = await pair.fetch(files[number])
+                assert body == pair.desk.body(files[number])
+                begun += 1
 
-
-def test_a_peer_that_does_not_read_is_cut_off(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        from headrace.wire import peer_frame
-        from headrace.wire.peer_messages import Fetch, PeerHello
-
-        async with serving(tmp_path, stall_s=0.5) as pair:
-            wanted = pair.desk.add("f", 64 * MIB)
-            host, port = pair.node.address.split(":")
-            with socket.create_connection((host, int(port))) as sock:
-                sock.sendall(peer_frame.encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), CLUSTER, "deaf")))
-                sock.sendall(peer_frame.encode(Fetch([wanted], cached_only=False, epoch=1)))
-                await until(lambda: pair.server.connections() == 1 and pair.desk.requests == [1])
-                await until(lambda: pair.server.connections() == 0)
-
-    run(work())
+        tasks = [asyncio.ensure_future(read(n)) for n in range(8)]
+        await until(lambda: begun > 4)
+        began_s = time.monotonic()
+        await asyncio.to_thread(pair.server.stop)
+        assert time.monotonic() - began_s < 15  # and not STALL_S
+        failures = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [PeerError] * 8
 
 
-def test_statistics_say_what_was_moved(run: Run, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            wanted = pair.desk.add("f", 2 * MIB)
-            await asyncio.gather(*(pair.fetch(wanted) for _ in range(4)))
-            found = pair.peers.table.statistics()["b"]
-            assert (found["requests"], found["bytes"], found["files"]) == (4, 8 * MIB, 4)
-            assert (found["errors"], found["breaker"]) == (0, "closed")
-            assert 0 < found["latency_s_p50"] <= found["latency_s_p99"] < 10
+async def test_close_while_transfers_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        slow = [pair.desk.add(f"s{n}", MIB, landed=False) for n in range(8)]
+        tasks = [asyncio.ensure_future(pair.fetch(one)) for one in slow]
+        await until(lambda: len(pair.desk.requests) == 8)
+        pair.peers.close()
+        failures = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [PeerError] * 8
+        with pytest.raises(PeerError, match="stops"):
+            await pair.fetch(slow[0])
 
-    run(work())
+
+async def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
+    from headrace.wire import peer_frame
+    from headrace.wire.peer_messages import Fetch, PeerHello
+
+    async with serving(tmp_path, stall_s=0.5) as pair:
+        wanted = pair.desk.add("f", 64 * MIB)
+        host, port = pair.node.address.split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(peer_frame.encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), CLUSTER, "deaf")))
+            sock.sendall(peer_frame.encode(Fetch([wanted], cached_only=False, epoch=1)))
+            await until(lambda: pair.server.connections() == 1 and pair.desk.requests == [1])
+            await until(lambda: pair.server.connections() == 0)
 
 
-def test_a_listening_port_that_is_taken(tmp_path: Path) -> None:
-    async def work() -> None:
-        desk = FileDesk(tmp_path)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            server = PeerServer(
-                lambda: PeerWelcome(0, "b", "run1", 7), CLUSTER, desk, loop=asyncio.get_running_loop()
-            )
-            with pytest.raises(HeadraceError, match="peers at"):
-                server.start("127.0.0.1", taken.getsockname()[1])
+async def test_statistics_say_what_was_moved(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 2 * MIB)
+        await asyncio.gather(*(pair.fetch(wanted) for _ in range(4)))
+        found = pair.peers.table.statistics()["b"]
+        assert (found["requests"], found["bytes"], found["files"]) == (4, 8 * MIB, 4)
+        assert (found["errors"], found["breaker"]) == (0, "closed")
+        assert 0 < found["latency_s_p50"] <= found["latency_s_p99"] < 10
 
-    asyncio.run(work())
+
+async def test_a_listening_port_that_is_taken(tmp_path: Path) -> None:
+    desk = FileDesk(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = PeerServer(
+            lambda: PeerWelcome(0, "b", "run1", 7), CLUSTER, desk, loop=asyncio.get_running_loop()
+        )
+        with pytest.raises(HeadraceError, match="peers at"):
+            server.start("127.0.0.1", taken.getsockname()[1])
 
 
 @pytest.mark.parametrize(("given", "wanted"), [("bbr", "cubic"), ("reno", "reno"), ("cubic", "cubic")])

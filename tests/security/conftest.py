@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ from tests.integration.cli.host import Host
 
 
 @pytest.fixture(scope="module")
-def shared_base() -> Iterator[Path]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def shared_base(needs_fuse: None) -> Iterator[Path]:
     base = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     base.chmod(0o755)
     yield base

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -123,7 +122,7 @@ def test_a_name_that_would_change_the_host_is_none(url: str, options: dict[str, 
 
 
 @pytest.mark.parametrize("before", [None, MountRecord("s3://training/images/old")])
-def test_a_record_attaches_nothing_that_the_configuration_has_not(
+async def test_a_record_attaches_nothing_that_the_configuration_has_not(
     before: MountRecord | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does it detach what is there."""
@@ -135,20 +134,17 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
     async def detach(path: str) -> None:
         del attached[path]
 
-    async def attack() -> None:
-        records = EmbeddedRecords(Followers())
-        check = AllowedOrigins("", MOUNTS).check
-        mounts = SharedMounts(records, attach=attach, detach=detach, check=check)
-        await mounts.start({}, {})
-        if before is not None:
-            await records.put("mounts/x", _encode(before))
-        for url, options in REFUSED[:12]:
-            await records.put("mounts/x", _encode(MountRecord(url, options)))
-        await records.put("mounts/y", _encode(MountRecord("s3://training/images/new")))
-        await until(lambda: "/y" in attached)
-        await mounts.stop()
-
-    asyncio.run(asyncio.wait_for(attack(), 60))
+    records = EmbeddedRecords(Followers())
+    check = AllowedOrigins("", MOUNTS).check
+    mounts = SharedMounts(records, attach=attach, detach=detach, check=check)
+    await mounts.start({}, {})
+    if before is not None:
+        await records.put("mounts/x", _encode(before))
+    for url, options in REFUSED[:12]:
+        await records.put("mounts/x", _encode(MountRecord(url, options)))
+    await records.put("mounts/y", _encode(MountRecord("s3://training/images/new")))
+    await until(lambda: "/y" in attached)
+    await mounts.stop()
     assert attached.pop("/y") == "s3://training/images/new"
     assert attached == ({} if before is None else {"/x": before.url})
     refused = [
@@ -157,7 +153,7 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
     assert len(refused) == 12
 
 
-def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
+async def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does that stay over a restart when it is not allowed any more. `POST /v1/mounts file:///` made every holder
@@ -169,33 +165,29 @@ def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
     )
     for name in ("a", "a/below", "listed", "other"):
         (tmp_path / name).mkdir()
-
-    async def ask() -> None:
-        node = await Node.start(config)
-        try:
-            for path, folder in (("/1", "a/below"), ("/2", "listed")):
-                asked = MountAdd(path, f"file://{tmp_path}/{folder}", {}, restricted=True)
-                assert await node.answer(asked) == Done()
-            for folder in ("other", "", "listed/../other"):
-                with pytest.raises(OriginDeniedError):
-                    await node.answer(MountAdd("/3", f"file://{tmp_path}/{folder}", {}, restricted=True))
-            assert await node.answer(MountAdd("/3", f"file://{tmp_path}/other", {})) == Done()
-        finally:
-            await node.stop()
-        later = msgspec.structs.replace(config, allowed_origins="")
-        node = await Node.start(later)  # what is not allowed any more is asked for no more
-        try:
-            assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/3"}
-            assert set(node.store.index.mounts.all()) >= {"/2"}
-        finally:
-            await node.stop()
-        node = await Node.start(config)
-        try:
-            assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/2", "/3"}
-        finally:
-            await node.stop()
-
-    asyncio.run(asyncio.wait_for(ask(), 60))
+    node = await Node.start(config)
+    try:
+        for path, folder in (("/1", "a/below"), ("/2", "listed")):
+            asked = MountAdd(path, f"file://{tmp_path}/{folder}", {}, restricted=True)
+            assert await node.answer(asked) == Done()
+        for folder in ("other", "", "listed/../other"):
+            with pytest.raises(OriginDeniedError):
+                await node.answer(MountAdd("/3", f"file://{tmp_path}/{folder}", {}, restricted=True))
+        assert await node.answer(MountAdd("/3", f"file://{tmp_path}/other", {})) == Done()
+    finally:
+        await node.stop()
+    later = msgspec.structs.replace(config, allowed_origins="")
+    node = await Node.start(later)  # what is not allowed any more is asked for no more
+    try:
+        assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/3"}
+        assert set(node.store.index.mounts.all()) >= {"/2"}
+    finally:
+        await node.stop()
+    node = await Node.start(config)
+    try:
+        assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/2", "/3"}
+    finally:
+        await node.stop()
     refused = [
         record.getMessage()
         for record in caplog.records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
@@ -33,7 +32,7 @@ REAL = MountRecord("s3://training")
 
 
 @pytest.mark.parametrize("record", [MountRecord("file:///"), MountRecord("s3://evil"), MountRecord("")])
-def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) -> None:
+async def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) -> None:
     """Whoever reaches etcd attached file:/// in place of the training data."""
     attached: dict[str, str] = {"/data": REAL.url}
 
@@ -43,16 +42,13 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
     async def detach(path: str) -> None:
         del attached[path]
 
-    async def attack() -> None:
-        records = EmbeddedRecords(Followers())
-        mounts = SharedMounts(records, attach=attach, detach=detach, check=lambda *_: None)
-        await mounts.start({"/data": REAL}, {})
-        await records.put("mounts/data", _encode(record))
-        await records.put("mounts/other", _encode(MountRecord("s3://other")))
-        await until(lambda: "/other" in attached)
-        await mounts.stop()
-
-    asyncio.run(asyncio.wait_for(attack(), 60))
+    records = EmbeddedRecords(Followers())
+    mounts = SharedMounts(records, attach=attach, detach=detach, check=lambda *_: None)
+    await mounts.start({"/data": REAL}, {})
+    await records.put("mounts/data", _encode(record))
+    await records.put("mounts/other", _encode(MountRecord("s3://other")))
+    await until(lambda: "/other" in attached)
+    await mounts.stop()
     assert attached == {"/data": REAL.url, "/other": "s3://other"}
 
 

@@ -455,14 +455,14 @@ def test_a_page_of_names_fits_a_packet() -> None:
 # ------------------------------------------------------------ who, and what
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 def test_who_asks_is_what_the_kernel_says(running: Running) -> None:
     _open_the_way(running.path)
     assert _asks_as_nobody(running.path) == "answered"
     assert running.desk.users == [User(NOBODY, frozenset([NOBODY]))]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 @pytest.mark.parametrize("count", [3, 300, 5000])
 def test_all_groups_of_a_user_are_known(count: int) -> None:
     """Those of the process, not those that a file of names tells. 256 fit what Python asks for."""
@@ -490,7 +490,7 @@ def test_all_groups_of_a_user_are_known(count: int) -> None:
             one.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 def test_modes_mean_what_the_kernel_takes_them_for(tmp_path: Path) -> None:
     """Each of the 512, of a file and a directory, as owner, in the group and as anybody else."""
     owners = {(NOBODY, 0): "owner", (0, NOBODY): "group", (0, 4242): "second group", (0, 0): "others"}
@@ -536,7 +536,7 @@ def test_modes_mean_what_the_kernel_takes_them_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------ where
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 def test_the_public_folder_is_nobody_else_s(tmp_path: Path) -> None:
     """A socket of the attacker's in root's place reads what programs ask for, and answers with bytes of its own."""
     (tmp_path / "public").mkdir()

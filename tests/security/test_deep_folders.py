@@ -29,7 +29,7 @@ from tests.integration.cli.host import Host
 
 DEPTH, FRAMES = 100, 70
 CHAIN = "/d" * DEPTH
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture

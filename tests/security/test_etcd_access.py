@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pytest
-import uvloop
 
 from headrace.base import reloaded
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, UsageError
@@ -27,7 +26,7 @@ from headrace.testing.servers import find_program, free_ports, running, wait_unt
 from headrace.testing.waiting import until
 from tests.certificates import authority, issued
 
-pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(90), pytest.mark.uvloop]
 PASSWORD = "correct horse battery staple"
 
 
@@ -101,14 +100,6 @@ def _healthy(etcd: Secured) -> bool:
     return False
 
 
-def run(work: Awaitable[None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(work, 60)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
-
-
 async def use(records: EtcdRecords) -> None:
     """All that a node does with records."""
     told: list[tuple[str, bytes | None]] = []
@@ -125,18 +116,18 @@ async def use(records: EtcdRecords) -> None:
         await records.close()
 
 
-def test_a_certificate_is_a_user(secured: Secured) -> None:
-    run(use(secured.records(secured.access("headrace"))))
+async def test_a_certificate_is_a_user(secured: Secured) -> None:
+    await use(secured.records(secured.access("headrace")))
 
 
-def test_a_user_with_a_password(secured: Secured, tmp_path: Path) -> None:
+async def test_a_user_with_a_password(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "password").write_text(PASSWORD + "\n")
     (tmp_path / "password").chmod(0o600)
     access = replace(secured.access("any"), user="pat", password=str(tmp_path / "password"))
-    run(use(secured.records(access)))
+    await use(secured.records(access))
 
 
-def test_who_has_no_role_is_refused_in_one_line(
+async def test_who_has_no_role_is_refused_in_one_line(
     secured: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "wrong").write_text("wrong")
@@ -152,19 +143,15 @@ def test_who_has_no_role_is_refused_in_one_line(
         "denied": (headrace, "other"),  # the role is of one prefix
         "authentication failed": (replace(known, user="pat", password=str(tmp_path / "wrong")), "prod"),
     }
-
-    async def work() -> None:
-        for why, (access, cluster) in refused.items():
-            with pytest.raises(ClusterDeniedError, match=why) as caught:
-                await secured.records(access, cluster).start()
-            line = str(caught.value)
-            assert "\n" not in line and "wrong" not in line.replace("wrong password", ""), line
-
-    run(work())
+    for why, (access, cluster) in refused.items():
+        with pytest.raises(ClusterDeniedError, match=why) as caught:
+            await secured.records(access, cluster).start()
+        line = str(caught.value)
+        assert "\n" not in line and "wrong" not in line.replace("wrong password", ""), line
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
 
 
-def test_etcd_of_another_authority_is_not_believed(
+async def test_etcd_of_another_authority_is_not_believed(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.cluster.etcd.CALL_S", 1.0)
@@ -181,16 +168,12 @@ def test_etcd_of_another_authority_is_not_believed(
         "it refuses this node, which sends neither": EtcdAccess(True, known.authority),
         "Socket closed": EtcdAccess(),
     }
-
-    async def work() -> None:
-        for why, access in wrong.items():
-            with pytest.raises(ClusterUnavailableError, match=why):
-                await secured.records(access).start()
-
-    run(work())
+    for why, access in wrong.items():
+        with pytest.raises(ClusterUnavailableError, match=why):
+            await secured.records(access).start()
 
 
-def test_certificates_and_passwords_are_taken_anew(
+async def test_certificates_and_passwords_are_taken_anew(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection changes hands while records are followed, and nothing is lost."""
@@ -199,31 +182,27 @@ def test_certificates_and_passwords_are_taken_anew(
     password.write_text(PASSWORD)
     password.chmod(0o600)
     access = replace(secured.access("renewed"), user="pat", password=str(password))
-
-    async def work() -> None:
-        told: list[bytes | None] = []
-        records, other = secured.records(access), secured.records(secured.access("headrace2"))
-        secured.control("user", "add", "headrace2", "--no-password")
-        secured.control("user", "grant-role", "headrace2", "headrace")
-        await records.start()
-        await other.start()
-        await records.put("nodes/me", b"here", leased=True)
-        await records.follow("a", lambda _key, value: told.append(value))
-        for turn in range(3):
-            before = records._connection._client
-            secured.authority.renew("renewed")
-            await until(lambda: records._connection._client not in (before, None))  # noqa: B023 - it is awaited here
-            await other.put("a", b"%d" % turn)
-            await until(lambda: told[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
-        assert records.leases_lost == 0 and await other.get("nodes/me") == b"here"
-        assert records.away_since_s is None
-        await records.close()
-        await other.close()
-
-    run(work())
+    told: list[bytes | None] = []
+    records, other = secured.records(access), secured.records(secured.access("headrace2"))
+    secured.control("user", "add", "headrace2", "--no-password")
+    secured.control("user", "grant-role", "headrace2", "headrace")
+    await records.start()
+    await other.start()
+    await records.put("nodes/me", b"here", leased=True)
+    await records.follow("a", lambda _key, value: told.append(value))
+    for turn in range(3):
+        before = records._connection._client
+        secured.authority.renew("renewed")
+        await until(lambda: records._connection._client not in (before, None))  # noqa: B023 - it is awaited here
+        await other.put("a", b"%d" % turn)
+        await until(lambda: told[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
+    assert records.leases_lost == 0 and await other.get("nodes/me") == b"here"
+    assert records.away_since_s is None
+    await records.close()
+    await other.close()
 
 
-def test_a_role_that_is_taken_away_is_missed_and_found_again(
+async def test_a_role_that_is_taken_away_is_missed_and_found_again(
     secured: Secured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads on by the last records, says why in one line, and goes on when the role is back."""
@@ -231,21 +210,17 @@ def test_a_role_that_is_taken_away_is_missed_and_found_again(
     access = secured.access("shaky")
     secured.control("user", "add", "shaky", "--no-password")
     secured.control("user", "grant-role", "shaky", "headrace")
-
-    async def work() -> None:
-        records = secured.records(access)
-        await records.start()
-        secured.control("user", "revoke-role", "shaky", "headrace")
-        await until(lambda: records.away_since_s is not None)
-        with pytest.raises(ClusterDeniedError):
-            await records.put("a", b"1")
-        await asyncio.sleep(0.5)  # two tries are refused; they are counted nowhere
-        secured.control("user", "grant-role", "shaky", "headrace")
-        await until(lambda: records.away_since_s is None)
+    records = secured.records(access)
+    await records.start()
+    secured.control("user", "revoke-role", "shaky", "headrace")
+    await until(lambda: records.away_since_s is not None)
+    with pytest.raises(ClusterDeniedError):
         await records.put("a", b"1")
-        await records.close()
-
-    run(work())
+    await asyncio.sleep(0.5)  # two tries are refused; they are counted nowhere
+    secured.control("user", "grant-role", "shaky", "headrace")
+    await until(lambda: records.away_since_s is None)
+    await records.put("a", b"1")
+    await records.close()
     lines = [record.getMessage() for record in caplog.records if "etcd is unavailable" in record.getMessage()]
     assert len(lines) == 1 and "permission denied" in lines[0], lines
 

@@ -49,7 +49,7 @@ from tests.security.exchanging import (
 )
 
 __all__ = ["s3", "webhdfs"]
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have rights that can be lost")
+pytestmark = pytest.mark.root
 NAMES = ("d/f", "x")
 
 
@@ -306,9 +306,8 @@ def test_files_that_leave_the_layer(tmp_path: Path, upper: Upper, canary: Canary
 # ------------------------------------------------------------ the session
 
 
+@pytest.mark.fuse
 def test_the_session(tmp_path: Path, canary: Canary) -> None:
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("needs /dev/fuse")
     (tmp_path / "host").mkdir()
     host = Host(tmp_path / "host", write="/out=back,off", persist_delay_s=0.1)
     host.put("out/file", 10)

@@ -113,7 +113,7 @@ def volume(folder: Path, name: str, text: str, mode: int) -> Path:
     return folder / name
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such a volume")
+@pytest.mark.root
 @pytest.mark.parametrize("mode", [0o644, 0o440, 0o444, 0o400, 0o600])
 def test_volumes_of_kubernetes(tmp_path: Path, files: TlsFiles, mode: int) -> None:
     """0644 is what a Secret has unless told otherwise, 0440 with a group of the pod's."""
@@ -122,7 +122,7 @@ def test_volumes_of_kubernetes(tmp_path: Path, files: TlsFiles, mode: int) -> No
     assert server_tls(files.certificate, str(key), "s3_tls_certificate")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of other users")
+@pytest.mark.root
 def test_a_user_makes_no_such_volume(tmp_path: Path) -> None:
     secret = volume(tmp_path / "a", "token", "x", 0o644)
     assert read_secret(str(secret), "setting x") == "x"
@@ -168,7 +168,7 @@ def test_a_configuration_that_others_write(user_file: Path) -> None:
             load({})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of other users")
+@pytest.mark.root
 def test_a_configuration_of_another_user_is_taken_where_it_is_named(user_file: Path) -> None:
     """`sudo` may keep HOME: then the file that is looked for is another user's."""
     user_file.write_text("sync_interval_s = 1")
@@ -202,7 +202,7 @@ def test_a_configuration_with_a_secret_that_others_read(user_file: Path, text: s
     load({})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.root
 def test_what_root_keeps_to_itself_stops_no_other_user(shared_base: Path) -> None:
     system = shared_base / "system.toml"
     system.write_text(WITH_SECRET)

@@ -17,7 +17,7 @@ from headrace.fuse.servers import Role, Servers
 from tests.integration.cli.host import Host, wait_until
 from tests.security.nobody import BECOME_NOBODY
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = pytest.mark.root
 
 
 def imitate(*words: str) -> subprocess.Popen[bytes]:

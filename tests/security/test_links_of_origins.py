@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from headrace.base.model import Attributes, Version
 from headrace.origin.factory import build_origin
 from headrace.origin.origin import Absent, Origin
 from headrace.origin.source import BytesPutSource
-from headrace.testing.origin_suite import listing_of
+from headrace.testing.origin_suite import listing_of, opened
 
 NEVER = Deadline.never()
 
@@ -39,15 +39,8 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def at(folder: Path, body: Callable[[Origin], Awaitable[None]], **options: str) -> None:
-    async def test() -> None:
-        origin = build_origin(str(folder), options)
-        try:
-            await body(origin)
-        finally:
-            await origin.close()
-
-    asyncio.run(test())
+def at(folder: Path, **options: str) -> AbstractAsyncContextManager[Origin]:
+    return opened(build_origin(str(folder), options))
 
 
 def version_at(path: Path) -> Version:
@@ -68,8 +61,8 @@ async def put(origin: Origin, key: str) -> None:
     )
 
 
-def test_links_that_stay_are_followed(folder: Path) -> None:
-    async def body(origin: Origin) -> None:
+async def test_links_that_stay_are_followed(folder: Path) -> None:
+    async with at(folder) as origin:
         for key in ("set/relative", "set/absolute", "set/folder/1"):
             assert (await origin.head(key, deadline=NEVER)).version == version_at(folder / "blobs/1")
             assert await read(origin, key, folder / "blobs/1") == b"data"
@@ -77,27 +70,22 @@ def test_links_that_stay_are_followed(folder: Path) -> None:
         await put(origin, "set/folder/new")
         assert (folder / "blobs/new").read_bytes() == b"ours"
 
-    at(folder, body)
 
-
-def test_links_that_lead_out_are_not_listed_and_told_once(
+async def test_links_that_lead_out_are_not_listed_and_told_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(origin: Origin) -> None:
+    async with at(folder) as origin:
         top, inner = await listing_of(origin, ""), await listing_of(origin, "set")
         assert (set(top.directories), top.objects) == ({"blobs", "set"}, {})
         assert set(inner.objects) == {"set/relative", "set/absolute"}
-
-    at(folder, body)
     assert caplog.text.count("leads out") == 1
     assert "unsafe_links=true" in caplog.text
 
 
-def test_nothing_is_read_or_written_over_a_link_that_leads_out(folder: Path, tmp_path: Path) -> None:
+async def test_nothing_is_read_or_written_over_a_link_that_leads_out(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     before = secret.stat()
-
-    async def body(origin: Origin) -> None:
+    async with at(folder) as origin:
         for key in ("out/key", "key", "set/up"):
             with pytest.raises(OriginDeniedError, match="unsafe_links"):
                 await origin.head(key, deadline=NEVER)
@@ -116,23 +104,19 @@ def test_nothing_is_read_or_written_over_a_link_that_leads_out(folder: Path, tmp
                 await write()
         with pytest.raises(HeadraceError):
             await listing_of(origin, "out")
-
-    at(folder, body)
     assert secret.stat() == before
     assert os.listdir(secret) == ["key"]
     assert (secret / "key").read_bytes() == b"secret"
 
 
-def test_the_option_follows_them(folder: Path, tmp_path: Path) -> None:
-    async def body(origin: Origin) -> None:
+async def test_the_option_follows_them(folder: Path, tmp_path: Path) -> None:
+    async with at(folder, unsafe_links="true") as origin:
         for key in ("out/key", "key", "set/up"):
             assert await read(origin, key, tmp_path / "secret/key") == b"secret"
         assert "out" in (await listing_of(origin, "")).directories
         await put(origin, "out/deeper/new")
         await put(origin, "set/folder/new")
         assert await read(origin, "set/absolute", folder / "blobs/1") == b"data"
-
-    at(folder, body, unsafe_links="true")
     assert (tmp_path / "secret/deeper/new").read_bytes() == b"ours"
     assert (folder / "blobs/new").read_bytes() == b"ours"
 

@@ -9,13 +9,10 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,19 +40,8 @@ from headrace.wire.peer_messages import (
 from tests.certificates import authority, issued, mutual, settings_of
 from tests.integration.peer_desk import CLUSTER, Serving, serving, soon
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
 SPIFFE = "spiffe://example.org/headrace/{cluster}/{role}/{name}"
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture
-def run() -> Run:
-    def go(work: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
-
-    return go
 
 
 @pytest.fixture
@@ -132,8 +118,8 @@ def attackers(lab: Authority, folder: Path) -> dict[str, tuple[TlsFiles | None, 
     }
 
 
-def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
-    run: Run, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
+    lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     served = mutual(lab, "b")
@@ -141,26 +127,23 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
     async def attack(pair: Serving, files: TlsFiles | None) -> list[Message]:
         return await asyncio.to_thread(Attacker(files).say, pair.node.address, hello("a"), Ping())
 
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        async with serving(tmp_path / "files", server_tls=served) as pair:
-            reasons = []
-            for name, (files, reason) in attackers(lab, tmp_path).items():
-                reasons.append(reason)
-                for _ in range(3):
-                    answers = await attack(pair, files)
-                    assert len(answers) <= 1, name
-                    for answer in answers:
-                        assert answer == Failure(NotAllowedError.code, "this connection", "refused", ""), name
-            await until(lambda: len(refusals(caplog)) >= len(reasons))
-            for reason in reasons:
-                assert len([line for line in refusals(caplog) if reason in line]) == 1, reason
-            assert len(refusals(caplog)) == len(reasons)
-            assert pair.desk.requests == []
-            right = await attack(pair, issued(lab, "a"))
-            assert [type(answer) for answer in right] == [PeerWelcome, PeerWelcome]
-
-    run(work())
+    (tmp_path / "files").mkdir()
+    async with serving(tmp_path / "files", server_tls=served) as pair:
+        reasons = []
+        for name, (files, reason) in attackers(lab, tmp_path).items():
+            reasons.append(reason)
+            for _ in range(3):
+                answers = await attack(pair, files)
+                assert len(answers) <= 1, name
+                for answer in answers:
+                    assert answer == Failure(NotAllowedError.code, "this connection", "refused", ""), name
+        await until(lambda: len(refusals(caplog)) >= len(reasons))
+        for reason in reasons:
+            assert len([line for line in refusals(caplog) if reason in line]) == 1, reason
+        assert len(refusals(caplog)) == len(reasons)
+        assert pair.desk.requests == []
+        right = await attack(pair, issued(lab, "a"))
+        assert [type(answer) for answer in right] == [PeerWelcome, PeerWelcome]
 
 
 @pytest.mark.parametrize(
@@ -169,25 +152,21 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_node_speaks_for_no_other(
-    run: Run, lab: Authority, tmp_path: Path, request_: Message, tls: bool, caplog: pytest.LogCaptureFixture
+async def test_a_node_speaks_for_no_other(
+    lab: Authority, tmp_path: Path, request_: Message, tls: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`Replicate` of another writer emptied the only second copy of what it had written."""
     caplog.set_level(logging.WARNING)
-
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        contexts = (mutual(lab, "b"), mutual(lab, "a")) if tls else (None, None)
-        async with serving(tmp_path / "files", server_tls=contexts[0], client_tls=contexts[1]) as pair:
-            with pytest.raises((NotAllowedError, PeerError)):
-                await pair.peers.tell(pair.node, request_, soon())  # type: ignore[arg-type]
-
-    run(work())
+    (tmp_path / "files").mkdir()
+    contexts = (mutual(lab, "b"), mutual(lab, "a")) if tls else (None, None)
+    async with serving(tmp_path / "files", server_tls=contexts[0], client_tls=contexts[1]) as pair:
+        with pytest.raises((NotAllowedError, PeerError)):
+            await pair.peers.tell(pair.node, request_, soon())  # type: ignore[arg-type]
     assert [line for line in refusals(caplog) if "in the name of node c" in line]
 
 
-def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
-    run: Run, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
+    lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who moves into a node's address gets no question that was for it."""
     caplog.set_level(logging.WARNING)
@@ -199,99 +178,83 @@ def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
         "another authority": (issued(authority(tmp_path / "stranger"), "b"), "not taken"),
     }
     asker = mutual(lab, "a")
+    for name, (files, reason) in impostors.items():
+        heard: list[bytes] = []
+        listening = socket.create_server(("127.0.0.1", 0))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.certificate, files.key)
 
-    async def work() -> None:
-        for name, (files, reason) in impostors.items():
-            heard: list[bytes] = []
-            listening = socket.create_server(("127.0.0.1", 0))
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(files.certificate, files.key)
+        def impersonate(
+            listening: socket.socket = listening,
+            context: ssl.SSLContext = context,
+            heard: list[bytes] = heard,
+        ) -> None:
+            sock = listening.accept()[0]
+            with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
+                heard.append(tls.recv(4096))
+            sock.close()
 
-            def impersonate(
-                listening: socket.socket = listening,
-                context: ssl.SSLContext = context,
-                heard: list[bytes] = heard,
-            ) -> None:
-                sock = listening.accept()[0]
-                with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
-                    heard.append(tls.recv(4096))
-                sock.close()
-
-            caplog.clear()
-            impostor = asyncio.ensure_future(asyncio.to_thread(impersonate))
-            peers = PeerClient("a", CLUSTER, tls=asker)
-            address = f"127.0.0.1:{listening.getsockname()[1]}"
-            with pytest.raises(PeerError):
-                await peers.ping_any(address, soon(), node="b")
-            peers.close()
-            await impostor
-            listening.close()
-            assert [body for body in heard if body] == [], name
-            assert len(refusals(caplog)) == 1, (name, refusals(caplog))
-            assert reason in refusals(caplog)[0], name
-
-    run(work())
+        caplog.clear()
+        impostor = asyncio.ensure_future(asyncio.to_thread(impersonate))
+        peers = PeerClient("a", CLUSTER, tls=asker)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(PeerError):
+            await peers.ping_any(address, soon(), node="b")
+        peers.close()
+        await impostor
+        listening.close()
+        assert [body for body in heard if body] == [], name
+        assert len(refusals(caplog)) == 1, (name, refusals(caplog))
+        assert reason in refusals(caplog)[0], name
 
 
-def test_a_node_that_greets_as_another_is_left(run: Run, lab: Authority, tmp_path: Path) -> None:
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        async with serving(
-            tmp_path / "files", server_tls=mutual(lab, "c"), client_tls=mutual(lab, "a")
-        ) as pair:  # it says to be b
-            with pytest.raises(PeerError, match="its welcome node b"):
-                await pair.peers.ping_any(pair.node.address, soon())
-
-    run(work())
+async def test_a_node_that_greets_as_another_is_left(lab: Authority, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    async with serving(
+        tmp_path / "files", server_tls=mutual(lab, "c"), client_tls=mutual(lab, "a")
+    ) as pair:  # it says to be b
+        with pytest.raises(PeerError, match="its welcome node b"):
+            await pair.peers.ping_any(pair.node.address, soon())
 
 
-def test_older_tls_is_not_spoken(run: Run, lab: Authority, tmp_path: Path) -> None:
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        async with serving(tmp_path / "files", server_tls=mutual(lab, "b")) as pair:
-            old = Attacker(issued(lab, "a"))
-            old._context.maximum_version = ssl.TLSVersion.TLSv1_2
-            assert await asyncio.to_thread(old.say, pair.node.address, hello("a")) == []
-
-    run(work())
+async def test_older_tls_is_not_spoken(lab: Authority, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    async with serving(tmp_path / "files", server_tls=mutual(lab, "b")) as pair:
+        old = Attacker(issued(lab, "a"))
+        old._context.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert await asyncio.to_thread(old.say, pair.node.address, hello("a")) == []
 
 
-def test_a_connection_ends_with_its_certificate(
-    run: Run, lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_ends_with_its_certificate(
+    lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is revoked by its short life is not kept alive by a connection that never ends."""
+    (tmp_path / "files").mkdir()
+    async with serving(tmp_path / "files", server_tls=mutual(lab, "b"), client_tls=mutual(lab, "a")) as pair:
+        wanted = pair.desk.add("f", 1000)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        (link,) = pair.peers.table.peer(pair.node).idle
+        assert not link.is_stale()
+        files = issued(lab, "a", file="again")
+        steady = Attacker(files)
 
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        async with serving(
-            tmp_path / "files", server_tls=mutual(lab, "b"), client_tls=mutual(lab, "a")
-        ) as pair:
-            wanted = pair.desk.add("f", 1000)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            (link,) = pair.peers.table.peer(pair.node).idle
-            assert not link.is_stale()
-            files = issued(lab, "a", file="again")
-            steady = Attacker(files)
+        def attack() -> list[Message]:
+            return steady.say(pair.node.address, hello("a"), Ping(), Late(), Ping())
 
-            def attack() -> list[Message]:
-                return steady.say(pair.node.address, hello("a"), Ping(), Late(), Ping())
+        real = time.time
 
-            real = time.time
+        class Late(Ping, frozen=True, tag="Ping"):
+            """Encoded when a day and a half have gone by."""
 
-            class Late(Ping, frozen=True, tag="Ping"):
-                """Encoded when a day and a half have gone by."""
+            def __post_init__(self) -> None:
+                monkeypatch.setattr(time, "time", lambda: real() + 1.5 * 86400)
 
-                def __post_init__(self) -> None:
-                    monkeypatch.setattr(time, "time", lambda: real() + 1.5 * 86400)
-
-            first = steady.say(pair.node.address, hello("a"), Ping())
-            assert len(first) == 2
-            late = await asyncio.to_thread(attack)
-            assert len(late) < 4
-            assert link.is_stale()
-            monkeypatch.undo()
-
-    run(work())
+        first = steady.say(pair.node.address, hello("a"), Ping())
+        assert len(first) == 2
+        late = await asyncio.to_thread(attack)
+        assert len(late) < 4
+        assert link.is_stale()
+        monkeypatch.undo()
 
 
 # ---------------------------------------------------------------- at the start
@@ -329,37 +292,33 @@ def test_the_id_of_a_node_is_that_of_its_certificate(lab: Authority) -> None:
 # ---------------------------------------------------------------- files that change
 
 
-def test_certificates_are_taken_anew_when_their_files_change(
-    run: Run, lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_certificates_are_taken_anew_when_their_files_change(
+    lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of both sides, also another authority, without a restart."""
     monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
     other = authority(tmp_path / "next")
     server, client = (MutualTls(_copied(issued(lab, name), tmp_path / name)) for name in "ba")
+    (tmp_path / "files").mkdir()
+    async with serving(tmp_path / "files", server_tls=server, client_tls=client) as pair:
+        wanted = pair.desk.add("f", 1000)
 
-    async def work() -> None:
-        (tmp_path / "files").mkdir()
-        async with serving(tmp_path / "files", server_tls=server, client_tls=client) as pair:
-            wanted = pair.desk.add("f", 1000)
+        async def fetch() -> None:
+            pair.peers.table.peer(pair.node).close_idle()
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
 
-            async def fetch() -> None:
-                pair.peers.table.peer(pair.node).close_idle()
-                assert await pair.fetch(wanted) == pair.desk.body(wanted)
-
+        await fetch()
+        _spoil(server.files.key)
+        await fetch()
+        _copied(issued(other, "b"), tmp_path / "b")
+        with pytest.raises(PeerError):
             await fetch()
-            _spoil(server.files.key)
-            await fetch()
-            _copied(issued(other, "b"), tmp_path / "b")
-            with pytest.raises(PeerError):
-                await fetch()
-            _copied(issued(other, "a"), tmp_path / "a")
-            await fetch()
-            assert server.renewals and client.renewals
-            _copied(issued(other, "mallory"), tmp_path / "b")  # of another node: not taken
-            await fetch()
-            assert server.own.name == "b"
-
-    run(work())
+        _copied(issued(other, "a"), tmp_path / "a")
+        await fetch()
+        assert server.renewals and client.renewals
+        _copied(issued(other, "mallory"), tmp_path / "b")  # of another node: not taken
+        await fetch()
+        assert server.own.name == "b"
 
 
 def _spoil(path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def test_plain_names(name: bytes, plain: bytes) -> None:
     assert plain_name(name) == plain == plain_name(plain)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "host").mkdir()
     origin = tmp_path / "origin"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -40,9 +39,7 @@ class Gateways:
 
 
 @pytest.fixture(scope="module")
-def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def gateways(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     base = tmp_path_factory.mktemp("paths")
     host = Host(base, write="off,/out=back")
     host.put(HIDDEN, 10)

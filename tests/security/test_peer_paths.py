@@ -150,11 +150,10 @@ STEPS: list[Callable[[], Snapshot]] = [
 ]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("step", range(len(STEPS)))
 def test_a_link_that_a_peer_made_leads_no_later_copy_out(tmp_path: Path, precious: Path, step: int) -> None:
     """`Replicate` makes a link to a directory of the host, and then names something below that link."""
-    if os.geteuid() != 0:
-        pytest.skip("owners are set by root")
     link = Snapshot(b"/way", EntryType.LINK, content=os.fsencode(precious), mode=0o777)
     keep(tmp_path / "copies", Replicate("evil", [link]))
     mode = precious.stat().st_mode
@@ -164,25 +163,20 @@ def test_a_link_that_a_peer_made_leads_no_later_copy_out(tmp_path: Path, preciou
     assert precious.stat().st_mode == mode
 
 
-def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precious: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("owners are set by root")
+@pytest.mark.root
+async def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precious: Path) -> None:
     link = Snapshot(b"/way", EntryType.LINK, content=os.fsencode(precious), mode=0o777)
-    keep(tmp_path / "copies", Replicate("evil", [link]))
-
-    async def attack() -> None:
-        with ThreadPoolExecutor(1) as threads:
-            files = DirtyFiles(
-                "me",
-                threads,
-                locate=Root(b"/").at,
-                folder_of=lambda writer: str(tmp_path / "copies" / writer),
-            )
-            assert files.mirrored("evil", b"/way") == []
-            with pytest.raises(VersionChangedError):
-                await files.open(FileRange(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
-
-    asyncio.run(attack())
+    await asyncio.to_thread(keep, tmp_path / "copies", Replicate("evil", [link]))
+    with ThreadPoolExecutor(1) as threads:
+        files = DirtyFiles(
+            "me",
+            threads,
+            locate=Root(b"/").at,
+            folder_of=lambda writer: str(tmp_path / "copies" / writer),
+        )
+        assert files.mirrored("evil", b"/way") == []
+        with pytest.raises(VersionChangedError):
+            await files.open(FileRange(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
 
 
 def test_copies_of_the_node_itself_are_not_taken(tmp_path: Path) -> None:
@@ -190,9 +184,8 @@ def test_copies_of_the_node_itself_are_not_taken(tmp_path: Path) -> None:
         keep(tmp_path / "copies", Replicate("me", []))
 
 
+@pytest.mark.root
 def test_the_root_of_a_mirror_can_not_be_replaced(tmp_path: Path, precious: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("owners are set by root")
     mirror = ReplicaLayer(str(tmp_path / "mirror"))
     mirror.make()
     with pytest.raises(OSError):

@@ -13,7 +13,7 @@ from headrace.base.private_folder import make_private
 from headrace.store.volume import Volume
 from tests.security.nobody import NOBODY
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners are set by root")
+pytestmark = pytest.mark.root
 
 
 def mode_of(path: Path) -> int:

@@ -42,10 +42,9 @@ def test_modules_are_started_in_no_other_way() -> None:
     assert others == []
 
 
+@pytest.mark.root
 def test_the_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may make /tmp/headrace-UID first, and put sockets and state files there."""
-    if os.geteuid() != 0:
-        pytest.skip("owners are set by root")
     planted = tmp_path / "headrace-0"
     (planted / "headrace").mkdir(parents=True, mode=0o700)
     folder = str(planted / "headrace")
@@ -61,12 +60,11 @@ def test_the_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
         load()
 
 
+@pytest.mark.root
 def test_nothing_is_believed_in_a_run_folder_that_root_gave_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only root can have put it there: it is that of a node with `--user`, to which root's programs come otherwise."""
-    if os.geteuid() != 0:
-        pytest.skip("owners are set by root")
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     (folder / "1.json").write_text('{"kind": "up", "pid": 1, "socket": "/x.sock"}')

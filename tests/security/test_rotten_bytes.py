@@ -36,9 +36,7 @@ with headrace.connect() as cache:
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def base(needs_fuse: None, tmp_path: Path) -> Path:
     return tmp_path
 
 

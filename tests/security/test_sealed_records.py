@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import uvloop
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.waiting import until
 from tests.certificates import authority, issued, mutual
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
 MOUNT = b'{"url":"s3://training","options":{}}'
 EVIL = b'{"url":"s3://evil","options":{}}'
 
@@ -168,14 +167,6 @@ def etcd() -> Iterator[EtcdServer]:
         yield server
 
 
-def run(work: Awaitable[None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(work, 60)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
-
-
 def records(etcd: EtcdServer, prefix: str, by: Seals | None) -> EtcdRecords:
     return EtcdRecords([etcd.address], prefix=f"/seals/{prefix}/", lease_s=3, seals=by)
 
@@ -185,42 +176,38 @@ def info(id: str, capacity_bytes: int = 1 << 30) -> NodeInfo:
 
 
 @pytest.mark.server("etcd")
-def test_records_that_nodes_did_not_write_change_nothing(
+async def test_records_that_nodes_did_not_write_change_nothing(
     etcd: EtcdServer, lab: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-
-    async def work() -> None:
-        one, other = records(etcd, "forged", seals(lab, "a")), records(etcd, "forged", seals(lab, "b"))
-        attacker = records(etcd, "forged", None)
-        for node in (one, other, attacker):
-            await node.start()
-        told: list[tuple[str, bytes | None]] = []
-        await other.follow("mounts/", lambda key, value: told.append((key, value)))
-        await one.put("mounts/x", MOUNT)
-        first = await attacker.get("mounts/x")
-        assert first is not None and await one.replace("mounts/x", MOUNT, EVIL)
-        assert await one.replace("mounts/x", EVIL, MOUNT) and not await one.replace("mounts/x", EVIL, EVIL)
-        await until(lambda: told.count(("mounts/x", MOUNT)) >= 2)
-        before = list(told)
-        for forged in (EVIL, b"", b"nonsense", first, first.replace(b"training", b"evil----")):
-            await attacker.put("mounts/x", forged)
-        for number in range(50):
-            await attacker.put(f"mounts/{number}", EVIL)
-        await attacker.put("mounts/new", EVIL)
-        await attacker.put("mounts/moved", first)
-        await one.put("mounts/end", MOUNT)
-        await until(lambda: told[-1:] == [("mounts/end", MOUNT)])
-        assert told == [*before, ("mounts/end", MOUNT)]
-        assert await other.list("mounts/") == {"mounts/x": MOUNT, "mounts/end": MOUNT}
-        assert await one.get("mounts/new") == b""  # there is something, and nobody believes it
-        assert not await one.create("mounts/new", MOUNT)
-        assert await one.replace("mounts/new", b"", MOUNT)
-        assert await other.get("mounts/new") == MOUNT
-        for node in (one, other, attacker):
-            await node.close()
-
-    run(work())
+    one, other = records(etcd, "forged", seals(lab, "a")), records(etcd, "forged", seals(lab, "b"))
+    attacker = records(etcd, "forged", None)
+    for node in (one, other, attacker):
+        await node.start()
+    told: list[tuple[str, bytes | None]] = []
+    await other.follow("mounts/", lambda key, value: told.append((key, value)))
+    await one.put("mounts/x", MOUNT)
+    first = await attacker.get("mounts/x")
+    assert first is not None and await one.replace("mounts/x", MOUNT, EVIL)
+    assert await one.replace("mounts/x", EVIL, MOUNT) and not await one.replace("mounts/x", EVIL, EVIL)
+    await until(lambda: told.count(("mounts/x", MOUNT)) >= 2)
+    before = list(told)
+    for forged in (EVIL, b"", b"nonsense", first, first.replace(b"training", b"evil----")):
+        await attacker.put("mounts/x", forged)
+    for number in range(50):
+        await attacker.put(f"mounts/{number}", EVIL)
+    await attacker.put("mounts/new", EVIL)
+    await attacker.put("mounts/moved", first)
+    await one.put("mounts/end", MOUNT)
+    await until(lambda: told[-1:] == [("mounts/end", MOUNT)])
+    assert told == [*before, ("mounts/end", MOUNT)]
+    assert await other.list("mounts/") == {"mounts/x": MOUNT, "mounts/end": MOUNT}
+    assert await one.get("mounts/new") == b""  # there is something, and nobody believes it
+    assert not await one.create("mounts/new", MOUNT)
+    assert await one.replace("mounts/new", b"", MOUNT)
+    assert await other.get("mounts/new") == MOUNT
+    for node in (one, other, attacker):
+        await node.close()
     lines = [
         record.getMessage() for record in caplog.records if "refused interface=records" in record.getMessage()
     ]
@@ -229,63 +216,56 @@ def test_records_that_nodes_did_not_write_change_nothing(
 
 
 @pytest.mark.server("etcd")
-def test_a_rogue_node_owns_nothing(etcd: EtcdServer, lab: Authority) -> None:
+async def test_a_rogue_node_owns_nothing(etcd: EtcdServer, lab: Authority) -> None:
     """`nodes/rogue` with a capacity of 2^50 became the owner of nearly all files."""
 
     async def alive(_: NodeInfo) -> bool:
         return False
 
-    async def work() -> None:
-        attacker = records(etcd, "rogue", None)
-        await attacker.start()
-        await attacker.put("nodes/rogue", msgspec.json.encode(info("rogue", 1 << 50)))
-        await attacker.put("nodes/a", msgspec.json.encode(info("a", 1 << 50)))  # in the place of one to come
-        views: list[ClusterView] = []
-        members = [
-            Membership(records(etcd, "rogue", seals(lab, id)), info(id), on_view=views.append, is_alive=alive)
-            for id in ("a", "b")
-        ]
-        for one in members:
-            await one.start()
-        client = seals(lab, "c")
-        await attacker.put("nodes/d", client.close("nodes/d", msgspec.json.encode(info("d"))))
-        await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("d"))))
-        await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("c"))))
-        await until(lambda: views and set(views[-1].nodes) == {"a", "b", "c"})
-        assert all(node.capacity_bytes == 1 << 30 for view in views for node in view.nodes.values())
-        assert all(set(view.nodes) <= {"a", "b", "c"} for view in views)
-        for one in members:
-            await one.stop()
-        await attacker.close()
-
-    run(work())
+    attacker = records(etcd, "rogue", None)
+    await attacker.start()
+    await attacker.put("nodes/rogue", msgspec.json.encode(info("rogue", 1 << 50)))
+    await attacker.put("nodes/a", msgspec.json.encode(info("a", 1 << 50)))  # in the place of one to come
+    views: list[ClusterView] = []
+    members = [
+        Membership(records(etcd, "rogue", seals(lab, id)), info(id), on_view=views.append, is_alive=alive)
+        for id in ("a", "b")
+    ]
+    for one in members:
+        await one.start()
+    client = seals(lab, "c")
+    await attacker.put("nodes/d", client.close("nodes/d", msgspec.json.encode(info("d"))))
+    await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("d"))))
+    await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("c"))))
+    await until(lambda: views and set(views[-1].nodes) == {"a", "b", "c"})
+    assert all(node.capacity_bytes == 1 << 30 for view in views for node in view.nodes.values())
+    assert all(set(view.nodes) <= {"a", "b", "c"} for view in views)
+    for one in members:
+        await one.stop()
+    await attacker.close()
 
 
 @pytest.mark.server("etcd")
-def test_records_are_sealed_again_before_their_seal_ends(
+async def test_records_are_sealed_again_before_their_seal_ends(
     etcd: EtcdServer, lab: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount outlives the certificate of the node that attached it."""
     monkeypatch.setattr("headrace.cluster.etcd.RESEAL_S", 0.0)
     monkeypatch.setattr("headrace.cluster.etcd.CHECK_S", 0.05)
     short = Seals(MutualTls(issued(lab, "short", days=0.001)))  # not_before is 5 minutes ago: past its half
-
-    async def work() -> None:
-        one, other = records(etcd, "again", short), records(etcd, "again", seals(lab, "b"))
-        plain = records(etcd, "again", None)
-        await plain.start()
-        await one.start()
-        await one.put("mounts/x", MOUNT)
-        await one.put("nodes/short", MOUNT)
-        before = await plain.get("mounts/x")
-        await one.close()
-        kept = await plain.get("nodes/short")
-        await other.start()
-        while await plain.get("mounts/x") == before:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert await other.get("mounts/x") == MOUNT
-        assert await plain.get("nodes/short") == kept  # nobody else's to seal
-        await other.close()
-        await plain.close()
-
-    run(work())
+    one, other = records(etcd, "again", short), records(etcd, "again", seals(lab, "b"))
+    plain = records(etcd, "again", None)
+    await plain.start()
+    await one.start()
+    await one.put("mounts/x", MOUNT)
+    await one.put("nodes/short", MOUNT)
+    before = await plain.get("mounts/x")
+    await one.close()
+    kept = await plain.get("nodes/short")
+    await other.start()
+    while await plain.get("mounts/x") == before:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await other.get("mounts/x") == MOUNT
+    assert await plain.get("nodes/short") == kept  # nobody else's to seal
+    await other.close()
+    await plain.close()

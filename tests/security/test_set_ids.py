@@ -14,7 +14,7 @@ from headrace.overlay.given_mode import as_given, give_mode, make_device
 from tests.integration.cli.host import Host
 from tests.security.nobody import as_nobody
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = pytest.mark.root
 NULL = os.makedev(1, 3)
 
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -562,44 +562,33 @@ def test_an_address_that_only_connects_is_ended_at_once(monkeypatch: pytest.Monk
 # ---------------------------------------------------------------- peers
 
 
-def on_a_loop(work: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 90))
-
-
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_peers_are_answered_beside_hostile_connections(tmp_path: Path, source: str) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            host, _, port = pair.node.address.rpartition(":")
-            wanted = pair.desk.add("f", 100_000)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            kinds = list(kinds_for_peers().values())
-            with attacked((host, int(port)), kinds, 1500, source):
-                for _ in range(5):
-                    assert await pair.fetch(wanted) == pair.desk.body(wanted)
-                assert pair.server.connections() <= 1200
-
-    on_a_loop(work)
+async def test_peers_are_answered_beside_hostile_connections(tmp_path: Path, source: str) -> None:
+    async with serving(tmp_path) as pair:
+        host, _, port = pair.node.address.rpartition(":")
+        wanted = pair.desk.add("f", 100_000)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        kinds = list(kinds_for_peers().values())
+        with attacked((host, int(port)), kinds, 1500, source):
+            for _ in range(5):
+                assert await pair.fetch(wanted) == pair.desk.body(wanted)
+            assert pair.server.connections() <= 1200
 
 
-def test_a_crowd_of_one_address_is_ended_and_peers_are_answered(
+async def test_a_crowd_of_one_address_is_ended_and_peers_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
-
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            limited = Admission(pair.server._displace, unauthenticated_max=20, arrivals_max=50)
-            limit(monkeypatch, pair.server, limited)
-            host, _, port = pair.node.address.rpartition(":")
-            socks = crowd_of((host, int(port)), 200)
-            await asyncio.to_thread(wait_until, lambda: count_ended(socks) == 180)
-            wanted = pair.desk.add("f", 1000)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            for sock in socks:
-                sock.close()
-
-    on_a_loop(work)
+    async with serving(tmp_path) as pair:
+        limited = Admission(pair.server._displace, unauthenticated_max=20, arrivals_max=50)
+        limit(monkeypatch, pair.server, limited)
+        host, _, port = pair.node.address.rpartition(":")
+        socks = crowd_of((host, int(port)), 200)
+        await asyncio.to_thread(wait_until, lambda: count_ended(socks) == 180)
+        wanted = pair.desk.add("f", 1000)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        for sock in socks:
+            sock.close()
 
 
 def greeting(cluster: str = CLUSTER) -> bytes:
@@ -611,35 +600,28 @@ def greeting(cluster: str = CLUSTER) -> bytes:
     [b"", greeting()[:9], greeting(), greeting() + b"\0\0\x10\0"],
     ids=["nothing", "a beginning", "a hello", "a length"],
 )
-def test_a_peers_hello_and_request_have_deadlines_as_a_whole(
+async def test_a_peers_hello_and_request_have_deadlines_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(peer_server, "GREETING_S", 0.5)
     monkeypatch.setattr(peer_server, "REQUEST_S", 0.5)
     monkeypatch.setattr(peer_server, "TICK_S", 0.1)
-
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            host, _, port = pair.node.address.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=LIMIT_S) as sock:
-                sock.sendall(first)
-                await asyncio.to_thread(drip, sock, b"\0")
-
-    on_a_loop(work)
+    async with serving(tmp_path) as pair:
+        host, _, port = pair.node.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=LIMIT_S) as sock:
+            sock.sendall(first)
+            await asyncio.to_thread(drip, sock, b"\0")
 
 
-def test_requests_of_peers_together_have_little_memory(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serving(tmp_path) as pair:
-            pair.server._buffered = Buffered(1 << 20)
-            host, _, port = pair.node.address.rpartition(":")
-            socks = [socket.create_connection((host, int(port)), timeout=LIMIT_S) for _ in range(10)]
-            for sock in socks:
-                sock.sendall(greeting() + (4 << 20).to_bytes(4, "little") + bytes(300_000))
-            await asyncio.to_thread(wait_until, lambda: count_ended(socks) >= 7)
-            wanted = pair.desk.add("f", 1000)
-            assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            for sock in socks:
-                sock.close()
-
-    on_a_loop(work)
+async def test_requests_of_peers_together_have_little_memory(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pair:
+        pair.server._buffered = Buffered(1 << 20)
+        host, _, port = pair.node.address.rpartition(":")
+        socks = [socket.create_connection((host, int(port)), timeout=LIMIT_S) for _ in range(10)]
+        for sock in socks:
+            sock.sendall(greeting() + (4 << 20).to_bytes(4, "little") + bytes(300_000))
+        await asyncio.to_thread(wait_until, lambda: count_ended(socks) >= 7)
+        wanted = pair.desk.add("f", 1000)
+        assert await pair.fetch(wanted) == pair.desk.body(wanted)
+        for sock in socks:
+            sock.close()

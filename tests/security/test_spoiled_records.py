@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import uvloop
 
 from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
@@ -30,7 +29,7 @@ from headrace.writeback.replication.failover import Failover
 from headrace.writeback.replication.placement import ReplicaSetRecords
 from tests.certificates import authority, issued
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
 OBJECT = b'{"a":1}'
 LIST = b'["b","c"]'
 OF_NODE = ("nodes/a", "written/a", "copies/a", "jobs/7/parts/a")
@@ -146,14 +145,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.beliefs.PUT_BACK_AGAIN_S", 0.0)
 
 
-def run(work: Awaitable[None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(work, 40)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
-
-
 class SpoiledRecordsFixture:
     """Nodes with their seals and tables, and an attacker who has access to etcd only."""
 
@@ -190,40 +181,37 @@ LASTING = {"mounts/x": OBJECT, "pins/x": OBJECT, "written/a": OBJECT, "copies/a"
 
 
 @pytest.mark.server("etcd")
-def test_what_lasts_is_neither_taken_away_nor_changed(
+async def test_what_lasts_is_neither_taken_away_nor_changed(
     etcd: EtcdServer, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        scene = SpoiledRecordsFixture(etcd, lab, "lasting", tmp_path)
-        await scene.begin()
-        node, other = await scene.node("a"), await scene.node("b")
-        heard: list[tuple[str, bytes | None]] = []
-        for key, value in LASTING.items():
-            await node.put(key, value)
-        sealed = await scene.attacker.list("")
-        await other.follow("", lambda key, value: heard.append((key, value)))
-        await until(lambda: dict(heard) == LASTING)
-        for key in LASTING:
-            await scene.attacker.delete(key)
-            assert await other.get(key) == LASTING[key]
-            await until(lambda key=key: same(scene.attacker, key, sealed[key]))  # type: ignore[misc]
-            await scene.attacker.put(key, b'["b"]')
-            assert await other.get(key) == LASTING[key]
-            await until(lambda key=key: same(scene.attacker, key, sealed[key]))  # type: ignore[misc]
-        assert await other.list("") == LASTING
-        assert len(heard) == len(LASTING)
-        await node.delete("written/a")  # by who may
-        await until(lambda: ("written/a", None) in heard)
-        assert await other.get("written/a") is None and "written/a" not in await other.list("written/")
-        ended = await scene.attacker.get("written/a") or b""
-        await scene.attacker.put("written/a", sealed["written/a"])
-        assert await other.get("written/a") is None
-        await until(lambda: same(scene.attacker, "written/a", ended))
-        await node.put("written/a", OBJECT)
-        assert await other.get("written/a") == OBJECT
-        await scene.end()
-
-    run(work())
+    scene = SpoiledRecordsFixture(etcd, lab, "lasting", tmp_path)
+    await scene.begin()
+    node, other = await scene.node("a"), await scene.node("b")
+    heard: list[tuple[str, bytes | None]] = []
+    for key, value in LASTING.items():
+        await node.put(key, value)
+    sealed = await scene.attacker.list("")
+    await other.follow("", lambda key, value: heard.append((key, value)))
+    await until(lambda: dict(heard) == LASTING)
+    for key in LASTING:
+        await scene.attacker.delete(key)
+        assert await other.get(key) == LASTING[key]
+        await until(lambda key=key: same(scene.attacker, key, sealed[key]))  # type: ignore[misc]
+        await scene.attacker.put(key, b'["b"]')
+        assert await other.get(key) == LASTING[key]
+        await until(lambda key=key: same(scene.attacker, key, sealed[key]))  # type: ignore[misc]
+    assert await other.list("") == LASTING
+    assert len(heard) == len(LASTING)
+    await node.delete("written/a")  # by who may
+    await until(lambda: ("written/a", None) in heard)
+    assert await other.get("written/a") is None and "written/a" not in await other.list("written/")
+    ended = await scene.attacker.get("written/a") or b""
+    await scene.attacker.put("written/a", sealed["written/a"])
+    assert await other.get("written/a") is None
+    await until(lambda: same(scene.attacker, "written/a", ended))
+    await node.put("written/a", OBJECT)
+    assert await other.get("written/a") == OBJECT
+    await scene.end()
     lines = [record.getMessage() for record in caplog.records]
     assert any("refused interface=records address=copies:a" in line and "no seal" in line for line in lines)
     assert any("address=copies:a" in line and "is restored" in line for line in lines)
@@ -234,75 +222,67 @@ async def same(records: EtcdRecords, key: str, raw: bytes) -> bool:
 
 
 @pytest.mark.server("etcd")
-def test_a_node_that_starts_is_shown_no_older_record(
+async def test_a_node_that_starts_is_shown_no_older_record(
     etcd: EtcdServer, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mount that was removed, or another one, is not there again because all nodes were away."""
-
-    async def work() -> None:
-        scene = SpoiledRecordsFixture(etcd, lab, "rollback", tmp_path)
-        await scene.begin()
-        node = await scene.node("a")
-        heard: dict[str, bytes | None] = {}
-        await node.follow("", heard.__setitem__)
-        before: dict[str, bytes] = {}
-        for key in ("mounts/x", "mounts/y", "jobs/7", "jobs/8"):
-            await node.put(key, OBJECT)
-            before[key] = await scene.attacker.get(key) or b""
-            await node.put(key, b'{"a":2}')
-        await node.delete("jobs/7")
-        wanted = {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": None, "jobs/8": b'{"a":2}'}
-        await until(lambda: heard == wanted)
-        await node.close()
-        for key in ("mounts/x", "jobs/7"):
-            await scene.attacker.put(key, before[key])
-        last = await scene.attacker.get("jobs/8") or b""
-        for key in ("mounts/y", "jobs/8"):
-            await scene.attacker.delete(key)
-        caplog.clear()
-        again = await scene.node("a")
-        await scene.attacker.put("jobs/8", last)  # the one that it knew, but it was gone meanwhile
-        assert await again.list("") == {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}'}
-        assert not await again.get("jobs/7") and not await again.get("jobs/8")
-        # and it tells the others, who never knew better
-        await until(lambda: knows(scene.attacker, "mounts/y"))
-        fresh = await scene.node("fresh")
-        await until(lambda: holds(fresh, {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": OBJECT,
-                                         "jobs/8": b'{"a":2}'}))  # fmt: skip
-        await scene.end()
-
-    run(work())
+    scene = SpoiledRecordsFixture(etcd, lab, "rollback", tmp_path)
+    await scene.begin()
+    node = await scene.node("a")
+    heard: dict[str, bytes | None] = {}
+    await node.follow("", heard.__setitem__)
+    before: dict[str, bytes] = {}
+    for key in ("mounts/x", "mounts/y", "jobs/7", "jobs/8"):
+        await node.put(key, OBJECT)
+        before[key] = await scene.attacker.get(key) or b""
+        await node.put(key, b'{"a":2}')
+    await node.delete("jobs/7")
+    wanted = {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": None, "jobs/8": b'{"a":2}'}
+    await until(lambda: heard == wanted)
+    await node.close()
+    for key in ("mounts/x", "jobs/7"):
+        await scene.attacker.put(key, before[key])
+    last = await scene.attacker.get("jobs/8") or b""
+    for key in ("mounts/y", "jobs/8"):
+        await scene.attacker.delete(key)
+    caplog.clear()
+    again = await scene.node("a")
+    await scene.attacker.put("jobs/8", last)  # the one that it knew, but it was gone meanwhile
+    assert await again.list("") == {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}'}
+    assert not await again.get("jobs/7") and not await again.get("jobs/8")
+    # and it tells the others, who never knew better
+    await until(lambda: knows(scene.attacker, "mounts/y"))
+    fresh = await scene.node("fresh")
+    await until(lambda: holds(fresh, {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": OBJECT,
+                                     "jobs/8": b'{"a":2}'}))  # fmt: skip
+    await scene.end()
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert sum("address=mounts:x" in line and "older" in line for line in lines) == 1, lines
 
 
 @pytest.mark.server("etcd")
-def test_what_a_node_believed_outlives_its_seal_while_all_nodes_are_away(
+async def test_what_a_node_believed_outlives_its_seal_while_all_nodes_are_away(
     etcd: EtcdServer, lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sealed anew by the first node that knows it; of who does not know it, nothing is believed."""
     real = time.time
-
-    async def work() -> None:
-        scene = SpoiledRecordsFixture(etcd, lab, "outlived", tmp_path)
-        await scene.begin()
-        node = await scene.node("a")
-        heard: dict[str, bytes | None] = {}
-        await node.follow("", heard.__setitem__)
-        for key in ("mounts/x", "pins/x"):
-            await node.put(key, OBJECT)
-        await until(lambda: len(heard) == 2)
-        await node.close()
-        await scene.attacker.put("mounts/other", await scene.attacker.get("mounts/x") or b"")
-        monkeypatch.setattr(time, "time", lambda: real() + 2 * 86400)
-        fresh = await scene.node("fresh", days=9)
-        assert await fresh.list("") == {}
-        again = await scene.node("a", days=9)
-        assert await again.list("") == {"mounts/x": OBJECT, "pins/x": OBJECT}
-        await until(lambda: holds(fresh, {"mounts/x": OBJECT, "pins/x": OBJECT}))
-        await scene.end()
-
-    run(work())
+    scene = SpoiledRecordsFixture(etcd, lab, "outlived", tmp_path)
+    await scene.begin()
+    node = await scene.node("a")
+    heard: dict[str, bytes | None] = {}
+    await node.follow("", heard.__setitem__)
+    for key in ("mounts/x", "pins/x"):
+        await node.put(key, OBJECT)
+    await until(lambda: len(heard) == 2)
+    await node.close()
+    await scene.attacker.put("mounts/other", await scene.attacker.get("mounts/x") or b"")
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * 86400)
+    fresh = await scene.node("fresh", days=9)
+    assert await fresh.list("") == {}
+    again = await scene.node("a", days=9)
+    assert await again.list("") == {"mounts/x": OBJECT, "pins/x": OBJECT}
+    await until(lambda: holds(fresh, {"mounts/x": OBJECT, "pins/x": OBJECT}))
+    await scene.end()
 
 
 async def holds(records: EtcdRecords, expected: dict[str, bytes]) -> bool:
@@ -318,62 +298,55 @@ def info(id: str) -> NodeInfo:
 
 
 @pytest.mark.server("etcd")
-def test_a_node_that_was_removed_does_not_come_back_by_its_record(
+async def test_a_node_that_was_removed_does_not_come_back_by_its_record(
     etcd: EtcdServer, lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def alive(_: NodeInfo) -> bool:
         return False
 
-    async def work() -> None:
-        scene = SpoiledRecordsFixture(etcd, lab, "removed", tmp_path)
-        await scene.begin()
-        gone = await scene.node("gone")
-        await gone.put("nodes/gone", msgspec.json.encode(info("gone")), leased=True)
-        record = await scene.attacker.get("nodes/gone") or b""
-        for turn in ("this-run", "the-next-run"):
-            views: list[ClusterView] = []
-            me = Membership(scene.records_of("me"), info("me"), on_view=views.append, is_alive=alive)
-            await me.start()
-            if turn == "this-run":
-                await until(lambda: "gone" in views[-1].nodes)  # noqa: B023 - it is awaited here
-                await gone.close()
-                await until(lambda: "gone" not in views[-1].nodes)  # noqa: B023 - it is awaited here
-                await scene.attacker.put("nodes/gone", record)
-            late = await scene.node(turn)
-            await late.put(f"nodes/{turn}", msgspec.json.encode(info(turn)), leased=True)
-            await until(lambda: turn in views[-1].nodes)  # noqa: B023 - it is awaited here
-            assert "gone" not in views[-1].nodes, turn
-            await me.stop()
-        await scene.end()
-
-    run(work())
+    scene = SpoiledRecordsFixture(etcd, lab, "removed", tmp_path)
+    await scene.begin()
+    gone = await scene.node("gone")
+    await gone.put("nodes/gone", msgspec.json.encode(info("gone")), leased=True)
+    record = await scene.attacker.get("nodes/gone") or b""
+    for turn in ("this-run", "the-next-run"):
+        views: list[ClusterView] = []
+        me = Membership(scene.records_of("me"), info("me"), on_view=views.append, is_alive=alive)
+        await me.start()
+        if turn == "this-run":
+            await until(lambda: "gone" in views[-1].nodes)  # noqa: B023 - it is awaited here
+            await gone.close()
+            await until(lambda: "gone" not in views[-1].nodes)  # noqa: B023 - it is awaited here
+            await scene.attacker.put("nodes/gone", record)
+        late = await scene.node(turn)
+        await late.put(f"nodes/{turn}", msgspec.json.encode(info(turn)), leased=True)
+        await until(lambda: turn in views[-1].nodes)  # noqa: B023 - it is awaited here
+        assert "gone" not in views[-1].nodes, turn
+        await me.stop()
+    await scene.end()
     lines = [record.getMessage() for record in caplog.records if "address=nodes:gone" in record.getMessage()]
     assert lines and all("older" in line for line in lines), lines
 
 
 @pytest.mark.server("etcd")
-def test_a_node_whose_own_record_is_spoiled_writes_it_again(
+async def test_a_node_whose_own_record_is_spoiled_writes_it_again(
     etcd: EtcdServer, lab: Authority, tmp_path: Path
 ) -> None:
     """And one whose record is spoiled when it dies is gone all the same."""
-
-    async def work() -> None:
-        scene = SpoiledRecordsFixture(etcd, lab, "own", tmp_path)
-        await scene.begin()
-        node, other = await scene.node("a"), await scene.node("b")
-        heard: list[bytes | None] = []
-        await other.follow("nodes/a", lambda _, value: heard.append(value))
-        await node.put("nodes/a", OBJECT, leased=True)
-        await until(lambda: heard == [OBJECT])
-        await scene.attacker.put("nodes/a", b"{}")
-        await until(lambda: heard == [OBJECT, None, OBJECT])
-        assert node.leases_lost == 1
-        await node._tasks.close()
-        await scene.attacker.put("nodes/a", b"{}")  # without the lease: nothing takes it away
-        await until(lambda: heard == [OBJECT, None, OBJECT, None])
-        await scene.end()
-
-    run(work())
+    scene = SpoiledRecordsFixture(etcd, lab, "own", tmp_path)
+    await scene.begin()
+    node, other = await scene.node("a"), await scene.node("b")
+    heard: list[bytes | None] = []
+    await other.follow("nodes/a", lambda _, value: heard.append(value))
+    await node.put("nodes/a", OBJECT, leased=True)
+    await until(lambda: heard == [OBJECT])
+    await scene.attacker.put("nodes/a", b"{}")
+    await until(lambda: heard == [OBJECT, None, OBJECT])
+    assert node.leases_lost == 1
+    await node._tasks.close()
+    await scene.attacker.put("nodes/a", b"{}")  # without the lease: nothing takes it away
+    await until(lambda: heard == [OBJECT, None, OBJECT, None])
+    await scene.end()
 
 
 def test_a_table_that_is_none_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

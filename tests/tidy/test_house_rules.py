@@ -16,6 +16,11 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ch
 MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 NO_NAMES = ("util", "utils", "common", "helper", "helpers", "misc")
+NESTED_ASYNC = {
+    "tests/security/test_broker.py: test_the_nodes_own_work_goes_on_between_requests",
+    "tests/security/test_spoiled_records.py: test_copies_are_dropped_only_where_a_record_says_so",
+    "tests/unit/testing/test_virtual_loop.py: test_a_day_passes_at_once_and_every_clock_of_a_task_agrees",
+}
 MARKS = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 
 
@@ -37,6 +42,18 @@ def test_modules_and_functions_are_short() -> None:
         found = [(name, n) for name, n in functions(path) if n > FUNCTION_LINES_MAX]
         long += [f"{name_of(path)}: {name}, {n} lines" for name, n in found]
     assert long == []
+
+
+def test_an_async_test_is_an_async_function() -> None:
+    """A test on several loops, or one for a loop of another thread, is named here."""
+    nested = {
+        f"{name_of(path)}: {test.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for test in ast.walk(ast.parse(path.read_text()))
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
+        if any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(test))
+    }
+    assert nested == NESTED_ASYNC
 
 
 def test_no_room_for_everything() -> None:

@@ -11,7 +11,7 @@ from headrace.base.errors import DeadlineExceededError, OriginError, PathNotFoun
 from headrace.base.model import Version
 from headrace.origin.factory import build_origin
 from headrace.origin.origin import Origin
-from headrace.testing.origin_suite import OriginSuite, listing_of, read, run, soon
+from headrace.testing.origin_suite import OriginSuite, listing_of, opened, read, soon
 from headrace.testing.origin_write_suite import OriginWriteSuite
 
 
@@ -30,8 +30,8 @@ def synthetic() -> Origin:
 class TestSynthetic:
     """Nothing can be put there, so the suite can't run over it."""
 
-    def test_listings_agree_with_heads(self) -> None:
-        async def body(origin: Origin) -> None:
+    async def test_listings_agree_with_heads(self) -> None:
+        async with opened(synthetic()) as origin:
             root = await listing_of(origin, "")
             assert root.directories == {"d000000", "d000001"} and not root.objects
             found = [await listing_of(origin, name) for name in sorted(root.directories)]
@@ -41,10 +41,8 @@ class TestSynthetic:
             assert (await origin.head(key, deadline=soon())).version == version
             assert not (await listing_of(origin, "none")).objects
 
-        run(synthetic, body)
-
-    def test_ranges_agree_with_the_whole(self) -> None:
-        async def body(origin: Origin) -> None:
+    async def test_ranges_agree_with_the_whole(self) -> None:
+        async with opened(synthetic()) as origin:
             key = next(iter((await listing_of(origin, "d000000")).objects))
             info = await origin.head(key, deadline=soon())
             whole = await read(origin, info, 0, 3 << 20)
@@ -52,10 +50,8 @@ class TestSynthetic:
             for start, end in ((0, 1), (5, 1 << 20), ((3 << 20) - 1, 3 << 20), (1000, (2 << 20) + 7)):
                 assert await read(origin, info, start, end) == whole[start:end]
 
-        run(synthetic, body)
-
-    def test_refusals(self) -> None:
-        async def body(origin: Origin) -> None:
+    async def test_refusals(self) -> None:
+        async with opened(synthetic()) as origin:
             key = next(iter((await listing_of(origin, "d000000")).objects))
             info = await origin.head(key, deadline=soon())
             for absent in ("", "none", "d000000", f"{key}/", f"/{key}", key.replace("d000000", "d000001")):
@@ -72,5 +68,3 @@ class TestSynthetic:
             with pytest.raises(asyncio.CancelledError):
                 await call
             await origin.close()
-
-        run(synthetic, body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,10 +21,8 @@ PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="package")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def api(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A node whose origin of /data is only read, and whose origin of /out is written to."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
     with serving(tmp_path_factory.mktemp("vfs"), write="/out=back,off", open_to_others="true") as running:
         yield running
     HOSTS.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,7 @@ SMALL = ("--scale-sizes", "0.002", "--scale-times", "0.05", "--steps", "3", "--e
 
 
 @pytest.fixture(autouse=True)
-def _needs() -> None:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def _needs(needs_fuse: None) -> None:
     try:
         find_program("weed", hint="")
     except ServerMissing as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,9 +45,3 @@ def seaweed() -> Iterator[S3Server]:
             yield server
     except ServerMissing as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(autouse=True)
-def _needs_fuse(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("fuse") and (os.geteuid() != 0 or not os.path.exists("/dev/fuse")):
-        pytest.skip("needs root and /dev/fuse")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,9 +25,8 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture(autouse=True)
-def _needs_fuse() -> None:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def _needs_fuse(needs_fuse: None) -> None:
+    """Mark all tests here."""
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-import uvloop
 
 from headrace.base.errors import ClusterUnavailableError, NodeIdTakenError
 from headrace.cluster.embedded import EmbeddedRecords
@@ -19,6 +18,7 @@ from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer
 from headrace.testing.waiting import until
 
+pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
 KINDS = ["embedded", "etcd"]
 AnyRecords = EmbeddedRecords | EtcdRecords
 Make = Callable[[], Awaitable[AnyRecords]]
@@ -46,137 +46,106 @@ async def maker(kind: str, etcd: EtcdServer, prefix: str) -> AsyncIterator[Make]
             await one.close()
 
 
-def run(work: Awaitable[None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(work, 60)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_record_stays_where_another_one_exists(kind: str, etcd: EtcdServer) -> None:
+    async with maker(kind, etcd, f"unless-{kind}") as make:
+        first, second = await make(), await make()
+        await first.put("written/a", b"1")
+        await first.put("nodes/a", b"here", leased=True)
+        await second.delete("written/a", unless="nodes/a")
+        assert await first.get("written/a") == b"1"
+        await first.delete("nodes/a")
+        await second.delete("written/a", unless="nodes/a")
+        await second.delete("written/a", unless="nodes/a")
+        assert await first.get("written/a") is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_stays_where_another_one_exists(kind: str, etcd: EtcdServer) -> None:
-    async def work() -> None:
-        async with maker(kind, etcd, f"unless-{kind}") as make:
-            first, second = await make(), await make()
-            await first.put("written/a", b"1")
-            await first.put("nodes/a", b"here", leased=True)
-            await second.delete("written/a", unless="nodes/a")
-            assert await first.get("written/a") == b"1"
-            await first.delete("nodes/a")
-            await second.delete("written/a", unless="nodes/a")
-            await second.delete("written/a", unless="nodes/a")
-            assert await first.get("written/a") is None
-
-    run(work())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_records(kind: str, etcd: EtcdServer) -> None:
-    async def work() -> None:
-        async with maker(kind, etcd, "records") as make:
-            one, other = await make(), await make()
-            assert await one.get("a/x") is None
-            await one.put("a/x", b"1")
-            assert await other.get("a/x") == b"1"
-            assert not await other.create("a/x", b"2")
-            assert await other.create("a/y", b"\x00\xff")
-            assert await one.list("a/") == {"a/x": b"1", "a/y": b"\x00\xff"}
-            assert not await one.replace("a/x", b"no", b"3")
-            assert await one.replace("a/x", b"1", b"3")
-            assert not await one.replace("a/none", b"", b"3")
-            heard: list[tuple[str, bytes | None]] = []
-            await other.follow("a/", lambda key, value: heard.append((key, value)))
-            await until(lambda: dict(heard) == {"a/x": b"3", "a/y": b"\x00\xff"})
-            await one.put("b/z", b"not followed")
-            await one.delete("a/y")
-            await one.delete("a/y")
-            await one.put("a/w", b"new")
-            await until(lambda: ("a/w", b"new") in heard)
-            assert heard.index(("a/y", None)) < heard.index(("a/w", b"new"))
-            assert "b/z" not in dict(heard)
-
-    run(work())
+async def test_records(kind: str, etcd: EtcdServer) -> None:
+    async with maker(kind, etcd, "records") as make:
+        one, other = await make(), await make()
+        assert await one.get("a/x") is None
+        await one.put("a/x", b"1")
+        assert await other.get("a/x") == b"1"
+        assert not await other.create("a/x", b"2")
+        assert await other.create("a/y", b"\x00\xff")
+        assert await one.list("a/") == {"a/x": b"1", "a/y": b"\x00\xff"}
+        assert not await one.replace("a/x", b"no", b"3")
+        assert await one.replace("a/x", b"1", b"3")
+        assert not await one.replace("a/none", b"", b"3")
+        heard: list[tuple[str, bytes | None]] = []
+        await other.follow("a/", lambda key, value: heard.append((key, value)))
+        await until(lambda: dict(heard) == {"a/x": b"3", "a/y": b"\x00\xff"})
+        await one.put("b/z", b"not followed")
+        await one.delete("a/y")
+        await one.delete("a/y")
+        await one.put("a/w", b"new")
+        await until(lambda: ("a/w", b"new") in heard)
+        assert heard.index(("a/y", None)) < heard.index(("a/w", b"new"))
+        assert "b/z" not in dict(heard)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_leased_records_go_with_their_node(kind: str, etcd: EtcdServer) -> None:
-    async def work() -> None:
-        async with maker(kind, etcd, "leases") as make:
-            one, other = await make(), await make()
-            await one.put("mine", b"1", leased=True)
-            await one.put("stays", b"2")
-            gone: list[str] = []
-            await other.follow("", lambda key, value: gone.append(key) if value is None else None)
-            await one.close()
-            await until(lambda: gone == ["mine"])
-            assert await other.get("stays") == b"2"
-
-    run(work())
+async def test_leased_records_go_with_their_node(kind: str, etcd: EtcdServer) -> None:
+    async with maker(kind, etcd, "leases") as make:
+        one, other = await make(), await make()
+        await one.put("mine", b"1", leased=True)
+        await one.put("stays", b"2")
+        gone: list[str] = []
+        await other.follow("", lambda key, value: gone.append(key) if value is None else None)
+        await one.close()
+        await until(lambda: gone == ["mine"])
+        assert await other.get("stays") == b"2"
 
 
-def test_a_lease_that_was_revoked_is_loud_and_mended(
+async def test_a_lease_that_was_revoked_is_loud_and_mended(
     etcd: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        async with maker("etcd", etcd, "revoked") as make:
-            one, other = await make(), await make()
-            assert isinstance(one, EtcdRecords)
-            await one.put("mine", b"1", leased=True)
-            seen: list[bytes | None] = []
-            await other.follow("mine", lambda _, value: seen.append(value))
-            await until(lambda: seen == [b"1"])
-            lease = one._lease._lease
-            await one._connection.call(lambda client: client.revoke_lease(lease))
-            await until(lambda: seen[:3] == [b"1", None, b"1"])
-
-    run(work())
+    async with maker("etcd", etcd, "revoked") as make:
+        one, other = await make(), await make()
+        assert isinstance(one, EtcdRecords)
+        await one.put("mine", b"1", leased=True)
+        seen: list[bytes | None] = []
+        await other.follow("mine", lambda _, value: seen.append(value))
+        await until(lambda: seen == [b"1"])
+        lease = one._lease._lease
+        await one._connection.call(lambda client: client.revoke_lease(lease))
+        await until(lambda: seen[:3] == [b"1", None, b"1"])
     assert any(record.levelname == "ERROR" for record in caplog.records)
 
 
-def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
+async def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
     """A node that was busy with thousands of connections lost its lease, and was out of the cluster."""
-
-    async def work() -> None:
-        async with maker("etcd", etcd, "busy") as make:
-            one = await make()
-            assert isinstance(one, EtcdRecords)
-            await one.put("mine", b"1", leased=True)
-            lease, until_s = one._lease._lease, one.lease_until_s
-            time.sleep(3.2)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
-            assert one.lease_until_s > until_s
-            assert await one.get("mine") == b"1"
-            left = await one._connection.call(lambda client: client.refresh_lease(lease))
-            assert left.TTL > 0 and one.leases_lost == 0 and one._lease._lease == lease
-
-    run(work())
+    async with maker("etcd", etcd, "busy") as make:
+        one = await make()
+        assert isinstance(one, EtcdRecords)
+        await one.put("mine", b"1", leased=True)
+        lease, until_s = one._lease._lease, one.lease_until_s
+        time.sleep(3.2)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
+        assert one.lease_until_s > until_s
+        assert await one.get("mine") == b"1"
+        left = await one._connection.call(lambda client: client.refresh_lease(lease))
+        assert left.TTL > 0 and one.leases_lost == 0 and one._lease._lease == lease
 
 
-def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.lease.LOOP_SILENT_S", 0.0)
-
-    async def work() -> None:
-        async with maker("etcd", etcd, "hangs") as make:
-            one, other = await make(), await make()
-            assert isinstance(one, EtcdRecords) and isinstance(other, EtcdRecords)
-            gone: list[bytes | None] = []
-            await other.follow("mine", lambda _, value: gone.append(value))
-            await one.put("mine", b"1", leased=True)
-            await until(lambda: gone[:2] == [b"1", None])
-
-    run(work())
+    async with maker("etcd", etcd, "hangs") as make:
+        one, other = await make(), await make()
+        assert isinstance(one, EtcdRecords) and isinstance(other, EtcdRecords)
+        gone: list[bytes | None] = []
+        await other.follow("mine", lambda _, value: gone.append(value))
+        await one.put("mine", b"1", leased=True)
+        await until(lambda: gone[:2] == [b"1", None])
 
 
-def test_calls_end_when_etcd_is_not_there() -> None:
-    async def work() -> None:
-        records = EtcdRecords(["127.0.0.1:1"], prefix="/x/", lease_s=2)
-        with pytest.raises(ClusterUnavailableError):
-            await records.get("a")
-        with pytest.raises(ClusterUnavailableError):
-            await records.start()
-        await records.close()
-
-    run(work())
+async def test_calls_end_when_etcd_is_not_there() -> None:
+    records = EtcdRecords(["127.0.0.1:1"], prefix="/x/", lease_s=2)
+    with pytest.raises(ClusterUnavailableError):
+        await records.get("a")
+    with pytest.raises(ClusterUnavailableError):
+        await records.start()
+    await records.close()
 
 
 class Node:
@@ -197,74 +166,75 @@ class Node:
         return set() if view is None else set(view.nodes)
 
 
-def test_all_nodes_see_the_same_members_and_owners(etcd: EtcdServer) -> None:
-    async def work() -> None:
-        async with maker("etcd", etcd, "members") as make:
-            nodes = [Node(await make(), f"n{number}", f"i{number}", set()) for number in range(5)]
-            for node in nodes:
-                await node.membership.start()
-            await until(lambda: all(len(node.ids()) == 5 for node in nodes))
-            for path in (b"/%d" % number for number in range(50)):
-                owners = {node.membership.view.owners(path)[0].id for node in nodes if node.membership.view}
-                assert len(owners) == 1
-            await nodes[4].membership.drain()
-            await until(
-                lambda: all(
-                    len(node.membership.view.ring.members) == 4 for node in nodes if node.membership.view
-                )
-            )
-            assert all(len(node.ids()) == 5 for node in nodes)
-            await nodes[4].membership.stop()
-            await until(lambda: all(len(node.ids()) == 4 for node in nodes[:4]))
-            epochs = [view.epoch for view in nodes[0].views]
-            assert epochs == sorted(set(epochs))
+@contextlib.asynccontextmanager
+async def joining() -> AsyncIterator[Callable[[Node], Awaitable[None]]]:
+    """Start nodes, and stop them at the end."""
+    async with contextlib.AsyncExitStack() as stack:
 
-    run(work())
+        async def join(node: Node) -> None:
+            await node.membership.start()
+            stack.push_async_callback(node.membership.stop)
+
+        yield join
 
 
-def test_members_are_followed_although_a_view_was_not_taken(
+async def test_all_nodes_see_the_same_members_and_owners(etcd: EtcdServer) -> None:
+    async with maker("etcd", etcd, "members") as make, joining() as join:
+        nodes = [Node(await make(), f"n{number}", f"i{number}", set()) for number in range(5)]
+        for node in nodes:
+            await join(node)
+        await until(lambda: all(len(node.ids()) == 5 for node in nodes))
+        for path in (b"/%d" % number for number in range(50)):
+            owners = {node.membership.view.owners(path)[0].id for node in nodes if node.membership.view}
+            assert len(owners) == 1
+        await nodes[4].membership.drain()
+        await until(
+            lambda: all(len(node.membership.view.ring.members) == 4 for node in nodes if node.membership.view)
+        )
+        assert all(len(node.ids()) == 5 for node in nodes)
+        await nodes[4].membership.stop()
+        await until(lambda: all(len(node.ids()) == 4 for node in nodes[:4]))
+        epochs = [view.epoch for view in nodes[0].views]
+        assert epochs == sorted(set(epochs))
+
+
+async def test_members_are_followed_although_a_view_was_not_taken(
     etcd: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        async with maker("etcd", etcd, "stumbles") as make:
-            first = Node(await make(), "n1", "i1", set())
-            told: list[int] = []
+    async with maker("etcd", etcd, "stumbles") as make, joining() as join:
+        first = Node(await make(), "n1", "i1", set())
+        told: list[int] = []
 
-            def stumble(view: ClusterView) -> None:
-                told.append(len(view.nodes))
-                if len(view.nodes) == 2:
-                    raise RuntimeError("this one is too much")
+        def stumble(view: ClusterView) -> None:
+            told.append(len(view.nodes))
+            if len(view.nodes) == 2:
+                raise RuntimeError("this one is too much")
 
-            first.membership._on_view = stumble
-            await first.membership.start()
-            for number, count in ((2, 2), (3, 3)):
-                await Node(await make(), f"n{number}", f"i{number}", set()).membership.start()
-                await until(lambda: told[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
-            assert first.ids() == {"n1", "n2", "n3"}
-            await first.membership.stop()
-
-    run(work())
+        first.membership._on_view = stumble
+        await join(first)
+        for number, count in ((2, 2), (3, 3)):
+            await join(Node(await make(), f"n{number}", f"i{number}", set()))
+            await until(lambda: told[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
+        assert first.ids() == {"n1", "n2", "n3"}
+        await first.membership.stop()
     assert "this one is too much" in caplog.text
 
 
-def test_one_id_has_one_node(etcd: EtcdServer) -> None:
-    async def work() -> None:
-        async with maker("etcd", etcd, "twins") as make:
-            alive = {"first"}
-            first = Node(await make(), "n", "first", alive)
-            await first.membership.start()
-            twin = Node(await make(), "n", "second", alive)
-            with pytest.raises(NodeIdTakenError, match="first:1"):
-                await twin.membership.start()
-            alive.clear()  # it hangs, say: nobody can tell that from its death
-            third = Node(await make(), "n", "third", alive)
-            await third.membership.start()
-            await until(lambda: "another node took" in str(first.membership.status()["trouble"]))
-            records = await make()
-            for _ in range(30):  # and stays: the first one does not fight for it
-                raw = await records.get("nodes/n")
-                assert raw is not None and b"third" in raw
-                await asyncio.sleep(0.05)  # long enough for a fight that must not begin
-            assert not third.membership.status()["trouble"]
-
-    run(work())
+async def test_one_id_has_one_node(etcd: EtcdServer) -> None:
+    async with maker("etcd", etcd, "twins") as make, joining() as join:
+        alive = {"first"}
+        first = Node(await make(), "n", "first", alive)
+        await join(first)
+        twin = Node(await make(), "n", "second", alive)
+        with pytest.raises(NodeIdTakenError, match="first:1"):
+            await join(twin)
+        alive.clear()  # it hangs, say: nobody can tell that from its death
+        third = Node(await make(), "n", "third", alive)
+        await join(third)
+        await until(lambda: "another node took" in str(first.membership.status()["trouble"]))
+        records = await make()
+        for _ in range(30):  # and stays: the first one does not fight for it
+            raw = await records.get("nodes/n")
+            assert raw is not None and b"third" in raw
+            await asyncio.sleep(0.05)  # long enough for a fight that must not begin
+        assert not third.membership.status()["trouble"]

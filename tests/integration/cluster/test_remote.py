@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -132,7 +131,7 @@ def test_every_byte_by_every_way_from_its_owner(remote_cluster: RemoteClusterFix
     assert all(cluster.status(host)["origin"]["bytes_read"] > 0 for host in cluster.hosts)
 
 
-def test_names(remote_cluster: RemoteClusterFixture) -> None:
+async def test_names(remote_cluster: RemoteClusterFixture) -> None:
     cluster, nodes, truth = remote_cluster.cluster, remote_cluster.nodes, remote_cluster.truth
     with headrace.connect(nodes) as cache:
         found = {f"{folder.rstrip('/')}/{name}" for folder, _, names in cache.walk("/") for name in names}
@@ -160,13 +159,9 @@ def test_names(remote_cluster: RemoteClusterFixture) -> None:
         job = cache.load("/small")
         assert (job.state, job.files_done, job.failed) == ("done", 40, [])
         assert len(cache.free("/small").failed) == 0
-
-    async def later() -> None:
-        async with await headrace.connect_async(nodes) as one:
-            assert await one.read("/block") == truth["/block"]
-            assert [part.data async for part in one.read_many(["/one", "/empty"])] == [truth["/one"], b""]
-
-    asyncio.run(later())
+    async with await headrace.connect_async(nodes) as one:
+        assert await one.read("/block") == truth["/block"]
+        assert [part.data async for part in one.read_many(["/one", "/empty"])] == [truth["/one"], b""]
 
 
 def test_what_is_written_is_seen_by_all_and_persisted(remote_cluster: RemoteClusterFixture) -> None:

@@ -264,10 +264,11 @@ def short(got: Tree, wanted: Tree) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=DELAYS)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer
+    needs_fuse: None,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    etcd: EtcdServer,
 ) -> Iterator[Pair]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
     made = Pair(tmp_path_factory.mktemp(request.param), etcd.address, DELAYS[request.param])
     yield made
     made.close()

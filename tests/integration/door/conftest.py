@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ MakeDoor = Callable[..., tuple[Host, Any]]
 
 
 @pytest.fixture(autouse=True)
-def _needs_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def _needs_root(needs_root: None) -> None:
+    """Mark all tests here."""
 
 
 def start(base: Path, patch: pytest.MonkeyPatch, *, mounted: bool = False, **settings: object) -> Host:

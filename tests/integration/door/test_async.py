@@ -23,7 +23,7 @@ def truth_of(host: Host) -> dict[str, bytes]:
     return {f"/{name}": (host.truth / name).read_bytes() for name in host.names()}
 
 
-def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: Path) -> None:
+async def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: Path) -> None:
     host, waiting = make_door()
     fs = fsspec.filesystem("headrace", asynchronous=True)
     truth = truth_of(host)
@@ -31,70 +31,62 @@ def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: Path) 
     chance = random.Random(7)
     starts = [chance.randrange(len(large)) for _ in range(40)]
     ends = [start + chance.randrange(1, 200_000) for start in starts]
-
-    async def look() -> None:
-        found = await asyncio.gather(*(fs._cat_file(path) for path in truth))
-        assert dict(zip(truth, found, strict=True)) == truth
-        assert await fs._cat(list(truth)) == truth
-        ranges = await fs._cat_ranges(["/large.tar"] * 40, starts, ends)
-        assert ranges == [large[start:end] for start, end in zip(starts, ends, strict=True)]
-        assert await fs._cat_file("headrace:///large.tar", -10) == large[-10:]
-        assert await fs._find("/") == sorted(truth)
-        assert await fs._glob("/folder/**") == waiting.glob("/folder/**")
-        assert await fs._du("/") == sum(map(len, truth.values()))
-        assert (await fs._info("/small"))["size"] == 110_000
-        assert (await fs._isdir("/folder"), await fs._isfile("/folder")) == (True, False)
-        assert await fs._exists("/none") is False
-        with pytest.raises(FileNotFoundError, match=r"^/none: "):
-            await fs._cat_file("/none")
-        walked = [one async for one in fs._walk("/")]
-        assert walked == list(waiting.walk("/"))
-        pruned = []
-        async for at, folders, _ in fs._walk("/"):
-            pruned.append(at)
-            folders.clear()
-        assert pruned == ["/"]
-        await fs._get("/folder", str(tmp_path / "got"), recursive=True)
-        async with await fs.open_async("/large.tar") as stream:
-            stream.seek(5_000_000)
-            assert await stream.read(1000) == large[5_000_000:5_001_000]
-            assert stream.tell() == 5_001_000
-
-    asyncio.run(look())
+    found = await asyncio.gather(*(fs._cat_file(path) for path in truth))
+    assert dict(zip(truth, found, strict=True)) == truth
+    assert await fs._cat(list(truth)) == truth
+    ranges = await fs._cat_ranges(["/large.tar"] * 40, starts, ends)
+    assert ranges == [large[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert await fs._cat_file("headrace:///large.tar", -10) == large[-10:]
+    assert await fs._find("/") == sorted(truth)
+    assert await fs._glob("/folder/**") == waiting.glob("/folder/**")
+    assert await fs._du("/") == sum(map(len, truth.values()))
+    assert (await fs._info("/small"))["size"] == 110_000
+    assert (await fs._isdir("/folder"), await fs._isfile("/folder")) == (True, False)
+    assert await fs._exists("/none") is False
+    with pytest.raises(FileNotFoundError, match=r"^/none: "):
+        await fs._cat_file("/none")
+    walked = [one async for one in fs._walk("/")]
+    assert walked == list(waiting.walk("/"))
+    pruned = []
+    async for at, folders, _ in fs._walk("/"):
+        pruned.append(at)
+        folders.clear()
+    assert pruned == ["/"]
+    await fs._get("/folder", str(tmp_path / "got"), recursive=True)
+    async with await fs.open_async("/large.tar") as stream:
+        stream.seek(5_000_000)
+        assert await stream.read(1000) == large[5_000_000:5_001_000]
+        assert stream.tell() == 5_001_000
     got = {f"/folder/{one.relative_to(tmp_path / 'got')}": one for one in (tmp_path / "got").rglob("*")}
     assert {name: path.read_bytes() for name, path in got.items() if path.is_file()} == {
         name: data for name, data in truth.items() if name.startswith("/folder/")
     }
 
 
-def test_what_is_written_is_at_the_origin(make_door: MakeDoor, tmp_path: Path) -> None:
+async def test_what_is_written_is_at_the_origin(make_door: MakeDoor, tmp_path: Path) -> None:
     host, waiting = make_door(write="back")
     fs = fsspec.filesystem("headrace", asynchronous=True)
     before = tree_of(host.truth)
     (tmp_path / "local").write_bytes(b"put")
-
-    async def write() -> None:
-        await asyncio.gather(*(fs._pipe_file(f"/out/{number}", b"%d" % number) for number in range(50)))
-        await fs._pipe({"/out/a": b"a", "/out/b": b"b"})
-        await fs._put_file(str(tmp_path / "local"), "/out/put")
-        await fs._cp_file("/small", "/out/copy")
-        await fs._mv("/out/0", "/out/renamed")
-        await fs._mkdir("/made")
-        await fs._rm(["/out/1", "/out/2"])
-        async with await fs.open_async("/out/streamed", "wb") as stream:
-            await stream.write(b"streamed")
-            assert not await fs._exists("/out/streamed")
-        with pytest.raises(KeyError):
-            async with await fs.open_async("/out/broken", "wb") as stream:
-                await stream.write(b"x")
-                raise KeyError
-        with pytest.raises(ValueError, match="binary mode"):
-            await fs.open_async("/out/text", "w")
-        with fs.transaction:
-            await fs._pipe_file("/out/together", b"t")
-            assert not await fs._exists("/out/together")
-
-    asyncio.run(write())
+    await asyncio.gather(*(fs._pipe_file(f"/out/{number}", b"%d" % number) for number in range(50)))
+    await fs._pipe({"/out/a": b"a", "/out/b": b"b"})
+    await fs._put_file(str(tmp_path / "local"), "/out/put")
+    await fs._cp_file("/small", "/out/copy")
+    await fs._mv("/out/0", "/out/renamed")
+    await fs._mkdir("/made")
+    await fs._rm(["/out/1", "/out/2"])
+    async with await fs.open_async("/out/streamed", "wb") as stream:
+        await stream.write(b"streamed")
+        assert not await fs._exists("/out/streamed")
+    with pytest.raises(KeyError):
+        async with await fs.open_async("/out/broken", "wb") as stream:
+            await stream.write(b"x")
+            raise KeyError
+    with pytest.raises(ValueError, match="binary mode"):
+        await fs.open_async("/out/text", "w")
+    with fs.transaction:
+        await fs._pipe_file("/out/together", b"t")
+        assert not await fs._exists("/out/together")
     wanted = {f"out/{number}": b"%d" % number for number in range(3, 50)}
     wanted |= {"out/a": b"a", "out/b": b"b", "out/put": b"put", "out/renamed": b"0", "out/together": b"t"}
     wanted |= {"out/streamed": b"streamed", "out/copy": (host.truth / "small").read_bytes()}
@@ -124,18 +116,14 @@ def test_it_is_one_file_system_with_two_ways_to_ask(make_door: MakeDoor) -> None
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_loop_goes_on_while_a_call_waits_for_the_node(make_door: MakeDoor) -> None:
+async def test_the_loop_goes_on_while_a_call_waits_for_the_node(make_door: MakeDoor) -> None:
     host, _ = make_door()
     fs = fsspec.filesystem("headrace", asynchronous=True)
     data = (host.truth / "large.tar").read_bytes()
-
-    async def turns() -> int:
-        read = asyncio.ensure_future(fs._cat_file("/large.tar"))
-        count = 0
-        while not read.done():
-            await asyncio.sleep(0)
-            count += 1
-        assert read.result() == data
-        return count
-
-    assert asyncio.run(turns()) > 10
+    read = asyncio.ensure_future(fs._cat_file("/large.tar"))
+    count = 0
+    while not read.done():
+        await asyncio.sleep(0)
+        count += 1
+    assert read.result() == data
+    assert count > 10

@@ -23,9 +23,7 @@ LIMIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def host(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     one = Host(tmp_path_factory.mktemp("credentials"), write="back", persist_delay_s=3600)
     (one.truth / "bucket/many").mkdir(parents=True)
     (one.truth / "bucket/key").write_bytes(BODY)

@@ -261,24 +261,20 @@ def test_workers_read_too(host: Host, cache: Cache, method: str) -> None:
     assert found == {path: truth[path] for path in ("/small", "/large.tar", "/folder/more")}
 
 
-def test_async(host: Host) -> None:
+async def test_async(host: Host) -> None:
     truth = truth_of(host)
-
-    async def work() -> None:
-        async with await headrace.connect_async() as cache:
-            found = {one.path: one.data async for one in cache.read_many(truth, ordered=False)}
-            assert found == truth
-            assert await asyncio.gather(*map(cache.read, truth)) == list(truth.values())
-            assert {one.path async for one in cache.list("/folder/deeper")} == {"/folder/deeper/still"}
-            await cache.put("/out-async/x", b"written")
-            assert (await cache.stat("/out-async/x")).size_bytes == 7
-            await cache.remove("/out-async", recursive=True)
-            async for one in cache.read_many(["/small"] * 500):
-                assert one.data == truth["/small"]
-                break  # left early: nothing hangs
-            assert (await cache.load("/")).failed_files == 0
-
-    asyncio.run(work())
+    async with await headrace.connect_async() as cache:
+        found = {one.path: one.data async for one in cache.read_many(truth, ordered=False)}
+        assert found == truth
+        assert await asyncio.gather(*map(cache.read, truth)) == list(truth.values())
+        assert {one.path async for one in cache.list("/folder/deeper")} == {"/folder/deeper/still"}
+        await cache.put("/out-async/x", b"written")
+        assert (await cache.stat("/out-async/x")).size_bytes == 7
+        await cache.remove("/out-async", recursive=True)
+        async for one in cache.read_many(["/small"] * 500):
+            assert one.data == truth["/small"]
+            break  # left early: nothing hangs
+        assert (await cache.load("/")).failed_files == 0
 
 
 def test_read_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

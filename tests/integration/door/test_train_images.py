@@ -13,7 +13,6 @@ from tests.integration.door.conftest import Host
 
 pytestmark = [
     pytest.mark.fuse,
-    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse"),
     pytest.mark.timeout(120),
 ]
 SCRIPT = Path(__file__).parents[3] / "docs/examples/train_images.py"

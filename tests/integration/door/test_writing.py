@@ -22,7 +22,6 @@ from headrace.vfs.local_vfs import LocalVfs
 from tests.integration.door.conftest import MakeDoor, Writer, left_in_work, settled, tree_of, wait_until
 
 pytestmark = pytest.mark.timeout(120)
-NEEDS_FUSE = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse")
 
 
 def seen_by(fs: Any) -> dict[str, str]:
@@ -35,7 +34,6 @@ def seen_by(fs: Any) -> dict[str, str]:
 
 
 @pytest.mark.fuse
-@NEEDS_FUSE
 def test_door_and_mount_of_a_host_see_each_other(make_door: MakeDoor) -> None:
     host, fs = make_door(mounted=True, write="back")
     mount = Writer(host.mount)
@@ -64,7 +62,6 @@ def test_door_and_mount_of_a_host_see_each_other(make_door: MakeDoor) -> None:
 
 
 @pytest.mark.fuse
-@NEEDS_FUSE
 def test_a_name_that_the_mount_believes_absent_or_other_is_corrected(make_door: MakeDoor) -> None:
     """The session is told by the node; the kernel's belief would end by itself after a second, too."""
     host, fs = make_door(mounted=True, write="local")
@@ -236,7 +233,6 @@ def test_in_mode_through_the_origin_has_it_when_the_call_returns(make_door: Make
 
 
 @pytest.mark.fuse
-@NEEDS_FUSE
 def test_a_node_that_is_started_again_is_waited_for(make_door: MakeDoor) -> None:
     host, fs = make_door(mounted=True, write="through")
     assert fs.exists("/small")
@@ -425,7 +421,6 @@ def test_modes_are_of_paths(make_door: MakeDoor) -> None:
 
 
 @pytest.mark.fuse
-@NEEDS_FUSE
 def test_a_folder_above_one_that_can_be_written_is_listed(make_door: MakeDoor) -> None:
     host, fs = make_door(mounted=True, write="off,/folder/deeper=local")
     listed = Writer(host.mount).run("print(json.dumps([sorted(os.listdir(one)) for one in ('.', 'folder')]))")

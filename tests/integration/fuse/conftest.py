@@ -96,10 +96,8 @@ Mounter = Callable[..., Mounted]
 
 
 @pytest.fixture
-def mounter(tmp_path: Path) -> Iterator[Mounter]:
+def mounter(needs_fuse: None, tmp_path: Path) -> Iterator[Mounter]:
     """Call with an io mode, options of the client as keywords, and files name → bytes already in `files`."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
     made: list[Mounted] = []
     for name in ("source", "cache", "partial", "mnt"):
         (tmp_path / name).mkdir()

@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(110)]
 
 
 @pytest.fixture(autouse=True)
-def _needs_fuse() -> None:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def _needs_fuse(needs_fuse: None) -> None:
+    """Mark all tests here."""
 
 
 Begin = Callable[..., tuple[Host, CountedOrigin]]

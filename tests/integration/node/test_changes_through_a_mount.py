@@ -50,9 +50,7 @@ class Mounted:
 
 
 @pytest.fixture(params=["passthrough", "splice"])
-def mounted(running: Running, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def mounted(needs_fuse: None, running: Running, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     made = Mounted(running, request.param)
     yield made
     made.close()

@@ -20,7 +20,7 @@ from headrace.origin.factory import build_origin, check_origin
 from headrace.origin.hedge import LEAST_S
 from headrace.origin.origin import Origin
 from headrace.testing.fault_proxy import FaultProxy
-from headrace.testing.origin_suite import listing_of, run, soon
+from headrace.testing.origin_suite import listing_of, opened, soon
 from headrace.testing.servers import S3Server, free_ports
 from headrace.testing.waiting import until
 
@@ -59,11 +59,12 @@ def call(request: pytest.FixtureRequest) -> Call:
     return CALLS[request.param]
 
 
-def spoil(proxy: FaultProxy, mode: str, call: Call, within_s: float) -> tuple[HeadraceError | None, float]:
+async def spoil(
+    proxy: FaultProxy, mode: str, call: Call, within_s: float
+) -> tuple[HeadraceError | None, float]:
     """The error of a call under that mode and how long it took; the origin works again after it."""
     proxy.server.put("faults/f", DATA)
-
-    async def body(origin: Origin) -> tuple[HeadraceError | None, float]:
+    async with opened(attach(proxy)) as origin:
         info = await origin.head("f", deadline=soon())
         proxy.mode = mode
         begun_s, found = time.monotonic(), None
@@ -76,55 +77,49 @@ def spoil(proxy: FaultProxy, mode: str, call: Call, within_s: float) -> tuple[He
         await call(origin, info, soon())
         return found, took_s
 
-    return run(lambda: attach(proxy), body)
-
 
 @pytest.mark.parametrize("mode", ["500", "503", "429", "close"])
-def test_a_failing_server_is_unavailable_within_the_deadline(
+async def test_a_failing_server_is_unavailable_within_the_deadline(
     proxy: FaultProxy, mode: str, call: Call
 ) -> None:
-    error, took_s = spoil(proxy, mode, call, 0.4)
+    error, took_s = await spoil(proxy, mode, call, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert error.retryable
     assert took_s < SOON_S
 
 
-def test_half_a_body_is_an_error_and_never_data(proxy: FaultProxy) -> None:
-    error, took_s = spoil(proxy, "half", _read, 0.4)
+async def test_half_a_body_is_an_error_and_never_data(proxy: FaultProxy) -> None:
+    error, took_s = await spoil(proxy, "half", _read, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert took_s < SOON_S
 
 
-def test_half_a_listing_is_an_error_and_never_a_listing(proxy: FaultProxy) -> None:
-    error, took_s = spoil(proxy, "half", _list, 0.4)
+async def test_half_a_listing_is_an_error_and_never_a_listing(proxy: FaultProxy) -> None:
+    error, took_s = await spoil(proxy, "half", _list, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert took_s < SOON_S
 
 
-def test_silence_ends_with_the_deadline(proxy: FaultProxy, call: Call) -> None:
-    error, took_s = spoil(proxy, "hang", call, 0.4)
+async def test_silence_ends_with_the_deadline(proxy: FaultProxy, call: Call) -> None:
+    error, took_s = await spoil(proxy, "hang", call, 0.4)
     assert isinstance(error, DeadlineExceededError), error
     assert 0.35 < took_s < SOON_S
 
 
 @pytest.mark.parametrize("mode", ["500", "503", "429", "half", "close"])
-def test_what_fails_twice_comes_the_third_time(proxy: FaultProxy, mode: str) -> None:
+async def test_what_fails_twice_comes_the_third_time(proxy: FaultProxy, mode: str) -> None:
     proxy.server.put("faults/f", DATA)
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(proxy)) as origin:
         info = await origin.head("f", deadline=soon())
         before = proxy.requests
         proxy.fail_next(mode, 2)
         await _read(origin, info, soon())
         assert proxy.requests - before == 3
 
-    run(lambda: attach(proxy), body)
 
-
-def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> None:
+async def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> None:
     proxy.server.put("faults/f", DATA)
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(proxy)) as origin:
         info = await origin.head("f", deadline=soon())
         proxy.mode = "hang"
         before = proxy.requests
@@ -138,15 +133,12 @@ def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> 
         proxy.mode = "pass"
         await _read(origin, info, soon())
 
-    run(lambda: attach(proxy), body)
-
 
 @pytest.mark.parametrize("mode", ["hang", "stall"])
-def test_one_silent_connection_costs_its_read_seconds(proxy: FaultProxy, mode: str) -> None:
+async def test_one_silent_connection_costs_its_read_seconds(proxy: FaultProxy, mode: str) -> None:
     """It is asked for again on another one, well before its time is over; and what comes is not asked for twice."""
     proxy.server.put("faults/f", DATA)
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(proxy)) as origin:
         info = await origin.head("f", deadline=soon())
         before = proxy.requests
         for _ in range(10):
@@ -160,28 +152,22 @@ def test_one_silent_connection_costs_its_read_seconds(proxy: FaultProxy, mode: s
         assert hedged >= 1
         assert proxy.requests - before == 12 + hedged
 
-    run(lambda: attach(proxy), body)
 
-
-def test_an_option_limits_each_request(proxy: FaultProxy) -> None:
+async def test_an_option_limits_each_request(proxy: FaultProxy) -> None:
     """timeout_s is per request: a silent one is given up and tried again, well before the deadline."""
     proxy.server.put("faults/f", DATA)
-
-    async def body(origin: Origin) -> None:
+    async with opened(build_origin(proxy.url("faults"), {**proxy.options(), "timeout_s": "0.5"})) as origin:
         info = await origin.head("f", deadline=soon())
         proxy.fail_next("hang", 1)
         await _read(origin, info, Deadline.after(20))
-
-    run(lambda: build_origin(proxy.url("faults"), {**proxy.options(), "timeout_s": "0.5"}), body)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("secret_access_key", "marker-wrong-secret"), ("access_key_id", "marker-wrong-id")]
 )
-def test_wrong_credentials_are_denied_at_once(seaweedfs: S3Server, name: str, value: str) -> None:
+async def test_wrong_credentials_are_denied_at_once(seaweedfs: S3Server, name: str, value: str) -> None:
     seaweedfs.put("denied/f", b"1234")
-
-    async def body(origin: Origin) -> None:
+    async with opened(build_origin(seaweedfs.url("denied"), {**seaweedfs.options(), name: value})) as origin:
         begun_s = time.monotonic()
         with pytest.raises(OriginDeniedError) as listed:
             await check_origin(origin, soon())
@@ -191,11 +177,9 @@ def test_wrong_credentials_are_denied_at_once(seaweedfs: S3Server, name: str, va
         for error in (listed.value, headed.value):
             assert "marker-wrong" not in f"{error} {error!r} {error.__cause__!r} {error.__context__!r}"
 
-    run(lambda: build_origin(seaweedfs.url("denied"), {**seaweedfs.options(), name: value}), body)
-
 
 @pytest.mark.parametrize("kind", ["s3", "gs", "az", "http"])
-def test_an_endpoint_where_nobody_listens_is_told_soon(kind: str) -> None:
+async def test_an_endpoint_where_nobody_listens_is_told_soon(kind: str) -> None:
     endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
     options = {
         "s3": {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"},
@@ -203,8 +187,9 @@ def test_an_endpoint_where_nobody_listens_is_told_soon(kind: str) -> None:
         "az": {"endpoint": f"{endpoint}/account", "account_name": "account", "account_key": "a2V5"},
         "http": {},
     }[kind]
-
-    async def body(origin: Origin) -> None:
+    async with opened(
+        build_origin(f"{kind}://bucket/p" if kind != "http" else f"{endpoint}/p", options)
+    ) as origin:
         begun_s = time.monotonic()
         with pytest.raises(OriginUnavailableError):
             await check_origin(origin, Deadline.after(60, patience_s=0.5))
@@ -212,17 +197,12 @@ def test_an_endpoint_where_nobody_listens_is_told_soon(kind: str) -> None:
             await origin.head("f", deadline=Deadline.after(60, patience_s=0.5))
         assert time.monotonic() - begun_s < 20
 
-    run(lambda: build_origin(f"{kind}://bucket/p" if kind != "http" else f"{endpoint}/p", options), body)
 
-
-def test_a_host_that_is_not_there_is_told(seaweedfs: S3Server) -> None:
+async def test_a_host_that_is_not_there_is_told(seaweedfs: S3Server) -> None:
     options = {**seaweedfs.options(), "endpoint": "http://no-such-host.invalid:9000"}
-
-    async def body(origin: Origin) -> None:
+    async with opened(build_origin("s3://data", options)) as origin:
         with pytest.raises((OriginUnavailableError, DeadlineExceededError)):
             await listing_of_within(origin, 5.0)
-
-    run(lambda: build_origin("s3://data", options), body)
 
 
 async def listing_of_within(origin: Origin, seconds: float) -> None:
@@ -230,11 +210,8 @@ async def listing_of_within(origin: Origin, seconds: float) -> None:
         pass
 
 
-def test_a_listing_through_the_proxy_is_that_of_the_server(proxy: FaultProxy) -> None:
+async def test_a_listing_through_the_proxy_is_that_of_the_server(proxy: FaultProxy) -> None:
     """That the proxy spoils nothing while it passes."""
     proxy.server.put("plain/a b", b"1")
-
-    async def body(origin: Origin) -> None:
+    async with opened(build_origin(proxy.url("plain"), proxy.options())) as origin:
         assert set((await listing_of(origin, "")).objects) == {"a b"}
-
-    run(lambda: build_origin(proxy.url("plain"), proxy.options()), body)

@@ -14,7 +14,7 @@ from headrace.origin.factory import build_origin
 from headrace.origin.object_store import EMPTY_MAX, PAGE, WASTE_MAX
 from headrace.origin.origin import Origin
 from headrace.testing import servers
-from headrace.testing.origin_suite import listing_of, run, soon
+from headrace.testing.origin_suite import listing_of, opened, soon
 from headrace.testing.servers import S3Server, ServerMissing
 
 
@@ -50,15 +50,14 @@ def attach(server: S3Server, prefix: str) -> Origin:
     return build_origin(server.url(prefix), server.options())
 
 
-def test_markers_are_folders_and_no_files(server: S3Server) -> None:
+async def test_markers_are_folders_and_no_files(server: S3Server) -> None:
     s3 = client(server)
     for key in ("", "empty-folder/", "full-folder/"):
         s3.put_object(Bucket=server.bucket, Key=f"markers/{key}", Body=b"")
     for key in ("full-folder/f", "f"):
         server.put(f"markers/{key}", b"x")
     server.put("markers/empty", b"")
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(server, "markers")) as origin:
         found = await listing_of(origin, "")
         assert set(found.objects) == {"f", "empty"}
         assert found.directories == {"empty-folder", "full-folder"}
@@ -68,51 +67,40 @@ def test_markers_are_folders_and_no_files(server: S3Server) -> None:
         with pytest.raises(PathNotFoundError):
             await origin.head("empty-folder", deadline=soon())
 
-    run(lambda: attach(server, "markers"), body)
 
-
-def test_a_marker_beside_a_file_of_its_name(moto: S3Server) -> None:
+async def test_a_marker_beside_a_file_of_its_name(moto: S3Server) -> None:
     """SeaweedFS refuses this one."""
     s3 = client(moto)
     for key in ("a", "b"):
         s3.put_object(Bucket=moto.bucket, Key=f"beside/{key}/", Body=b"")
     moto.put("beside/a", b"full")
     moto.put("beside/b", b"")
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(moto, "beside")) as origin:
         found = await listing_of(origin, "")
         assert set(found.objects) == {"a", "b"}
         assert found.directories == {"a", "b"}
 
-    run(lambda: attach(moto, "beside"), body)
-
 
 @pytest.mark.parametrize("empty", [EMPTY_MAX - 1, EMPTY_MAX * 3])
-def test_empty_files_and_markers_few_and_many(server: S3Server, empty: int) -> None:
+async def test_empty_files_and_markers_few_and_many(server: S3Server, empty: int) -> None:
     s3, place = client(server), f"empties{empty}"
     for n in range(empty):
         server.put(f"{place}/e{n:03d}", b"")
         s3.put_object(Bucket=server.bucket, Key=f"{place}/m{n:03d}/", Body=b"")
     server.put(f"{place}/f", b"x")
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(server, place)) as origin:
         found = await listing_of(origin, "")
         assert set(found.objects) == {"f"} | {f"e{n:03d}" for n in range(empty)}
         assert found.directories == {f"m{n:03d}" for n in range(empty)}
 
-    run(lambda: attach(server, place), body)
 
-
-def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs: S3Server) -> None:
+async def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs: S3Server) -> None:
     """Files, then folders with more in them than the walk will drop, then files again."""
     deep = PAGE + WASTE_MAX + 100
     names = [f"a{n:05d}" for n in range(PAGE + 50)] + [f"c/{n:05d}" for n in range(deep)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: seaweedfs.put(f"walk/{name}", b"x"), [*names, "b/first", "d"]))
-
-    async def body(origin: Origin) -> None:
+    async with opened(attach(seaweedfs, "walk")) as origin:
         found = await listing_of(origin, "")
         assert set(found.objects) == {f"a{n:05d}" for n in range(PAGE + 50)} | {"d"}
         assert found.directories == {"b", "c"}
-
-    run(lambda: attach(seaweedfs, "walk"), body)

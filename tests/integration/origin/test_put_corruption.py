@@ -19,7 +19,7 @@ from headrace.origin.retry import RetryOrigin
 from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
-from headrace.testing.origin_suite import run, soon
+from headrace.testing.origin_suite import opened, soon
 from headrace.testing.servers import S3Server
 
 PARTS = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=2)
@@ -43,11 +43,10 @@ async def put(origin: Origin, key: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_spoilt_body_is_refused_and_put_again(proxy: FaultProxy, kind: str) -> None:
+async def test_a_spoilt_body_is_refused_and_put_again(proxy: FaultProxy, kind: str) -> None:
     body, key, store = os.urandom(SIZES[kind]), f"refused-{kind}", proxy.server.store
     assert store is not None
-
-    async def test(origin: Origin) -> None:
+    async with opened(origin_of(proxy)) as origin:
         proxy.put_flip_share = 1.0
         with pytest.raises(OriginUnavailableError, match="BadDigest"):
             await put(origin, key, body)
@@ -58,13 +57,9 @@ def test_a_spoilt_body_is_refused_and_put_again(proxy: FaultProxy, kind: str) ->
         found: Any = await obstore.get_async(store, f"puts/{key}")
         assert bytes(await found.bytes_async()) == body
 
-    run(lambda: origin_of(proxy), test)
 
-
-def test_a_store_that_refuses_checksums_can_do_without(proxy: FaultProxy) -> None:
-    async def test(origin: Origin) -> None:
+async def test_a_store_that_refuses_checksums_can_do_without(proxy: FaultProxy) -> None:
+    async with opened(origin_of(proxy, put_checksums="false")) as origin:
         proxy.put_flip_share = 1.0
         await put(origin, "unguarded", os.urandom(1000))
-
-    run(lambda: origin_of(proxy, put_checksums="false"), test)
     assert proxy.flipped == 1

@@ -26,7 +26,7 @@ from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from headrace.testing import servers
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
-from headrace.testing.origin_suite import listing_of, run, soon
+from headrace.testing.origin_suite import listing_of, opened, soon
 from headrace.testing.origin_write_suite import WAIT_S, HeldSource, content, put
 from headrace.testing.servers import S3Server, ServerMissing
 
@@ -76,8 +76,8 @@ def in_parts(proxy: FaultProxy, prefix: str) -> Origin:
 
 
 @pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])
-def test_a_put_whose_answer_is_lost_is_made_once(proxy: FaultProxy, place: str, over: str) -> None:
-    async def body(origin: Origin) -> None:
+async def test_a_put_whose_answer_is_lost_is_made_once(proxy: FaultProxy, place: str, over: str) -> None:
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await put(origin, "warm", b"x", Absent())  # the trial of conditions is done
         condition: Condition = Absent() if over == "nothing" else None
         if over == "a-version":
@@ -90,27 +90,23 @@ def test_a_put_whose_answer_is_lost_is_made_once(proxy: FaultProxy, place: str, 
         assert (await origin.head("f", deadline=soon())).version == info.version
         assert await content(origin, "f") == b"ours"
 
-    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
 
-
-def test_a_lost_put_that_never_happened_is_made_again(proxy: FaultProxy, place: str) -> None:
-    async def body(origin: Origin) -> None:
+async def test_a_lost_put_that_never_happened_is_made_again(proxy: FaultProxy, place: str) -> None:
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await put(origin, "warm", b"x", Absent())
         for mode in ("503", "close", "500"):
             proxy.fail_next(mode, 1)
             await put(origin, mode, mode.encode(), Absent())
             assert await content(origin, mode) == mode.encode()
 
-    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
 
-
-def test_a_server_that_heeds_no_conditions_is_found_out(
+async def test_a_server_that_heeds_no_conditions_is_found_out(
     proxy: FaultProxy, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.drops = frozenset({"if-match", "if-none-match"})
     proxy.server.put(f"{place}/theirs", b"theirs")
-
-    async def body(origin: Origin) -> None:
+    caplog.set_level(logging.WARNING, logger="headrace.origin.conditional_put")
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         old = await origin.head("theirs", deadline=soon())
         with pytest.raises(ConflictError):
             await put(origin, "theirs", b"ours", Absent())
@@ -123,18 +119,13 @@ def test_a_server_that_heeds_no_conditions_is_found_out(
         await put(origin, "new", b"ours", Absent())
         assert set((await listing_of(origin, "")).objects) == {"theirs", "new"}
         assert await content(origin, "theirs") == b"ours"
-
-    with caplog.at_level(logging.WARNING, logger="headrace.origin.conditional_put"):
-        run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert [record for record in caplog.records if "enforces no conditions" in record.message]
 
 
-def test_the_trial_of_conditions_leaves_nothing_and_is_made_once(proxy: FaultProxy, place: str) -> None:
-    async def body(origin: Origin) -> None:
+async def test_the_trial_of_conditions_leaves_nothing_and_is_made_once(proxy: FaultProxy, place: str) -> None:
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await asyncio.gather(*(put(origin, f"f{n}", b"x", Absent()) for n in range(10)))
         await put(origin, "g", b"x", Absent())
-
-    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert proxy.server.store is not None
     trial = [(method, path) for method, path in proxy.asked if HIDDEN in path]
     assert [method for method, _ in trial] == ["PUT", "PUT", "PUT", "GET"]  # of what others left
@@ -146,7 +137,7 @@ def test_the_trial_of_conditions_leaves_nothing_and_is_made_once(proxy: FaultPro
     assert not [method for method, _ in proxy.asked if method == "HEAD"]  # one request a put
 
 
-def test_what_killed_trials_left_is_removed_a_day_later(
+async def test_what_killed_trials_left_is_removed_a_day_later(
     proxy: FaultProxy, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [f"{place}/{HIDDEN}{n}" for n in range(3)]
@@ -159,17 +150,12 @@ def test_what_killed_trials_left_is_removed_a_day_later(
         found = [meta["path"] for metas in obstore.list(proxy.server.store, prefix=place) for meta in metas]
         return sorted(path for path in found if path != f"{place}/f")
 
-    async def body(origin: Origin) -> None:
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await put(origin, "f", b"x", Absent())
-
-    async def again(origin: Origin) -> None:
-        version = (await origin.head("f", deadline=soon())).version
-        await put(origin, "f", b"y", version)
-
-    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert kept() == sorted([*left, *stays]), "they may be of a trial under way"
     monkeypatch.setattr(conditional_put, "STALE", timedelta(seconds=-1))  # stands for the day
-    run(lambda: build_origin(proxy.url(place), proxy.options()), again)
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
+        await put(origin, "f", b"y", (await origin.head("f", deadline=soon())).version)
     assert kept() == sorted(stays)
 
 
@@ -177,8 +163,8 @@ def test_what_killed_trials_left_is_removed_a_day_later(
 
 
 @pytest.mark.parametrize("at", ["first", "middle", "last"])
-def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, at: str) -> None:
-    async def body(origin: Origin) -> None:
+async def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, at: str) -> None:
+    async with opened(in_parts(proxy, place)) as origin:
         source = HeldSource(DATA)
         if at != "last":
             proxy.fail_next("503", 1 if at == "first" else 3)
@@ -193,15 +179,12 @@ def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, at: str) 
         info = await call
         assert (await origin.head("f", deadline=soon())).version == info.version
         assert await content(origin, "f") == DATA
-
-    run(lambda: in_parts(proxy, place), body)
     assert not uploads(_moto(proxy), place)
 
 
-def test_an_upload_whose_completion_is_lost_is_found(proxy: FaultProxy, place: str) -> None:
+async def test_an_upload_whose_completion_is_lost_is_found(proxy: FaultProxy, place: str) -> None:
     """Whatever the store's client makes of it, the object is whole and ours, and nothing is left."""
-
-    async def body(origin: Origin) -> None:
+    async with opened(in_parts(proxy, place)) as origin:
         source = HeldSource(DATA)
         call = asyncio.ensure_future(
             origin.put("f", source, condition=Absent(), attributes=Attributes(), deadline=soon())
@@ -212,18 +195,15 @@ def test_an_upload_whose_completion_is_lost_is_found(proxy: FaultProxy, place: s
         info = await call
         assert (await origin.head("f", deadline=soon())).version == info.version
         assert await content(origin, "f") == DATA
-
-    run(lambda: in_parts(proxy, place), body)
     assert not uploads(_moto(proxy), place)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "conflict"])
-def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
+async def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
     proxy: FaultProxy, place: str, end: str
 ) -> None:
     server = _moto(proxy)
-
-    async def body(origin: Origin) -> None:
+    async with opened(in_parts(proxy, place)) as origin:
         source = HeldSource(DATA)
         deadline = soon()
         call = asyncio.ensure_future(
@@ -245,8 +225,6 @@ def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
         assert found == ({"f"} if end == "conflict" else set())
         if end == "conflict":
             assert await content(origin, "f") == b"theirs"
-
-    run(lambda: in_parts(proxy, place), body)
     assert not uploads(server, place)
 
 
@@ -258,13 +236,15 @@ def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
         ("seaweedfs", "a-version"),
     ],  # moto ignores If-Match there
 )
-def test_the_store_decides_for_uploads_in_parts_too(
+async def test_the_store_decides_for_uploads_in_parts_too(
     request: pytest.FixtureRequest, place: str, kind: str, over: str
 ) -> None:
     """What is changed after our last look, and before the upload is completed, is not replaced."""
     server = request.getfixturevalue(kind)
-
-    async def body(origin: Origin) -> None:
+    stores = cloud.s3_stores(
+        server.url(place), server.bucket, parse_options(server.url(place), server.options())
+    )
+    async with opened(ObjectStoreOrigin(server.url(place), stores, place, sizes=PARTS)) as origin:
         condition: Condition = Absent()
         if over == "a-version":
             condition = (await put(origin, "f", b"old")).version
@@ -285,16 +265,11 @@ def test_the_store_decides_for_uploads_in_parts_too(
             await put(origin, "f", DATA, condition)
         assert heads == 2
         assert await content(origin, "f") == b"theirs"
-
-    stores = cloud.s3_stores(
-        server.url(place), server.bucket, parse_options(server.url(place), server.options())
-    )
-    run(lambda: ObjectStoreOrigin(server.url(place), stores, place, sizes=PARTS), body)
     assert not uploads(server, place)
 
 
-def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, place: str) -> None:
-    async def body(origin: Origin) -> None:
+async def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, place: str) -> None:
+    async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await put(origin, "f", b"old")
         proxy.mode = "503"
         with pytest.raises(OriginUnavailableError):
@@ -304,10 +279,8 @@ def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, place: s
         proxy.mode = "pass"
         assert await content(origin, "f") == b"old"
 
-    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
 
-
-def test_gcs_keeps_no_parts_either() -> None:
+async def test_gcs_keeps_no_parts_either() -> None:
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(servers.fake_gcs())
@@ -316,8 +289,7 @@ def test_gcs_keeps_no_parts_either() -> None:
         assert server.front is not None
         url = server.url("p")
         stores = cloud.gcs_stores(url, server.bucket, parse_options(url, server.options()))
-
-        async def body(origin: Origin) -> None:
+        async with opened(ObjectStoreOrigin(url, stores, "p", sizes=PARTS)) as origin:
             source = HeldSource(DATA)
             call = asyncio.ensure_future(
                 origin.put("f", source, condition=None, attributes=Attributes(), deadline=soon())
@@ -333,8 +305,6 @@ def test_gcs_keeps_no_parts_either() -> None:
                 "f", BytesPutSource(DATA), condition=None, attributes=Attributes(), deadline=soon()
             )
             assert await content(origin, "f") == DATA and not server.front.uploads
-
-        run(lambda: ObjectStoreOrigin(url, stores, "p", sizes=PARTS), body)
 
 
 def _moto(proxy: FaultProxy) -> S3Server:

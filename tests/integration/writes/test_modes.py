@@ -36,9 +36,7 @@ REFUSED = (
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
+def host(needs_fuse: None) -> Iterator[Host]:
     base = Path(tempfile.mkdtemp(prefix="headrace-modes-"))
     made = Host(base)
     made.environment.pop("HEADRACE_EXAMPLES", None)

@@ -20,9 +20,6 @@ from tests.security.unprivileged import NODE_USER, unprivileged_host
 pytestmark = [
     pytest.mark.fuse,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
-    ),
 ]
 
 OF_ROOT = {

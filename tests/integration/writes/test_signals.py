@@ -49,10 +49,8 @@ def say():
 
 
 @pytest.fixture
-def make_host() -> Iterator[MakeHost]:
+def make_host(needs_fuse: None) -> Iterator[MakeHost]:
     """Call with the options of `up`."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
     with tempfile.TemporaryDirectory(prefix="headrace-signals-") as base:
         host = Host(Path(base))
         host.environment.pop("HEADRACE_EXAMPLES", None)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.model.dataplane.scene import WriterFixture, playing
+
 
 @pytest.fixture(autouse=True)
-def _needs_root() -> Iterator[None]:
+def _needs_root(needs_root: None) -> Iterator[None]:
     """And the umask of this process is afterwards what it was: a session takes it."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, for whiteouts")
     mask = os.umask(0o022)
     yield
     os.umask(mask)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[WriterFixture]:
+    async with playing(tmp_path) as scene:
+        yield scene

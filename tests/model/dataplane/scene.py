@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +108,15 @@ class Steady(random.Random):
         return seq[0]
 
 
-def play(
-    base: Path,
-    test: Callable[[WriterFixture], Awaitable[None]],
-    *,
-    modes: str = "back",
-    before: Callable[[WriterFixture], None] = lambda scene: None,
-) -> None:
+@contextlib.asynccontextmanager
+async def playing(
+    base: Path, *, modes: str = "back", before: Callable[[WriterFixture], None] = lambda scene: None
+) -> AsyncIterator[WriterFixture]:
     """Once more for the same folder: another life of the node. before: it starts."""
-
-    async def main() -> None:
-        scene = WriterFixture(base, modes)
-        before(scene)
-        await scene.here.write.start()
-        try:
-            await asyncio.wait_for(test(scene), 60)
-        finally:
-            await scene.here.stop()
-
-    asyncio.run(main())
+    scene = WriterFixture(base, modes)
+    before(scene)
+    await scene.here.write.start()
+    try:
+        yield scene
+    finally:
+        await scene.here.stop()

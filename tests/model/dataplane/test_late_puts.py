@@ -14,7 +14,7 @@ from headrace.base.errors import OriginUnavailableError
 from headrace.overlay.upper import Upper
 from headrace.testing.waiting import until
 from headrace.writeback import upload
-from tests.model.dataplane.scene import WriterFixture, play
+from tests.model.dataplane.scene import WriterFixture, playing
 
 WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}
 
@@ -29,27 +29,24 @@ async def put_unheard(scene: WriterFixture) -> None:
     await until(lambda: (scene.truth / "d/e/f").exists())
 
 
-def test_its_folder_is_renamed_before_it_is_put_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_its_folder_is_renamed_before_it_is_put_again(
+    monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
-    async def test(scene: WriterFixture) -> None:
-        await put_unheard(scene)
-        real, renamed = upload._open_settled, threading.Event()
+    await put_unheard(scene)
+    real, renamed = upload._open_settled, threading.Event()
 
-        def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
-            if not renamed.is_set():
-                scene.session.rename(b"/d", b"/g", 0)
-                renamed.set()
-            return real(upper, paths)
+    def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
+        if not renamed.is_set():
+            scene.session.rename(b"/d", b"/g", 0)
+            renamed.set()
+        return real(upper, paths)
 
-        monkeypatch.setattr(upload, "_open_settled", rename_and_open)
-        await asyncio.to_thread(renamed.wait)
-        await scene.check(WANTED)
-
-    play(tmp_path, test)
+    monkeypatch.setattr(upload, "_open_settled", rename_and_open)
+    await asyncio.to_thread(renamed.wait)
+    await scene.check(WANTED)
 
 
-def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
+async def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Upper.walk
@@ -60,38 +57,33 @@ def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
             scenes.pop().session.rename(b"/d", b"/g", 0)
         return real(upper, top)
 
-    async def check(scene: WriterFixture) -> None:
-        await scene.check(WANTED)
-
-    play(tmp_path, put_unheard)
+    async with playing(tmp_path) as scene:
+        await put_unheard(scene)
     monkeypatch.setattr(Upper, "walk", rename_and_walk)
-    play(tmp_path, check, before=scenes.append)
+    async with playing(tmp_path, before=scenes.append) as scene:
+        await scene.check(WANTED)
     assert not scenes
 
 
-def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(tmp_path: Path) -> None:
+async def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(scene: WriterFixture) -> None:
     """A file is in its folder's place, and the removal has begun: nobody hides the name once more."""
+    session, removals = scene.session, []
 
-    async def test(scene: WriterFixture) -> None:
-        session, removals = scene.session, []
+    async def refuse(key: str, **more: object) -> None:
+        removals.append(key)
+        raise OriginUnavailableError(key, why="by plan")
 
-        async def refuse(key: str, **more: object) -> None:
-            removals.append(key)
-            raise OriginUnavailableError(key, why="by plan")
-
-        await scene.do(lambda: session.mkdir(b"/d"))
-        await scene.write(b"/d/f", b"within")
-        await scene.persisted()
-        remove = scene.here.origin.remove
-        scene.here.origin.remove = refuse  # type: ignore[method-assign]
-        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
-        await scene.write(b"/d", b"a file")
-        while len(removals) < 5:
-            with contextlib.suppress(OriginUnavailableError):
-                await scene.here.write.persist(b"/")
-            await scene.here.write.rescan()
-        assert len(scene.here.upper.put_aside()) == 1
-        scene.here.origin.remove = remove  # type: ignore[method-assign]
-        await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})
-
-    play(tmp_path, test)
+    await scene.do(lambda: session.mkdir(b"/d"))
+    await scene.write(b"/d/f", b"within")
+    await scene.persisted()
+    remove = scene.here.origin.remove
+    scene.here.origin.remove = refuse  # type: ignore[method-assign]
+    await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+    await scene.write(b"/d", b"a file")
+    while len(removals) < 5:
+        with contextlib.suppress(OriginUnavailableError):
+            await scene.here.write.persist(b"/")
+        await scene.here.write.rescan()
+    assert len(scene.here.upper.put_aside()) == 1
+    scene.here.origin.remove = remove  # type: ignore[method-assign]
+    await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})

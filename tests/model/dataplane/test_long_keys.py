@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import NotSupportedError
 from headrace.base.key_length import key_room
 from headrace.origin.origin import check_key_length
-from tests.model.dataplane.scene import WriterFixture, play
+from tests.model.dataplane.scene import WriterFixture, playing
 from tests.model.dataplane.writer_node import Lower
 
 ROOM = 700
@@ -39,11 +39,10 @@ def test_the_room_of_a_key(url: str, room: int | None) -> None:
             check_key_length(url, "k" * (room - 1) + "\u00fc")
 
 
-def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whatever call; what is there already can be written, renamed and removed."""
     folder = LONG.rpartition(b"/")[0]
-
-    async def test(scene: WriterFixture) -> None:
+    async with playing(tmp_path) as scene:
         session, tree = scene.session, scene.session._tree
         at = b""
         for name in folder.split(b"/")[1:]:
@@ -72,36 +71,31 @@ def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: pytest.M
             wanted[os.fsdecode(b"/".join(folder.split(b"/")[: end + 2]))] = "dir"
         await scene.check(wanted)
 
-    play(tmp_path, test)
 
+async def test_a_file_that_no_store_takes_keeps_nobody_and_says_so(scene: WriterFixture) -> None:
+    session, write = scene.session, scene.here.write
+    await scene.write(b"/old", b"old")
+    await scene.persisted()
+    real, tries = scene.here.origin.put, []
 
-def test_a_file_that_no_store_takes_keeps_nobody_and_says_so(tmp_path: Path) -> None:
-    async def test(scene: WriterFixture) -> None:
-        session, write = scene.session, scene.here.write
-        await scene.write(b"/old", b"old")
-        await scene.persisted()
-        real, tries = scene.here.origin.put, []
+    async def put(key: str, source: Any, **more: Any) -> Any:
+        if key.startswith("long"):
+            tries.append(key)
+            check_key_length("s3://bucket", "k" * 1025)
+        return await real(key, source, **more)
 
-        async def put(key: str, source: Any, **more: Any) -> Any:
-            if key.startswith("long"):
-                tries.append(key)
-                check_key_length("s3://bucket", "k" * 1025)
-            return await real(key, source, **more)
-
-        scene.here.origin.put = put  # type: ignore[method-assign]
-        await scene.write(b"/long", b"data")
-        await scene.write(b"/other", b"more")
-        await scene.do(lambda: session.unlink(b"/old"))
-        with pytest.raises(NotSupportedError, match="1025 bytes"):
-            await write.persist(b"/")
-        while (scene.truth / "old").exists() or not (scene.truth / "other").exists():
-            await write.persist(b"/other")
-            await write.persist(b"/old")
-        ((path, why),) = write.failing(b"/")
-        assert path == "/long" and "shorter name" in why
-        assert not write.known.unsure and write.known.get(b"/long") is None
-        await scene.do(lambda: session.rename(b"/long", b"/short", 0))
-        await scene.check({"/short": b"data".hex(), "/other": b"more".hex()})
-        assert tries
-
-    play(tmp_path, test)
+    scene.here.origin.put = put  # type: ignore[method-assign]
+    await scene.write(b"/long", b"data")
+    await scene.write(b"/other", b"more")
+    await scene.do(lambda: session.unlink(b"/old"))
+    with pytest.raises(NotSupportedError, match="1025 bytes"):
+        await write.persist(b"/")
+    while (scene.truth / "old").exists() or not (scene.truth / "other").exists():
+        await write.persist(b"/other")
+        await write.persist(b"/old")
+    ((path, why),) = write.failing(b"/")
+    assert path == "/long" and "shorter name" in why
+    assert not write.known.unsure and write.known.get(b"/long") is None
+    await scene.do(lambda: session.rename(b"/long", b"/short", 0))
+    await scene.check({"/short": b"data".hex(), "/other": b"more".hex()})
+    assert tries

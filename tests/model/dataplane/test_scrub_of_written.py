@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from headrace.dataplane.scrub import Scrub
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader
 from headrace.testing.waiting import until
-from tests.model.dataplane.scene import WriterFixture, play
+from tests.model.dataplane.scene import WriterFixture
 from tests.model.dataplane.writer_lives import tree_of
 from tests.unit.store.conftest import OpenStore, open_store
 
@@ -86,24 +85,21 @@ async def written(scene: WriterFixture) -> dict[str, str]:
     return {os.fsdecode(path): data.hex() for path, data in FILES.items()}
 
 
-def test_what_rots_after_it_was_persisted_is_found_and_read_from_the_origin(
-    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+async def test_what_rots_after_it_was_persisted_is_found_and_read_from_the_origin(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
-    async def test(scene: WriterFixture) -> None:
-        wanted = await written(scene)
-        disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
-        assert (await scrubbing.passes(2))["files_damaged"] == 0
-        disk.rot(b"/small")
-        disk.rot(b"/large")
-        scrub = await scrubbing.passes(1)
-        assert (scrub["files_damaged"], scrub["files_repaired"]) == (2, 2)
-        assert scrub["last_damaged"] == ["/large", "/small"]
-        assert sorted(scrubbing.loaded) == sorted(len(FILES[path]) for path in (b"/small", b"/large"))
-        assert sorted(scene.here.upper.names(b"/")) == [b"block", b"empty"]
-        assert (await scrubbing.passes(1))["files_damaged"] == 2
-        await scene.check(wanted)
-
-    play(tmp_path, test)
+    wanted = await written(scene)
+    disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
+    assert (await scrubbing.passes(2))["files_damaged"] == 0
+    disk.rot(b"/small")
+    disk.rot(b"/large")
+    scrub = await scrubbing.passes(1)
+    assert (scrub["files_damaged"], scrub["files_repaired"]) == (2, 2)
+    assert scrub["last_damaged"] == ["/large", "/small"]
+    assert sorted(scrubbing.loaded) == sorted(len(FILES[path]) for path in (b"/small", b"/large"))
+    assert sorted(scene.here.upper.names(b"/")) == [b"block", b"empty"]
+    assert (await scrubbing.passes(1))["files_damaged"] == 2
+    await scene.check(wanted)
 
 
 def _open(scene: WriterFixture) -> Callable[[], None]:
@@ -117,47 +113,39 @@ def _replaced(scene: WriterFixture) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("why", [_open, _replaced])
-def test_what_can_not_be_had_again_stays(
-    tmp_path: Path,
+async def test_what_can_not_be_had_again_stays(
     open_store: OpenStore,
     monkeypatch: pytest.MonkeyPatch,
     why: Callable[[WriterFixture], Callable[[], None]],
+    scene: WriterFixture,
 ) -> None:
     """A program has it open, or the origin has another one by now: it is told of, and its bytes stay as they are."""
-
-    async def test(scene: WriterFixture) -> None:
-        await written(scene)
-        disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
-        await scrubbing.passes(1)
-        disk.rot(b"/large")
-        end = why(scene)
-        scrub = await scrubbing.passes(1)
-        assert (scrub["files_damaged"], scrub["files_repaired"]) == (1, 0)
-        assert b"large" in scene.here.upper.names(b"/") and not scrubbing.loaded
-        end()
-
-    play(tmp_path, test)
+    await written(scene)
+    disk, scrubbing = BadDisk(scene, monkeypatch), Scrubbing(scene, open_store)
+    await scrubbing.passes(1)
+    disk.rot(b"/large")
+    end = why(scene)
+    scrub = await scrubbing.passes(1)
+    assert (scrub["files_damaged"], scrub["files_repaired"]) == (1, 0)
+    assert b"large" in scene.here.upper.names(b"/") and not scrubbing.loaded
+    end()
 
 
-def test_what_is_written_again_is_left_alone(
-    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_written_again_is_left_alone(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
     """In place, and not persisted yet; when it is, its new bytes are what is compared."""
-
-    async def test(scene: WriterFixture) -> None:
-        wanted = await written(scene)
-        scrubbing = Scrubbing(scene, open_store)
-        await scrubbing.passes(1)
-        await scene.only_when_asked()
-        await scene.do(lambda: scene.session.truncate(b"/large", 5000))
-        assert (await scrubbing.passes(1))["files_damaged"] == 0
-        await scene.persisted()
-        assert (await scrubbing.passes(2))["files_damaged"] == 0
-        row = scene.here.write.known.get(b"/large")
-        assert row is not None
-        assert scene.here.write.known.sums(row) == [block_checksum(FILES[b"/large"][:5000])]
-        wanted["/large"] = FILES[b"/large"][:5000].hex()
-        assert tree_of(scene.truth, links=False) == wanted
-        await scene.check(wanted)
-
-    play(tmp_path, test)
+    wanted = await written(scene)
+    scrubbing = Scrubbing(scene, open_store)
+    await scrubbing.passes(1)
+    await scene.only_when_asked()
+    await scene.do(lambda: scene.session.truncate(b"/large", 5000))
+    assert (await scrubbing.passes(1))["files_damaged"] == 0
+    await scene.persisted()
+    assert (await scrubbing.passes(2))["files_damaged"] == 0
+    row = scene.here.write.known.get(b"/large")
+    assert row is not None
+    assert scene.here.write.known.sums(row) == [block_checksum(FILES[b"/large"][:5000])]
+    wanted["/large"] = FILES[b"/large"][:5000].hex()
+    assert tree_of(scene.truth, links=False) == wanted
+    await scene.check(wanted)

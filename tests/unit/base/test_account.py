@@ -62,7 +62,7 @@ def test_no_replicas_are_kept_where_a_user_is_set() -> None:
             Config(cache=cache, run_folder="/run/x", user="64991:64991", write=write)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.root
 def test_a_call_is_made_as_that_user_and_its_error_comes_back() -> None:
     account = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
 
@@ -83,7 +83,7 @@ def test_a_call_is_made_as_that_user_and_its_error_comes_back() -> None:
     assert os.getuid() == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.root
 def test_a_program_that_the_user_may_change_gets_no_rights(
     open_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_a_folder_is_within_by_its_real_path(tmp_path: Path) -> None:
     assert is_within(str(outer), "/")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+@pytest.mark.root
 def test_a_bind_mount_is_seen_through(tmp_path: Path) -> None:
     outer, bound = tmp_path / "outer", tmp_path / "a bound one"
     (outer / "sub").mkdir(parents=True)

@@ -222,7 +222,7 @@ def test_prolog_mounts(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="owners are set by root")
+@pytest.mark.root
 @pytest.mark.parametrize(("name", "status"), [("prolog.sh", 1), ("epilog.sh", 0)])
 @pytest.mark.parametrize("fault", ["owner", "group", "others", "folder", "link"])
 def test_settings_that_others_can_change_are_not_run(

@@ -16,7 +16,7 @@ from headrace.store.index import Index
 from headrace.store.room import keep_index_room, reserve_readers
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+pytestmark = pytest.mark.root
 MIB = 1 << 20
 
 

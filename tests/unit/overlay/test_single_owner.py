@@ -13,7 +13,7 @@ from headrace.base.errors import UsageError
 from headrace.overlay.upper import Upper
 from tests.security.nobody import as_user
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+pytestmark = pytest.mark.root
 
 USER = 64991
 IMPORTS = """

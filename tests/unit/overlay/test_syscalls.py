@@ -14,7 +14,7 @@ from headrace.overlay.syscalls import may_be_written, seen_at_rest
 from headrace.testing.waiting import wait_for
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a lease of any file needs root")
+@pytest.mark.root
 def test_who_may_write_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"x" * 8192)

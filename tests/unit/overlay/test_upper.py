@@ -26,7 +26,7 @@ from headrace.overlay.upper import (
 )
 from tests.plain_paths import plain
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = pytest.mark.root
 ONE, TWO = Version(1, 2, "one"), Version(3, 4, "two")
 
 

@@ -368,6 +368,7 @@ def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore
     assert named(store, b"g", 1).id > id
 
 
+@pytest.mark.root
 def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> None:
     """As soon as some of a large file is here; it outlives a kill, and goes when the origin told another time."""
     told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
@@ -378,7 +379,7 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
     writer.write(MIB, bytes(MIB), told)
     volumes = store.volumes
     if noted(volumes, cached(store, small.id)) is None:
-        pytest.skip("needs root, and a file system with attributes")
+        pytest.skip("needs a file system with attributes")
     assert noted(volumes, cached(store, large.id)) == told
     assert noted(volumes, cached(store, bare.id)) is None
     writer.write(0, bytes(MIB), told)

@@ -117,10 +117,8 @@ def start(host: Host) -> str:
 
 
 @pytest.fixture(scope="module")
-def origin() -> Iterator[S3Server]:
+def origin(needs_root: None) -> Iterator[S3Server]:
     """An object store of its own for a module."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
     try:
         with seaweedfs_s3() as server:
             yield server
@@ -129,9 +127,7 @@ def origin() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def s3(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     host = Host(tmp_path_factory.mktemp("s3"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
         yield S3(start(host), host.truth, host.base / "origin", host)

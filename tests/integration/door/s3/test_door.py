@@ -31,9 +31,7 @@ class Open:
 
 
 @pytest.fixture(scope="module")
-def open_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def open_(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     host = Host(tmp_path_factory.mktemp("door"), write=f"off,/{WRITE}=back")
     try:
         start(host)

@@ -5,7 +5,6 @@ What a test writes it puts below a folder of its own.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,9 +115,7 @@ def start(host: Host, *words: object) -> str:
 
 
 @pytest.fixture(scope="session")
-def webhdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebHdfs]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+def webhdfs(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebHdfs]:
     host = Host(tmp_path_factory.mktemp("webhdfs"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
         yield WebHdfs(start(host), host.truth, host.base / "origin", host)
