@@ -23,7 +23,7 @@ from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
 from headrace.client.local import LocalCache
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay import workdir
 from headrace.overlay.durable_writes import DurableWrites
@@ -68,22 +68,22 @@ def test_a_listing_ends_when_its_time_is_over(index: Index, clock: Clock, jump_s
 
 async def _list_and_jump(index: Index, clock: Clock, jump_s: int) -> None:
     origin = MemoryOrigin("o")
-    namespace = Namespace(index, MountTable(), timeout_s=5, on_changed=lambda _: None)
-    namespace.attach(Mount("/data", origin.url, origin, 3600.0))
-    data = (await namespace.resolve(b"/data")).id
-    await namespace.list(data)
+    namespace = Namespace.build(index, MountTable(), timeout_s=5, on_changed=lambda _: None)
+    namespace.mount_points.attach(Mount("/data", origin.url, origin, 3600.0))
+    data = (await namespace.resolver.resolve(b"/data")).id
+    await namespace.listings.list(data)
     until_ns = index.fresh_until_ns(data)
     assert 0 < until_ns - boot_clock.now_ns() <= 3600 * 10**9
     clock.jump(jump_s)
-    assert namespace.is_fresh(data)
-    assert 3500 < namespace._good_for_s(data) <= 3600
+    assert namespace.tree.is_fresh(data)
+    assert 3500 < namespace.owner_names.page_of(data, b"f").good_for_s <= 3600
 
-    namespace.attach(Mount("/short", origin.url, origin, 0.05))
-    short = (await namespace.resolve(b"/short")).id
-    await namespace.list(short)
+    namespace.mount_points.attach(Mount("/short", origin.url, origin, 0.05))
+    short = (await namespace.resolver.resolve(b"/short")).id
+    await namespace.listings.list(short)
     clock.jump(0)
-    while namespace.is_fresh(short):
-        assert namespace._good_for_s(short) <= 0.05
+    while namespace.tree.is_fresh(short):
+        assert namespace.owner_names.page_of(short, b"f").good_for_s <= 0.05
         await asyncio.sleep(0.01)
 
 

@@ -35,7 +35,6 @@ EXCEPTIONS = {
     "fuse/operations.py:Operations": FUSE,
     "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,
     "integrations/torch_data.py:Loader": LIBRARY,
-    "namespace/tree.py:Namespace": LATER,
     "origin/options.py:OriginOptions": OPTIONS,
     "overlay/upper.py:Upper": LATER,
 }

@@ -1,7 +1,7 @@
-"""Check paths, names and node ids from outside: another node, a record, a client.
+"""Join and split paths of the namespace, and check those from outside: another node, a record, a client.
 
 Code behind these checks joins a path to a directory of this host. So decoding refuses everything that could lead out of
-that directory. Every call raises ValueError, which msgspec turns into its own error while it decodes.
+that directory. Every check raises ValueError, which msgspec turns into its own error while it decodes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,21 @@ NAME_BYTES_MAX = 255
 DEPTH_MAX = 512
 """The limit for the names of a path in a request: as many as an S3 key can have. Each costs a lookup, or a directory to
 create."""
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    return b"/" + name if directory in (b"/", b"") else directory + b"/" + name
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """Return (directory, name); the directory of a top name is b"/"."""
+    directory, _, name = path.rpartition(b"/")
+    return directory or b"/", name
+
+
+def names_of(path: bytes) -> list[bytes]:
+    """Return the names of a path, from the top."""
+    return [name for name in path.split(b"/") if name]
 
 
 def check_path(path: bytes) -> None:

@@ -17,7 +17,7 @@ from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError
 from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.overlay.content_type_codes import extras_by
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import PREFIX
@@ -195,21 +195,22 @@ class NodePeerService:
     async def _entry_of(self, wanted: FileRange) -> Entry:
         if not 0 <= wanted.start < wanted.end <= wanted.size_bytes:
             raise NotOwnerError(os.fsdecode(wanted.path), why="the requested range is outside the file")
-        return await self._namespace.ensure_entry(
+        return await self._namespace.resolver.ensure_entry(
             wanted.path, Version(wanted.size_bytes, wanted.mtime_ns, wanted.token)
         )
 
     async def names(self, request: ListingRequest) -> list[Names]:
         """Return names in pages; the last page says so."""
-        directory = self._namespace.ensure_directory(request.path)
+        self._namespace.tree.check_mounted(request.path)
+        directory = self._namespace.tree.make_directories(request.path)
         if isinstance(request, LookupShared):
-            await self._namespace.lookup(directory, request.name, for_peer=True)
-            return [self._namespace.name(directory, request.name)]
+            await self._namespace.resolver.lookup(directory, request.name, for_peer=True)
+            return [self._namespace.owner_names.page_of(directory, request.name)]
         if request.anew:
-            await self._namespace.refresh(directory, for_peer=True)
+            await self._namespace.listings.refresh(directory, for_peer=True)
         else:
-            await self._namespace.list(directory, for_peer=True)
-        return list(self._namespace.names(directory))
+            await self._namespace.listings.list(directory, for_peer=True)
+        return list(self._namespace.owner_names.pages(directory))
 
     async def take(self, request: OfferHandover) -> HandoverAnswer:
         """Fetch what another node offers and this node owns now. Reads of others go first."""
@@ -262,7 +263,7 @@ class NodePeerService:
                 return await shared.answer(request)
             case DirtyNamesChanged(paths=paths, below=below):
                 for path in paths:
-                    self._namespace.schedule_refresh(path, below)
+                    self._namespace.refreshes.schedule(path, below)
             case ResolveVersion(path=path, token=token):
                 return VersionResolved(await shared.settle(path, token))
             case RecallLease(path=path):
@@ -282,6 +283,6 @@ class NodePeerService:
         if request.relist:
             self._on_forget(request.path, request.below)
         elif request.below:
-            self._namespace.expire(request.path)
+            self._namespace.changes.expire(request.path)
         else:
-            self._namespace.invalidate(request.path)
+            self._namespace.changes.invalidate(request.path)

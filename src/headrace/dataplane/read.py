@@ -44,7 +44,7 @@ from headrace.dataplane.open_fills import OpenFills
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.small_files import SmallFileFetcher
 from headrace.dataplane.source import SourceFactory
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 
@@ -249,7 +249,7 @@ class ReadPath:
         if self._fills.can_continue(id, intent):
             return False
         self._fills.close([id])
-        mount, key, entry = self._namespace.locate(id)
+        mount, key, entry = self._namespace.tree.locate(id)
         if entry.kind is not Kind.FILE:
             raise PathNotFoundError(f"file {id:x}", why="it is a directory")
         path = self._store.index.path_of(id) or b""
@@ -273,7 +273,7 @@ class ReadPath:
         """List the directory of a changed file again, so that the next lookup returns the new version. Afterwards this
         id has no name."""
         try:
-            await self._namespace.refresh(entry.parent)
+            await self._namespace.listings.refresh(entry.parent)
         except HeadraceError as error:
             log.info("a changed file's directory can't be listed error=%s", error)
         if self._store.index.entry(entry.id) is None:

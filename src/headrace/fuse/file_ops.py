@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from headrace.base.beneath import SafePath
 from headrace.base.cancel import Cancel
+from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
@@ -24,7 +25,6 @@ from headrace.overlay.given_mode import as_given, give_mode
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS
 from headrace.overlay.merged_tree import empty
 from headrace.overlay.syscalls import fallocate
-from headrace.overlay.upper import join
 
 FH_UPPER = 3
 _HIDDEN = tuple(prefix.encode() for prefix in HIDDEN_FROM_USERS)

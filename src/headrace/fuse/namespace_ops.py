@@ -22,6 +22,7 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
+from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode
 from headrace.client.node_client import MISS, Miss
 from headrace.fuse import abi, codec
@@ -47,7 +48,7 @@ from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree, Owner
-from headrace.overlay.upper import Hidden, join
+from headrace.overlay.upper import Hidden
 from headrace.wire.messages import Written
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
+from headrace.base.namespace_path import join
 from headrace.fuse.io_modes import UPPER
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import Upper, join
+from headrace.overlay.upper import Upper
 
 _INODE_MAX = UPPER - 1
 SEARCHED_PATHS_MAX = 1 << 16

@@ -140,7 +140,7 @@ class ClusterJobs:
         if kind not in KINDS:
             raise UsageError(f"job kind {kind!r}", why="no such kind", hint="use load, free, pin or unpin")
         parse_options(kind, options)
-        await self.local.namespace.resolve(os.fsencode(path))
+        await self.local.namespace.resolver.resolve(os.fsencode(path))
         number = max((int(id) for id in self._states if id.isdecimal()), default=0)
         while True:
             number += 1

@@ -22,7 +22,7 @@ from headrace.jobs.files import FileWork
 from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
 from headrace.jobs.walk import walk
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.store.recovery import Fault
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
@@ -131,13 +131,13 @@ class Jobs:
 
     async def _each_file(self, path: bytes, action: FileAction, progress: _Progress, *, fresh: bool) -> None:
         """Apply `action` to every file. Workers start with the first names, while the listing continues."""
-        top = await self.namespace.resolve(path)
+        top = await self.namespace.resolver.resolve(path)
         queue: asyncio.Queue[tuple[bytes, Entry] | None] = asyncio.Queue(QUEUE_MAX)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._worker(queue, action, progress))
             async for item in walk(
-                self.namespace, self.store.index, top, fresh=fresh, failed=progress.add_failure
+                self.namespace.listings, self.store.index, top, fresh=fresh, failed=progress.add_failure
             ):
                 progress.files_total += 1
                 progress.bytes_total += item[1].version.size_bytes
@@ -160,13 +160,13 @@ class Jobs:
 
     async def _sync(self, path: bytes, progress: _Progress) -> None:
         """List again every directory at and below a path that was ever listed."""
-        pending: list[FileId] = [(await self.namespace.resolve(path)).id]
+        pending: list[FileId] = [(await self.namespace.resolver.resolve(path)).id]
         while pending:
             directory = pending.pop()
             if self.store.index.fresh_until_ns(directory) == 0:
                 continue  # never listed: the first access lists it
             try:
-                await self.namespace.refresh(directory)
+                await self.namespace.listings.refresh(directory)
                 progress.files_done += 1
             except HeadraceError as error:
                 path_of = self.store.index.path_of(directory)
@@ -177,7 +177,7 @@ class Jobs:
 
     def _origin_of(self, cached: CachedFile) -> str:
         path = self.store.index.path_of(cached.id)
-        location = None if path is None else self.namespace.find_mount(path)
+        location = None if path is None else self.namespace.tree.mounts.find(path)
         return "" if location is None else location[0].url
 
     def _free_mismatched(self, digests: NamedDigests) -> list[Fault]:

@@ -187,14 +187,16 @@ class Pins:
                 slots.release()
 
         try:
-            top = await jobs.namespace.resolve(os.fsencode(path))
+            top = await jobs.namespace.resolver.resolve(os.fsencode(path))
         except FileNotFoundError:
             return False  # removed at its origin, or not mounted here yet: retry later
         except HeadraceError as error:
             fail(path, str(error))
             return False
         async with asyncio.TaskGroup() as group:
-            async for name, entry in walk(jobs.namespace, jobs.store.index, top, fresh=True, failed=fail):
+            async for name, entry in walk(
+                jobs.namespace.listings, jobs.store.index, top, fresh=True, failed=fail
+            ):
                 await slots.acquire()
                 group.create_task(apply(name, entry))
         return not failed

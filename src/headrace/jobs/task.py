@@ -146,7 +146,7 @@ class JobTask:
                 self._fail(os.fsdecode(path), str(error))
             return
         async for file_path, entry in walk(
-            jobs.namespace, jobs.store.index, top, fresh=fetching, failed=self._fail
+            jobs.namespace.listings, jobs.store.index, top, fresh=fetching, failed=self._fail
         ):
             if fetching:
                 share = self._shares.of(file_path, entry, self._copies)
@@ -164,7 +164,7 @@ class JobTask:
         deadline = Deadline.after(PATH_PATIENCE_S if self.job.kind in FETCHING else 0)
         while True:
             try:
-                return await self._jobs.namespace.resolve(path)
+                return await self._jobs.namespace.resolver.resolve(path)
             except PathNotFoundError:
                 if deadline.passed():
                     raise

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, Kind
-from headrace.namespace.tree import Namespace
+from headrace.namespace.listings import Listings
 from headrace.store.index import Index
 
 NAMES_AT_ONCE = 256
@@ -19,7 +19,7 @@ Failed = Callable[[str, str], None]
 
 
 async def walk(
-    namespace: Namespace, index: Index, top: Entry, *, fresh: bool, failed: Failed
+    listings: Listings, index: Index, top: Entry, *, fresh: bool, failed: Failed
 ) -> AsyncIterator[tuple[bytes, Entry]]:
     """Yield each file with its path. With `fresh`, list directories whose listings are stale; otherwise walk only the
     names in the index. Report a directory that can't be listed to `failed`, and continue with the others."""
@@ -33,7 +33,7 @@ async def walk(
         path, directory = pending.pop()
         try:
             if fresh:
-                await namespace.list(directory.id)
+                await listings.list(directory.id)
         except HeadraceError as error:
             failed(os.fsdecode(path), str(error))
             continue

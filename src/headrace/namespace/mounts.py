@@ -70,9 +70,9 @@ class MountTable:
             )
         return self._mounts.pop(path)
 
-    def find(self, path: str) -> tuple[Mount, str] | None:
+    def find(self, path: str | bytes) -> tuple[Mount, str] | None:
         """Return the mount that answers for a path, and the key below its origin; None above all mounts."""
-        probe = path
+        probe = path = os.fsdecode(path)
         while True:
             mount = self._mounts.get(probe)
             if mount is not None:
@@ -81,16 +81,15 @@ class MountTable:
                 return None
             probe = probe.rsplit("/", 1)[0] or "/"
 
-    def below(self, path: str) -> list[str]:
+    def below(self, path: str | bytes) -> set[bytes]:
         """Return the names directly below a path that lead to (nested) mounts."""
-        prefix = path.rstrip("/") + "/"
-        return sorted(
-            {
-                mount_path[len(prefix) :].split("/", 1)[0]
-                for mount_path in self._mounts
-                if mount_path.startswith(prefix) and mount_path != path
-            }
-        )
+        top = os.fsdecode(path)
+        prefix = top.rstrip("/") + "/"
+        return {
+            os.fsencode(mount_path[len(prefix) :].split("/", 1)[0])
+            for mount_path in self._mounts
+            if mount_path.startswith(prefix) and mount_path != top
+        }
 
     def all(self) -> list[Mount]:
         return [self._mounts[path] for path in sorted(self._mounts)]

@@ -1,27 +1,60 @@
-"""Fetch listings and single names from the node that owns a directory. The owner lists it at the origin once for all
-nodes."""
+"""Share listings between nodes: the node that owns a directory lists it at the origin once for all nodes."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from headrace.base import boot_clock
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
+from headrace.base.model import Entry, FileId
+from headrace.namespace.pending_rows import PendingRows
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import Names
+from headrace.store.index import Index
+from headrace.wire.peer_messages import NameRow, Names
 
 if TYPE_CHECKING:
     from headrace.peer.client import PeerClient
 
 log = logging.getLogger(__name__)
 
+NAMES_A_PAGE = 1000
+
+
+class OwnerNames:
+    """Answer peers for the directories that this node owns, with the origin's rows."""
+
+    def __init__(self, index: Index, pending: PendingRows) -> None:
+        self._index = index
+        self._pending = pending
+
+    def pages(self, directory: FileId) -> Iterator[Names]:
+        """Yield the rows of a directory in pages. The index must have its listing."""
+        children = self._rows(directory, self._index.children(directory))
+        while len(rows := [*islice(children, NAMES_A_PAGE)]) == NAMES_A_PAGE:
+            yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=False)
+        yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
+
+    def page_of(self, directory: FileId, name: bytes) -> Names:
+        """Return the row of a single name."""
+        entry = self._index.lookup(directory, name)
+        rows = [*self._rows(directory, [] if entry is None else [entry], only=name)]
+        return Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
+
+    def _rows(self, directory: FileId, children: Iterable[Entry], *, only: bytes = b"") -> Iterator[NameRow]:
+        return self._pending.at_origin(self._index.path_of(directory) or b"", children, only=only)
+
+    def _good_for_s(self, directory: FileId) -> float:
+        return max(0.0, (self._index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
+
 
 class OwnerListingClient:
-    """Implement `SharedNames` of namespace/tree.py with calls to peers. `timeout_s` bounds one listing; the lookup of
-    a single name gets a tenth of it."""
+    """Query the owners of directories. `timeout_s` bounds one listing; the lookup of a single name gets a tenth of
+    it."""
 
     def __init__(
         self,
@@ -39,9 +72,12 @@ class OwnerListingClient:
         self._timeout_s = timeout_s
 
     def ours(self, path: bytes) -> bool:
+        """Return whether this node is the directory's owner, or the first owner that can be reached."""
         return self._owner(path) is None
 
     def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names] | None:
+        """Return the owner's listing in pages; None if this node is the owner, or no owner can be reached. Reading it
+        raises HeadraceError if the owner fails."""
         owner = self._owner(path)
         if owner is None:
             return None
@@ -49,6 +85,7 @@ class OwnerListingClient:
         return self._peers.list(owner, path, anew=anew, epoch=self._view().epoch, deadline=deadline)
 
     async def lookup(self, path: bytes, name: bytes) -> Names | None:
+        """Return one name from the owner; None if the caller must ask the origin."""
         owner = self._owner(path)
         if owner is None:
             return None

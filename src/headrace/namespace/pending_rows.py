@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.namespace.mounts import MountTable
 from headrace.overlay.pending_version import PREFIX, is_pending
 from headrace.store.index import Index
 from headrace.wire.peer_messages import NameRow
@@ -19,6 +20,7 @@ from headrace.wire.peer_messages import NameRow
 Rows = dict[bytes, NameRow | None]
 """Names whose meaning differs from the origin's; None marks a removed name."""
 Changed = list[tuple[FileId, bytes]]
+NamesChanged = Callable[[Changed], None]
 
 
 @dataclass(slots=True)
@@ -40,11 +42,11 @@ class DirectoryRows:
 
 
 class PendingRows:
-    """The pending rows of all directories. `kept` returns the names of a directory that are mounts."""
+    """The pending rows of all directories. `mounts`: their names keep their meaning."""
 
-    def __init__(self, index: Index, kept: Callable[[bytes], set[bytes]]) -> None:
+    def __init__(self, index: Index, mounts: MountTable) -> None:
         self._index = index
-        self._kept = kept
+        self._mounts = mounts
         self._folders: dict[bytes, DirectoryRows] = {}
         self._puts = 0
 
@@ -56,7 +58,7 @@ class PendingRows:
             if not rows:
                 return []
             pending = self._folders[folder] = DirectoryRows()
-        kept, before = self._kept(folder), pending.rows
+        kept, before = self._mounts.below(folder), pending.rows
         new = {
             name: row
             for name, row in rows.items()

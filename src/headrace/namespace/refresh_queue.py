@@ -32,17 +32,21 @@ class RefreshQueue:
         self._scan: asyncio.Task[None] | None = None
         self._tasks = OwnedTasks()
 
-    def add(self, folder: bytes) -> None:
+    def schedule(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the signature of `on_changed`
+        """Refresh a directory, or everything below it, because another node changed names there."""
+        if below:
+            self._tops.add(path)
+            if self._scan is None or self._scan.done():
+                self._scan = self._tasks.start(self._scan_below())
+        else:
+            self._add(path)
+
+    def _add(self, folder: bytes) -> None:
         if folder in self._again:
             self._again[folder] = True
             return
         self._again[folder] = False
         self._tasks.start(self._refresh_until_quiet(folder))
-
-    def add_below(self, top: bytes) -> None:
-        self._tops.add(top)
-        if self._scan is None or self._scan.done():
-            self._scan = self._tasks.start(self._scan_below())
 
     @property
     def busy(self) -> bool:
@@ -67,5 +71,5 @@ class RefreshQueue:
             tops, self._tops = self._tops, set()
             for top in tops:
                 async for folder in self._below(top):
-                    self.add(folder)
+                    self._add(folder)
             await asyncio.sleep(BELOW_PAUSE_S)

@@ -21,7 +21,7 @@ from headrace.config.schema import Config, public_options
 from headrace.config.secret_options import resolve_options
 from headrace.entry.rpc.server import Subscribers
 from headrace.namespace.mounts import Mount, normal_path
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
@@ -105,7 +105,7 @@ class Attachments:
 
     async def remove(self, path: str) -> None:
         """Detach a mount on this node, and close its origin."""
-        mount = self._namespace.detach(path)
+        mount = self._namespace.mount_points.detach(path)
         self._index.mounts.drop(path)
         await mount.origin.close()
 
@@ -129,9 +129,9 @@ class Attachments:
                     raise
                 log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
         mount = Mount(path, parse_origin(url), origin, self._config.sync_interval_s, origin.circuit)
-        self._namespace.attach(mount, known=known)
+        self._namespace.mount_points.attach(mount, known=known)
         if verifies_opens(options):
-            async for ids in self._namespace.files_below(os.fsencode(path)):
+            async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)
 
     def _invalidate(self, path: str) -> None:

@@ -9,7 +9,7 @@ from headrace.base.errors import CorruptIndexError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.dataplane.read import ReadPath
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.overlay.upper import Upper
 from headrace.store.store import Store
 
@@ -29,5 +29,5 @@ def build_broker(
     from headrace.entry.broker.service import BrokerService
     from headrace.entry.broker.view import View
 
-    view = View(store.index, namespace, Upper(config.upper_folder), WriteModes.parse(config.write))
+    view = View(namespace.tree, Upper(config.upper_folder), WriteModes.parse(config.write))
     return Broker(BrokerService(view, namespace, store, reads, on_corrupt=on_corrupt))

@@ -20,7 +20,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
 from headrace.node.shared_mounts import MountRecord, SharedMounts
@@ -47,10 +47,10 @@ class Relisting:
         self._tasks = OwnedTasks()
 
     def schedule(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the service's signature
-        self._tasks.start(self._namespace.relist_below(path, below=below))
+        self._tasks.start(self._namespace.listings.relist_below(path, below=below))
 
     async def stop(self) -> None:
-        await self._namespace.stop()
+        await self._namespace.refreshes.stop()
         await self._tasks.close()
 
 
@@ -246,7 +246,7 @@ def build_services(
             give_up=give_up_lease,
         ),
     )
-    link.elsewhere.changed.add(namespace.schedule_refresh)
+    link.elsewhere.changed.add(namespace.refreshes.schedule)
     if writing is not None:
         link.elsewhere.own_record_deleted.add(writing.publisher.record_again)
     return ClusterServices(

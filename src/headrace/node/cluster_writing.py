@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.config.schema import Config
-from headrace.namespace.tree import Namespace
+from headrace.namespace.listings import Listings
+from headrace.namespace.namespace import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.writing import (
     CacheOfLayer,
@@ -80,7 +81,7 @@ def build_in_cluster(
         layer.upper,
         flags,
         view=link.view,
-        look=_look_at(link, namespace),
+        look=_look_at(link, namespace.listings),
         tell=pending.publish_all_of,
     )
     replicator = _replicator(link, state)
@@ -118,10 +119,10 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
     )
 
 
-def _look_at(link: ClusterLink, namespace: Namespace) -> Callable[[bytes], Awaitable[None]]:
+def _look_at(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
     async def look(folder: bytes) -> None:
         """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
         await link.elsewhere.catch_up()
-        await namespace.refresh_for_names(folder)
+        await listings.refresh_for_names(folder)
 
     return look

@@ -10,7 +10,7 @@ import msgspec
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError
 from headrace.base.model import FileId, ObjectMetadata
-from headrace.namespace.tree import Namespace
+from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
 from headrace.store.object_metadata import note, noted
 from headrace.store.store import Store
@@ -50,10 +50,10 @@ class Gateways:
         ]
 
 
-async def describe(namespace: Namespace, store: Store, id: FileId, limit_s: float) -> Described:
+async def describe(tree: NameTree, store: Store, id: FileId, limit_s: float) -> Described:
     """Return the metadata stored with cached bytes; otherwise ask the origin with one HEAD, and store the answer for
     a completely cached file. Raise StaleIdError and the origin's errors."""
-    mount, key, entry = namespace.locate(id)
+    mount, key, entry = tree.locate(id)
     cached = store.index.cached(id)
     stored = None if cached is None else noted(store.volumes, cached)
     if stored is not None:

@@ -30,7 +30,7 @@ from headrace.dataplane.source import SourceFactory
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import MountTable, normal_path
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.brokering import build_broker
 from headrace.node.cache import (
@@ -105,7 +105,7 @@ class Node:
             if link is None
             else link.sources(self.gate)
         )
-        self.namespace = Namespace(
+        self.namespace = Namespace.build(
             store.index,
             self.mounts,
             timeout_s=config.origin_timeout_s,
@@ -188,7 +188,7 @@ class Node:
             *(self.store, self.config.scrub_bytes_s),
             load=self.reads.load,
             on_damaged=self._damaged,
-            entry_of=self.namespace.entry_at,
+            entry_of=self.namespace.tree.entry_at,
             written=None if self.write is None else self.write.for_scrub(),
         )
 
@@ -359,7 +359,7 @@ class Node:
         if self.cluster is not None:
             self.cluster.names_changed(names)
         if self.write is not None:
-            self.write.names_changed(self.namespace.paths_of(names))
+            self.write.names_changed(self.namespace.tree.paths_of(names))
         self.sessions.invalidate(names)
 
     def _evicted(self, ids: list[FileId]) -> None:

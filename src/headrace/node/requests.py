@@ -18,7 +18,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
 from headrace.namespace.mounts import MountTable, normal_path
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
 from headrace.store.store import Store
@@ -78,15 +78,15 @@ class NameRequests:
         }
 
     async def _lookup(self, request: Lookup) -> Done:
-        await self._namespace.lookup(FileId(request.parent), request.name)
+        await self._namespace.resolver.lookup(FileId(request.parent), request.name)
         return Done()
 
     async def _list(self, request: List) -> Done:
-        await self._namespace.list(FileId(request.directory))
+        await self._namespace.listings.list(FileId(request.directory))
         return Done()
 
     async def _resolve(self, request: Resolve) -> Resolved:
-        entry = await self._namespace.resolve(request.path)
+        entry = await self._namespace.resolver.resolve(request.path)
         version = entry.version
         return Resolved(
             id=entry.id,
@@ -97,7 +97,7 @@ class NameRequests:
         )
 
     async def _describe(self, request: Describe) -> Described:
-        return await describe(self._namespace, self._store, FileId(request.id), self._timeout_s)
+        return await describe(self._namespace.tree, self._store, FileId(request.id), self._timeout_s)
 
 
 class ReadRequests:

@@ -13,7 +13,7 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.reserve import Reserve
 from headrace.overlay.upper import Upper
@@ -185,7 +185,7 @@ def build_write_back(
     )
     demoter = Demoter(
         layer,
-        namespace,
+        namespace.tree,
         UpperQuota(settings.layer_bytes_max, DirtyThrottle(layer.upper.pressure_path), cache.store),
         store=cache.store,
         owns=cache.owns,

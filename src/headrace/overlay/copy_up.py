@@ -9,18 +9,10 @@ import stat
 from headrace.base.beneath import NOREPLACE, SafePath
 from headrace.base.cancel import Cancel
 from headrace.base.model import Entry, Kind
+from headrace.base.namespace_path import join, split
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_view import Lower, MergedView, os_error
-from headrace.overlay.upper import (
-    BaseVersion,
-    Hidden,
-    Upper,
-    apply_attributes,
-    is_of_others,
-    join,
-    set_base,
-    split,
-)
+from headrace.overlay.upper import BaseVersion, Hidden, Upper, apply_attributes, is_of_others, set_base
 
 COPY_STEP_BYTES = 16 << 20
 MOVED_NAMES_MAX = 10_000

@@ -4,9 +4,10 @@ directories.
 
 from __future__ import annotations
 
+from headrace.base.namespace_path import split
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.overlay.lease_marks import DirectoryFlags
-from headrace.overlay.upper import Upper, split
+from headrace.overlay.upper import Upper
 
 
 class LeaseRequiredError(Exception):

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.base.beneath import EXCHANGE, SafePath
 from headrace.base.model import Entry, Kind
+from headrace.base.namespace_path import split
 from headrace.base.write_modes import WriteModes
 from headrace.overlay.copy_up import CopyUp, NeedsContentError
 from headrace.overlay.given_mode import give_mode, make_device
@@ -24,15 +25,7 @@ from headrace.overlay.lease_check import LeaseCheck
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.merged_view import Lower, MergedView, is_directory, os_error
 from headrace.overlay.renaming import Renamer
-from headrace.overlay.upper import (
-    BaseVersion,
-    Upper,
-    apply_attributes,
-    is_removed,
-    is_whiteout,
-    set_base,
-    split,
-)
+from headrace.overlay.upper import BaseVersion, Upper, apply_attributes, is_removed, is_whiteout, set_base
 from headrace.overlay.whiteouts import WhiteoutBuilder
 
 

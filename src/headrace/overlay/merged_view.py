@@ -13,8 +13,9 @@ from typing import Protocol
 
 from headrace.base.cancel import Cancel
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.overlay.upper import Hidden, Upper, join
+from headrace.overlay.upper import Hidden, Upper
 
 FileStat = os.stat_result | Entry
 

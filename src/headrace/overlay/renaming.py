@@ -11,11 +11,12 @@ from collections.abc import Callable
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE
 from headrace.base.model import Entry, Kind
+from headrace.base.namespace_path import join
 from headrace.overlay.copy_up import CopyUp, NeedsContentError
 from headrace.overlay.lease_check import LeaseCheck
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_view import FileStat, Lower, MergedView, is_directory, os_error
-from headrace.overlay.upper import BaseVersion, Upper, join, set_base
+from headrace.overlay.upper import BaseVersion, Upper, set_base
 from headrace.overlay.whiteouts import WhiteoutBuilder
 
 

@@ -34,6 +34,7 @@ from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, LinklessMount, 
 from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import UsageError
 from headrace.base.model import Attributes, Version
+from headrace.base.namespace_path import split
 from headrace.base.private_folder import make_private
 from headrace.overlay import workdir
 from headrace.overlay.given_mode import as_given, give_mode
@@ -455,16 +456,6 @@ def is_removed(path: SafePath) -> bool:
         if fd >= 0:
             os.close(fd)
     return True
-
-
-def join(directory: bytes, name: bytes) -> bytes:
-    return b"/" + name if directory in (b"/", b"") else directory + b"/" + name
-
-
-def split(path: bytes) -> tuple[bytes, bytes]:
-    """Return (directory, name); the directory of a top name is b"/"."""
-    directory, _, name = path.rpartition(b"/")
-    return directory or b"/", name
 
 
 def _unmark(path: SafePath) -> None:

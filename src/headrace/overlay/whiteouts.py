@@ -9,15 +9,8 @@ from typing import Protocol
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Entry, FileId, Kind, Version
-from headrace.overlay.upper import (
-    BaseVersion,
-    Upper,
-    base_version,
-    join,
-    make_removed,
-    make_whiteout,
-    set_base,
-)
+from headrace.base.namespace_path import join
+from headrace.overlay.upper import BaseVersion, Upper, base_version, make_removed, make_whiteout, set_base
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 

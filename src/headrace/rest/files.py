@@ -20,11 +20,10 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
-from headrace.base.namespace_path import DEPTH_MAX
+from headrace.base.namespace_path import DEPTH_MAX, join
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join
 from headrace.rest.problems import RefusedError
 from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs

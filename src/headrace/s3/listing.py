@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
-from headrace.base.namespace_path import check_name
+from headrace.base.namespace_path import check_name, join
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join
 from headrace.s3.object_attributes import ObjectAttributes, attributes_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
 from headrace.vfs.file_stat import is_directory

@@ -24,12 +24,12 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Entry, Kind, ObjectMetadata
+from headrace.base.namespace_path import split
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
 from headrace.overlay.object_metadata import note_extras
-from headrace.overlay.upper import split
 from headrace.s3 import conditions, parts, xml
 from headrace.s3.body import Payload
 from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from headrace.base.errors import IsADirectoryPathError, UsageError
+from headrace.base.namespace_path import join
 from headrace.client.node_client import PATIENCE_S
-from headrace.overlay.upper import join
 from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, ThreadedBulkReader, Wanted
 from headrace.sdk.glob import matching_paths
 from headrace.sdk.local_bulk_read import LocalBulkReader

@@ -6,10 +6,10 @@ It gives them what they need of the packages below, so that they import no other
 from __future__ import annotations
 
 from headrace.base.errors import NodeUnavailableError
+from headrace.base.namespace_path import join, split
 from headrace.client.discovery import configured_nodes, find_node
 from headrace.client.node_client import PATIENCE_S
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join, split
 from headrace.vfs.client_registry import HOSTS
 from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs

@@ -21,6 +21,7 @@ from headrace.base.errors import (
     PathExistsError,
     PathNotFoundError,
 )
+from headrace.base.namespace_path import join, split
 from headrace.base.os_errors import read_only, translating_os_errors
 from headrace.base.write_modes import WriteMode
 from headrace.client.connection import Connection
@@ -28,7 +29,6 @@ from headrace.client.node_client import NodeClient
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.merged_tree import Owner
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join, split
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.staged_file import StagedFile
 from headrace.vfs.streams import WriteStream

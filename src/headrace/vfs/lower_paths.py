@@ -6,9 +6,9 @@ import time
 
 from headrace.base.errors import StaleIdError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.namespace_path import join, split
 from headrace.client.local import LocalCache
 from headrace.client.node_client import Miss, NodeClient
-from headrace.overlay.upper import join, split
 
 DIRECTORY_KEPT_S = 1.0
 """A directory's id is kept for this long, like a kernel keeps names of a mount. Paths are at most this old."""

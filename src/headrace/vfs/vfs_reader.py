@@ -18,6 +18,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Entry
+from headrace.base.namespace_path import join, split
 from headrace.base.os_errors import translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.client.local import WholeFile
@@ -25,7 +26,7 @@ from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import Hidden, join, split
+from headrace.overlay.upper import Hidden
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
 from headrace.vfs.streams import Content, ReadStream, read_range

@@ -10,11 +10,11 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
 from headrace.base.model import Entry
+from headrace.base.namespace_path import join
 from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses

@@ -17,11 +17,11 @@ from headrace.base.errors import (
     PathNotFoundError,
     StaleIdError,
 )
+from headrace.base.namespace_path import join, split
 from headrace.base.os_errors import translating_os_errors
 from headrace.http.messages import Response
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join, split
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
-from headrace.namespace.tree import Namespace
+from headrace.base.namespace_path import join, split
+from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import HIDDEN
-from headrace.overlay.upper import Upper, base_version, join, split
+from headrace.overlay.upper import Upper, base_version
 from headrace.writeback.reconcile import replaces_file
 from headrace.writeback.sync_journal import Conflict, SyncJournal
 
@@ -30,7 +31,8 @@ class ConflictCopies:
         *,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
-        self._namespace = namespace
+        self._tree = namespace.tree
+        self._names = namespace.changes
         self._upper = upper
         self._journal = known
         self._on_written = on_written
@@ -101,7 +103,7 @@ class ConflictCopies:
             self._journal.drop(path)
         self.count += 1
         self._journal.add_conflict(Conflict(path, kept, why, time.time()))
-        self._namespace.invalidate_parent(path)
+        self._names.invalidate(split(path)[0])
         self._on_written([path, kept])
         return kept
 
@@ -109,7 +111,7 @@ class ConflictCopies:
         for number in itertools.count():
             end = tail + (b"-%d" % number if number else b"")
             candidate = join(directory, name[: 255 - len(end)] + end)
-            if self._upper.look(candidate) is None and self._namespace.entry_at(candidate) is None:
+            if self._upper.look(candidate) is None and self._tree.entry_at(candidate) is None:
                 return candidate
         raise AssertionError
 

@@ -20,11 +20,12 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import Entry, block_count
+from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
-from headrace.namespace.tree import Namespace
+from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
-from headrace.overlay.upper import Upper, split
+from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
 from headrace.store.store import Store
 from headrace.writeback.sync_journal import JournalRecord
@@ -48,7 +49,7 @@ class Demoter:
     def __init__(
         self,
         layer: WritableLayer,
-        namespace: Namespace,
+        tree: NameTree,
         quota: UpperQuota,
         *,
         store: Store | None,
@@ -58,7 +59,7 @@ class Demoter:
         self._upper = layer.upper
         self._journal = layer.journal
         self._threads = layer.threads
-        self._namespace = namespace
+        self._tree = tree
         self.quota = quota
         self._store = store
         self._owns = owns
@@ -96,7 +97,7 @@ class Demoter:
     async def drop_damaged(self, row: JournalRecord) -> bool:
         """Drop a clean file whose bytes are wrong, without moving it into the cache, if the origin still has that
         version. HeadraceError if the origin can't be asked."""
-        place = self._namespace.find_mount(row.path)
+        place = self._tree.mounts.find(row.path)
         if place is None:
             return False
         deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
@@ -118,7 +119,7 @@ class Demoter:
             self._on_left([path])
 
     async def _leave_one(self, row: JournalRecord) -> int:
-        entry = self._namespace.entry_at(row.path)
+        entry = self._tree.entry_at(row.path)
         if entry is None or entry.version != row.version:
             return 0
         store = self._store
@@ -151,7 +152,7 @@ class Demoter:
 
     def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
         def shown(path: bytes) -> bool:
-            entry = self._namespace.entry_at(path)
+            entry = self._tree.entry_at(path)
             return entry is not None and entry.version == row.version
 
         return shown

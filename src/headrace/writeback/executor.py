@@ -16,8 +16,8 @@ from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
-from headrace.namespace.tree import Namespace
-from headrace.overlay.upper import split
+from headrace.base.namespace_path import split
+from headrace.namespace.namespace import Namespace
 from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.planner import ActionPlanner
@@ -47,7 +47,9 @@ class SyncExecutor:
         removals: RemovalPropagator,
         turns: KeyedLock,
     ) -> None:
-        self._namespace = namespace
+        self._tree = namespace.tree
+        self._listings = namespace.listings
+        self._names = namespace.changes
         self._layer = layer
         self._upper = layer.upper
         self._planner = planner
@@ -63,17 +65,17 @@ class SyncExecutor:
 
     def start(self) -> None:
         """Have the namespace keep names of which the origin may have a put whose answer was lost."""
-        self._namespace.add_in_flight(self._layer.journal.unsure)
+        self._names.add_in_flight(self._layer.journal.unsure)
 
     def stop(self) -> None:
-        self._namespace.remove_in_flight(self._layer.journal.unsure)
+        self._names.remove_in_flight(self._layer.journal.unsure)
 
     def folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the directories whose listings change: those of the paths; and, where the origin has no such directory
         yet (a mode's, which nobody made), the one above it."""
         folders = {split(path)[0] for path in paths}
         for folder in list(folders):
-            while folder != b"/" and self._namespace.entry_at(folder) is None:
+            while folder != b"/" and self._tree.entry_at(folder) is None:
                 folder = split(folder)[0]
                 folders.add(folder)
         return folders
@@ -195,7 +197,7 @@ class SyncExecutor:
         stale: set[bytes] = set()
         for directory in {split(path)[0] for path in gone}:
             try:
-                await self._namespace.refresh_path(directory)
+                await self._listings.refresh_listed(directory)
             except HeadraceError as error:
                 log.info("listing failed path=%s error=%s", os.fsdecode(directory), error)
                 stale.add(directory)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Version
-from headrace.namespace.tree import Namespace
+from headrace.base.namespace_path import split
+from headrace.namespace.namespace import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.upper import Upper, split
+from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of
 from headrace.writeback.demotion import let_go
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
@@ -42,7 +43,9 @@ class OriginChangeReconciler:
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
-        self._namespace = namespace
+        self._tree = namespace.tree
+        self._index = namespace.tree.index
+        self._names = namespace.changes
         self._upper = upper
         self._journal = known
         self._limit_s = limit_s
@@ -61,11 +64,11 @@ class OriginChangeReconciler:
         """Correct the index at a start. It may be older than the journal, or lack a change that an earlier node did not
         look at. It then has what this node uploaded, so that the next listing shows what somebody else changed."""
         for start in range(0, len(clean), EXPECTED_TOGETHER):
-            with self._namespace.batch():
+            with self._index.batch():
                 for row, status in clean[start : start + EXPECTED_TOGETHER]:
-                    entry = self._namespace.entry_at(row.path)
+                    entry = self._tree.entry_at(row.path)
                     if entry is None or entry.version != row.version:
-                        self._namespace.record_put(row.path, row.version, attributes_of(status))
+                        self._names.record_put(row.path, row.version, attributes_of(status))
             await asyncio.sleep(0)
 
     @property
@@ -80,7 +83,7 @@ class OriginChangeReconciler:
         rows = [row for path in paths for row in self._clean_below(path)]
         clean = {row.path for row in rows}
         self._waiting |= {
-            p for p in paths if p not in clean and self._namespace.is_pending(p) and self._is_here(p)
+            p for p in paths if p not in clean and self._names.is_pending(p) and self._is_here(p)
         }
         gate = asyncio.Semaphore(ASKED_TOGETHER)
 
@@ -111,13 +114,13 @@ class OriginChangeReconciler:
         return rows
 
     async def _look_at(self, row: JournalRecord) -> None:
-        if self._namespace.is_pending(row.path):  # by another node, later than what the origin has
+        if self._names.is_pending(row.path):  # by another node, later than what the origin has
             self._leave(row)
             return
-        entry = self._namespace.entry_at(row.path)
+        entry = self._tree.entry_at(row.path)
         if entry is not None and entry.version == row.version:
             return  # the listing brought what we put, before its answer did
-        place = self._namespace.find_mount(row.path)
+        place = self._tree.mounts.find(row.path)
         if place is None:
             return
         mount, key = place
@@ -139,14 +142,14 @@ class OriginChangeReconciler:
         if version == row.version:
             with self._upper.lock:
                 if self._is_here(row.path):
-                    self._namespace.record_put(row.path, version)
+                    self._names.record_put(row.path, version)
         else:
             self._leave(row)
 
     def _leave(self, row: JournalRecord) -> None:
         if let_go(self._upper, row, lambda _: True, empty_too=True):
             self._journal.drop(row.path)
-            self._namespace.invalidate_parent(row.path)
+            self._names.invalidate(split(row.path)[0])
             self._emptied.add(split(row.path)[0])
             self._on_written([row.path])
         elif self._is_here(row.path):
@@ -162,7 +165,7 @@ class OriginChangeReconciler:
             if self._upper.names(directory):
                 self._emptied.discard(directory)
                 return gone
-            while directory != b"/" and self._namespace.entry_at(directory) is None:
+            while directory != b"/" and self._tree.entry_at(directory) is None:
                 try:
                     self._upper.at(directory).rmdir()
                 except OSError:

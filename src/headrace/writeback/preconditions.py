@@ -13,7 +13,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Kind, Version
 from headrace.namespace.mounts import Mount
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Absent, Origin
 from headrace.overlay.pending_version import is_pending
 from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
@@ -35,7 +35,8 @@ class Preconditions:
         ask_others: Callable[[], Awaitable[None]] | None = None,
         settle: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
-        self._namespace = namespace
+        self._tree = namespace.tree
+        self._names = namespace.changes
         self._upper = upper
         self._journal = known
         self._ask_others = ask_others
@@ -43,7 +44,7 @@ class Preconditions:
 
     def place(self, path: bytes) -> tuple[Mount, str]:
         """Return the mount of a path, and its key below the origin."""
-        mount_and_key = self._namespace.find_mount(path)
+        mount_and_key = self._tree.mounts.find(path)
         if mount_and_key is None:
             raise NotSupportedError(
                 os.fsdecode(path), why="no origin is attached there", hint="--write local"
@@ -63,7 +64,7 @@ class Preconditions:
                 return True
             if version is not None:
                 set_base(safe_path, BaseVersion(path, version))
-                self._namespace.record_put(path, version)
+                self._names.record_put(path, version)
             elif not is_whiteout(
                 safe_path.lstat()
             ):  # a whiteout without a base would stand for whatever is there
@@ -91,20 +92,20 @@ class Preconditions:
         """Note a row, and correct the index. Otherwise the index's older version would look as if somebody had put it
         there since."""
         with self._upper.lock:
-            entry = self._namespace.entry_at(row.path)
+            entry = self._tree.entry_at(row.path)
             if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
                 if row.is_absent:
-                    self._namespace.record_removal(row.path)
+                    self._names.record_removal(row.path)
                 else:
-                    self._namespace.record_put(row.path, row.version)
+                    self._names.record_put(row.path, row.version)
             self._journal.note(row)
         return row
 
     def state(self, path: bytes, base: Version | None) -> PathState:
         """Return the state of a path as journal, index and layer have it now. base: the version that it replaces."""
         return PathState(
-            *(self._journal.get(path), base, self._namespace.entry_at(path)),
-            *(self._namespace.is_pending(path), self._upper.at(path).seen()),
+            *(self._journal.get(path), base, self._tree.entry_at(path)),
+            *(self._names.is_pending(path), self._upper.at(path).seen()),
         )
 
     def condition(self, path: bytes, base: Version | None) -> Version | Absent:

@@ -28,7 +28,8 @@ from headrace.base.errors import (
 )
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Kind
-from headrace.namespace.tree import Namespace
+from headrace.base.namespace_path import split
+from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.mark_names import MARKS
@@ -74,7 +75,8 @@ class RemovalPropagator:
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
-        self._namespace = namespace
+        self._tree = namespace.tree
+        self._names = namespace.changes
         self._upper = layer.upper
         self._journal = layer.journal
         self._write_ahead = layer.write_ahead
@@ -97,7 +99,7 @@ class RemovalPropagator:
                 if in_journal:
                     self._journal.note(JournalRecord.removed(path))
                 if in_index:
-                    self._namespace.record_removal(path)
+                    self._names.record_removal(path)
                 return True
             case GiveWay(conflict):
                 self._give_way(path, marker, conflict)
@@ -123,7 +125,7 @@ class RemovalPropagator:
             return False
         failpoint.hit("persist.removed")
         if state.listed_file is not None:
-            self._namespace.record_removal(path)
+            self._names.record_removal(path)
         self._journal.note(JournalRecord.removed(path, version))
         return True
 
@@ -153,7 +155,7 @@ class RemovalPropagator:
             self._journal.add_conflict(Conflict(path, b"", conflict, time.time()))
         self.drop_marker(path, marker)
         self._journal.drop(path)
-        self._namespace.invalidate_parent(path)
+        self._names.invalidate(split(path)[0])
         self._on_written([path])
 
     async def remove_gone(self, aside: list[tuple[SafePath, bytes]]) -> None:
@@ -181,11 +183,11 @@ class RemovalPropagator:
         if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
             return  # there is one again
         went = await self._remove_gone_directory(path)
-        row, entry = self._journal.get(path), self._namespace.entry_at(path)
+        row, entry = self._journal.get(path), self._tree.entry_at(path)
         if went and row is not None and row.is_directory:
             self._journal.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._namespace.record_removal(path, folder=True)
+            self._names.record_removal(path, folder=True)
 
     async def _remove_gone_directory(self, path: bytes) -> bool:
         """Remove a directory at the origin; there may be none any more, or a file. Return False if it stays."""
@@ -218,7 +220,7 @@ class RemovalPropagator:
             return []
         if row.begun:
             return [row]
-        if self._namespace.entry_at(path) is not None:
+        if self._tree.entry_at(path) is not None:
             with self._upper.lock:
                 if not self._upper.is_going(path):  # else the row says what is to be removed
                     self._journal.drop(path)
@@ -286,7 +288,7 @@ class RemovalPropagator:
             hidden = self._upper.hide_missing(
                 path, None, directory=True
             )  # removed, or renamed, while it was made
-            self._namespace.record_directory(path)
+            self._names.record_directory(path)
             self._journal.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
 
@@ -298,9 +300,9 @@ class RemovalPropagator:
             return
         await self._remove_gone_directory(path)
         failpoint.hit("persist.unmade")
-        entry = self._namespace.entry_at(path)
+        entry = self._tree.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._namespace.record_removal(path, folder=True)
+            self._names.record_removal(path, folder=True)
         self._journal.note(JournalRecord.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
@@ -323,10 +325,10 @@ class RemovalPropagator:
                 if row is not None and row.is_directory:
                     self._journal.note(removed)
                 return False
-            self._namespace.record_removal(path, folder=True)
+            self._names.record_removal(path, folder=True)
             safe_path.rmdir()
             self._journal.note(removed)
-        self._namespace.invalidate_parent(path)
+        self._names.invalidate(split(path)[0])
         self._on_written([path])
         return True
 

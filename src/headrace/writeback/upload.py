@@ -30,7 +30,7 @@ from headrace.base.errors import (
 )
 from headrace.base.group_commit import GroupCommit
 from headrace.base.model import ObjectMetadata, Version
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
@@ -112,7 +112,8 @@ class Uploader:
         *,
         limit_s: Callable[[int], float],
     ) -> None:
-        self._namespace = namespace
+        self._index = namespace.tree.index
+        self._names = namespace.changes
         self._upper = layer.upper
         self._journal = layer.journal
         self._write_ahead = layer.write_ahead
@@ -223,9 +224,9 @@ class Uploader:
         with self._upper.lock:
             # those that were removed meanwhile must not come back
             hidden = [self._upper.hide_missing(file.path, file.version) for file in landed]
-            with self._namespace.batch():
+            with self._index.batch():
                 for file in landed:
-                    self._namespace.record_put(file.path, file.version, attributes_of(file.status))
+                    self._names.record_put(file.path, file.version, attributes_of(file.status))
             failpoint.hit("persist.shown")
             rows = [_row_of(file.path, file.status, file.version) for file in landed]
             self._journal.note_all(rows)

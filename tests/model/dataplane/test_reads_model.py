@@ -26,7 +26,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import ListPage
 from headrace.store.reader import CacheReader
@@ -78,8 +78,8 @@ class ReadsModel:
         self.volume = Volume(0, str(folder / "volume"), CAPACITY)
         self.store = Store.open(str(folder / "volume/index"), [self.volume])
         mounts = MountTable()
-        self.namespace = Namespace(self.store.index, mounts, timeout_s=20, on_changed=lambda _: None)
-        self.namespace.attach(Mount("/", "memory://model", self.origin, 0.02))
+        self.namespace = Namespace.build(self.store.index, mounts, timeout_s=20, on_changed=lambda _: None)
+        self.namespace.mount_points.attach(Mount("/", "memory://model", self.origin, 0.02))
         self.disk = ThreadPoolExecutor(4)
         self.reads = ReadPath(
             self.namespace,
@@ -113,7 +113,7 @@ class ReadsModel:
         for _ in range(steps):
             name = self.chance.choice(NAMES)
             try:
-                found = await self.namespace.resolve(b"/" + name.encode())
+                found = await self.namespace.resolver.resolve(b"/" + name.encode())
             except PathNotFoundError:
                 continue
             except OriginUnavailableError:

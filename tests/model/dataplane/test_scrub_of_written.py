@@ -63,7 +63,7 @@ class Scrubbing:
             *(self._store, FAST),
             load=self.load,
             on_damaged=_nobody,
-            entry_of=self._scene.here.namespace.entry_at,
+            entry_of=self._scene.here.namespace.tree.entry_at,
             written=self._scene.here.write.for_scrub(),
             pass_s_min=0.0,
         )

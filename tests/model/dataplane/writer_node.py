@@ -20,9 +20,10 @@ from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
 from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.base.namespace_path import join, split
 from headrace.base.write_modes import WriteModes
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.node.writing import WriteBackSettings, WriteState, build_write_back
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import ListPage
@@ -31,7 +32,7 @@ from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree, Owner
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import Upper, join, split
+from headrace.overlay.upper import Upper
 from headrace.store.index import Index
 from headrace.writeback import dirty_set
 from headrace.writeback.sync_journal import SyncJournal
@@ -91,7 +92,7 @@ class NodeFixture:
         )
         mounts = MountTable()
         self.index = open_index(f"{folder}/index")
-        self.namespace = Namespace(self.index, mounts, timeout_s=20, on_changed=self._names_changed)
+        self.namespace = Namespace.build(self.index, mounts, timeout_s=20, on_changed=self._names_changed)
         self.upper = Upper(f"{folder}/upper")
         os.makedirs(f"{folder}/upper", exist_ok=True)
         self.upper.make()
@@ -109,12 +110,12 @@ class NodeFixture:
             ),
             [],
         )
-        self.namespace.attach(
+        self.namespace.mount_points.attach(
             Mount("/", self.origin.url, self.origin, chance.choice([0.001, NEVER_S, NEVER_S])), known=True
         )
 
     def _names_changed(self, names: list[tuple[FileId, bytes]]) -> None:
-        self.write.names_changed(self.namespace.paths_of(names))
+        self.write.names_changed(self.namespace.tree.paths_of(names))
 
     def ask(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """Of the session's thread: the node does it, and is waited for."""
@@ -129,7 +130,9 @@ class NodeFixture:
         while self.chance.random() < 0.95:
             await asyncio.sleep(self.chance.random() * 0.02)
             with contextlib.suppress(HeadraceError):
-                await self.namespace.refresh_path(self.chance.choice([b"/", b"/", b"/a", b"/a/a", b"/b"]))
+                await self.namespace.listings.refresh_listed(
+                    self.chance.choice([b"/", b"/", b"/a", b"/a/a", b"/b"])
+                )
             if self.chance.random() < 0.1:
                 await self.write.rescan()
 
@@ -138,8 +141,8 @@ class NodeFixture:
         self.origin.failing = 0.0
         with contextlib.suppress(OriginUnavailableError):  # of an answer that is lost only now
             await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
-        self.namespace.expire(b"/")
-        await self.namespace.relist_below(b"/")
+        self.namespace.changes.expire(b"/")
+        await self.namespace.listings.relist_below(b"/")
         await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
 
     async def stop(self) -> None:
@@ -196,7 +199,7 @@ class Lower:
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
         for _ in range(COPIES_MAX):
             try:
-                self._here.ask(lambda: self._here.namespace.list(directory))
+                self._here.ask(lambda: self._here.namespace.listings.list(directory))
                 return
             except OriginUnavailableError:
                 continue
@@ -205,7 +208,7 @@ class Lower:
         raise OSError(errno.EHOSTUNREACH, "the origin is away")
 
     def listing_fresh(self, directory: FileId) -> bool:
-        return self._here.ask(lambda: _as_awaitable(self._here.namespace.is_fresh(directory)))
+        return self._here.ask(lambda: _as_awaitable(self._here.namespace.tree.is_fresh(directory)))
 
     def mount_of(self, path: bytes) -> str:
         return "/"
@@ -329,7 +332,7 @@ class Session:
 
     def _look_again(self, path: bytes) -> None:
         """The index is behind the origin, as a fill finds out by If-Match."""
-        self._here.ask(lambda: _quietly(self._here.namespace.refresh_path(split(path)[0])))
+        self._here.ask(lambda: _quietly(self._here.namespace.listings.refresh_listed(split(path)[0])))
 
     # ------------------------------------------------------------ changing
 

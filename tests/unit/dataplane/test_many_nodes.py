@@ -33,8 +33,8 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.dataplane.settings import ReadSettings
 from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.namespace import Namespace
 from headrace.namespace.owner_listing import OwnerListingClient
-from headrace.namespace.tree import Namespace
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
@@ -168,11 +168,13 @@ class OneNode:
             ),
         )
         names = OwnerListingClient(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
-        self.namespace = Namespace(
+        self.namespace = Namespace.build(
             self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
         )
         circuit = Circuit()
-        self.namespace.attach(Mount("/", "memory://", RetryOrigin(world.origin, circuit), 3600.0, circuit))
+        self.namespace.mount_points.attach(
+            Mount("/", "memory://", RetryOrigin(world.origin, circuit), 3600.0, circuit)
+        )
         self.reads = ReadPath(
             self.namespace,
             self.store,
@@ -211,7 +213,7 @@ class OneNode:
         return self.content(entry.id)
 
     async def entry(self, name: str) -> Entry:
-        return await self.namespace.resolve(b"/" + name.encode())
+        return await self.namespace.resolver.resolve(b"/" + name.encode())
 
     def content(self, id: FileId) -> bytes:
         return Path(self.store.volumes[0].data_path(id)).read_bytes()
@@ -387,7 +389,7 @@ async def test_a_changed_object_is_never_mixed_with_its_old_version(world: Nodes
     # the owner has the old version, whole: who asks for it gets it, whole
     await readers[1].reads.fill(entry.id, 0, 1, FOREGROUND)
     for node in world.nodes.values():
-        await node.namespace.refresh(FileId(1))
+        await node.namespace.listings.refresh(FileId(1))
         assert await node.read("x") == world.bodies["x"]
     # one that asks for the old version, of nodes that don't have it any more
     gone = await readers[2].entry("x")
@@ -407,7 +409,7 @@ async def test_a_file_that_is_gone_is_gone_everywhere(world: NodesFixture) -> No
     world.origin.delete("s/0")
     for node in world.nodes.values():
         folder = await node.entry("s")
-        await node.namespace.refresh(folder.id)
+        await node.namespace.listings.refresh(folder.id)
         with pytest.raises(PathNotFoundError):
             await node.entry("s/0")
 

@@ -21,7 +21,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -49,8 +49,8 @@ class ReadPathFixture:
             str(folder / "v/index"), [Volume(0, str(folder / "v"), capacity_bytes)], boot_id=boot_id
         )
         mounts = MountTable()
-        self.namespace = Namespace(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)
-        self.namespace.attach(Mount("/", "memory://", self.origin, 3600.0))
+        self.namespace = Namespace.build(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)
+        self.namespace.mount_points.attach(Mount("/", "memory://", self.origin, 3600.0))
         self.disk = ThreadPoolExecutor(2)
         self.whole: list[int] = []
         self.damaged: list[int] = []
@@ -77,7 +77,7 @@ class ReadPathFixture:
         self.damaged += ids
 
     async def entry(self, name: str) -> Entry:
-        return await self.namespace.resolve(b"/" + name.encode())
+        return await self.namespace.resolver.resolve(b"/" + name.encode())
 
     def content(self, id: FileId) -> bytes:
         return Path(self.store.volumes[0].data_path(id)).read_bytes()
@@ -244,7 +244,7 @@ async def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPath
     body = os.urandom(60 * MIB)
     ranges = len(body) // (2 * MIB)
     origin = HeldOrigin()
-    world.namespace.attach(Mount("/held", "memory://", origin, 3600.0))
+    world.namespace.mount_points.attach(Mount("/held", "memory://", origin, 3600.0))
     origin.hold("f", body)
     entry = await world.entry("held/f")
     load = asyncio.ensure_future(world.reads.load(entry))

@@ -21,7 +21,7 @@ from headrace.dataplane.source import SourceFactory
 from headrace.jobs.cluster_jobs import ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
@@ -154,13 +154,13 @@ class Runner:
         folder = world.folder / id
         self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
         self.disk = ThreadPoolExecutor(2)
-        self.namespace = Namespace(
+        self.namespace = Namespace.build(
             self.store.index,
             MountTable(),
             timeout_s=5,
             on_changed=lambda names: self.jobs.pins.names_changed(names),
         )
-        self.namespace.attach(Mount("/", "memory://", world.outer, 3600.0))
+        self.namespace.mount_points.attach(Mount("/", "memory://", world.outer, 3600.0))
         settings = ReadSettings(
             range_bytes=2 * MIB,
             small_file_bytes_max=MIB,
@@ -200,7 +200,7 @@ class Runner:
         return Path(self.store.volumes[0].data_path(entry.id))
 
     async def entry(self, name: str) -> Entry:
-        return await self.namespace.resolve(b"/" + name.encode())
+        return await self.namespace.resolver.resolve(b"/" + name.encode())
 
     async def is_pinned(self, name: str) -> bool:
         cached = self.store.index.cached((await self.entry(name)).id)

@@ -55,7 +55,7 @@ async def test_a_new_version_of_what_is_pinned_is_pinned(world: JobClusterFixtur
     world.put("d/004", os.urandom(5000))
     world.put("d/new", os.urandom(700))
     for runner in world.runners.values():
-        await runner.namespace.refresh((await runner.entry("d")).id)
+        await runner.namespace.listings.refresh((await runner.entry("d")).id)
     assert all([(await runner.entry("d/004")).id != old[id] for id, runner in world.runners.items()])
     await until_pinned(world, [*names, "d/new"])
     assert await world.runners[world.owners("d/004")[0]].has("d/004")

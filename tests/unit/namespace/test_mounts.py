@@ -32,8 +32,8 @@ def test_above_all_mounts_there_is_nothing_but_their_names() -> None:
     table.add(mount("/data/one"))
     table.add(mount("/data/two/deep"))
     assert table.find("/data") is None
-    assert table.below("/") == ["data"]
-    assert table.below("/data") == ["one", "two"]
+    assert table.below("/") == {b"data"}
+    assert table.below("/data") == {b"one", b"two"}
 
 
 def test_twice_and_never() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.base.model import FileId, Kind, Version
 from headrace.namespace.mounts import MountTable
+from headrace.namespace.namespace import Namespace
 from headrace.namespace.pending_rows import Rows
-from headrace.namespace.tree import Namespace
 from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
@@ -56,8 +56,8 @@ def others() -> Others:
 def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
     made = Tree(tmp_path / "index")
     made.mounts = MountTable()
-    made.namespace = Namespace(
-        made.index, made.mounts, timeout_s=5, on_changed=made.changed.extend, others=others
+    made.namespace = Namespace.build(
+        made.index, made.mounts, timeout_s=5, on_changed=made.report, others=others
     )
     yield made
     made.index.close(clean=False)
@@ -65,11 +65,11 @@ def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
 
 async def settled(tree: Tree) -> None:
     """All that was stirred is seen."""
-    await until(lambda: not tree.namespace._refreshes.busy)
+    await until(lambda: not tree.namespace.refreshes.busy)
 
 
 def version(tree: Tree, path: bytes) -> Version:
-    found = tree.namespace.entry_at(path)
+    found = tree.namespace.tree.entry_at(path)
     assert found is not None
     return found.version
 
@@ -80,11 +80,11 @@ async def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Other
     assert await tree.names("/d") == ["a", "b", "new"]
     assert is_pending(version(tree, b"/d/b"))
     assert not is_pending(version(tree, b"/d/a"))
-    id = tree.namespace.entry_at(b"/d/b")
-    await tree.namespace.refresh_path(b"/d")
-    assert tree.namespace.entry_at(b"/d/b") == id
+    id = tree.namespace.tree.entry_at(b"/d/b")
+    await tree.namespace.listings.refresh_listed(b"/d")
+    assert tree.namespace.tree.entry_at(b"/d/b") == id
     others.say(b"/d")
-    await tree.namespace.refresh_path(b"/d")
+    await tree.namespace.listings.refresh_listed(b"/d")
     assert await tree.names("/d") == ["a", "b", "c"]
     assert not is_pending(version(tree, b"/d/b"))
 
@@ -96,17 +96,17 @@ async def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others:
     others.say(b"/d", file(b"x"))
     others.say(b"/e", file(b"x"))
     tree.changed.clear()
-    tree.namespace.schedule_refresh(b"/", True)
+    tree.namespace.refreshes.schedule(b"/", True)
     await settled(tree)
     assert [name for _, name in tree.changed] == [b"x"]
-    assert tree.namespace.entry_at(b"/e/x") is None
+    assert tree.namespace.tree.entry_at(b"/e/x") is None
     others.say(b"/d", file(b"x", 2))
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
     assert "3-2" in version(tree, b"/d/x").token
     others.say(b"/d")
     origin.hold("d/x", b"persisted")
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
     assert version(tree, b"/d/x").size_bytes == len(b"persisted")
 
@@ -115,18 +115,18 @@ async def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) ->
     tree.attach("/", origin_with("d/a", "d/b"))
     await tree.names("/d")
     others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
-    directory = tree.namespace.ensure_directory(b"/d")
+    directory = tree.namespace.tree.make_directories(b"/d")
     for _ in range(2):
-        (page,) = tree.namespace.names(directory)
+        (page,) = tree.namespace.owner_names.pages(directory)
         assert sorted((row.name, is_pending(Version(0, 0, row.token))) for row in page.rows) == [
             (b"a", False),
             (b"b", False),
         ]
-        assert [row.name for row in tree.namespace.name(directory, b"b").rows] == [b"b"]
-        assert not tree.namespace.name(directory, b"new").rows
-        await tree.namespace.refresh_path(b"/d")
+        assert [row.name for row in tree.namespace.owner_names.page_of(directory, b"b").rows] == [b"b"]
+        assert not tree.namespace.owner_names.page_of(directory, b"new").rows
+        await tree.namespace.listings.refresh_listed(b"/d")
 
 
 async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: Others) -> None:
@@ -135,11 +135,11 @@ async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, oth
     tree.attach("/", origin)
     await tree.names("/d")
     origin.hold("d/last", b"last")
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
     assert sorted(await tree.names("/d")) == ["a"]
     others.gone = True
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
     assert sorted(await tree.names("/d")) == ["a", "last"]
 
@@ -149,12 +149,12 @@ async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree
     origin = origin_with("d/a", "e")
     tree.attach("/", origin)
     assert await tree.names("/d") == ["a"]
-    first, second = (asyncio.ensure_future(tree.namespace.refresh_path(b"/d")) for _ in range(2))
+    first, second = (asyncio.ensure_future(tree.namespace.listings.refresh_listed(b"/d")) for _ in range(2))
     await asyncio.sleep(0)
     origin.delete("d/a")
-    tree.namespace.record_removal(b"/d", folder=True)
+    tree.namespace.changes.record_removal(b"/d", folder=True)
     await asyncio.gather(first, second)
-    assert tree.namespace.entry_at(b"/d") is None
+    assert tree.namespace.tree.entry_at(b"/d") is None
 
 
 @pytest.mark.parametrize("persisted", ["before", "after"])
@@ -169,7 +169,7 @@ async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
     tree.attach("/", origin)
     await tree.names("/d")
     others.say(b"/d", file(b"x"), file(b"a"), hidden=(b"gone",))
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
 
     def persist() -> None:
@@ -180,16 +180,16 @@ async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
     if persisted == "before":
         persist()
     origin.gate.clear()
-    early = asyncio.ensure_future(tree.namespace.refresh_path(b"/d"))
+    early = asyncio.ensure_future(tree.namespace.listings.refresh_listed(b"/d"))
     await pass_time(0.01)  # its page was read, and it waits for the next one
     if persisted == "after":
         persist()
     others.say(b"/d")
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await pass_time(0.01)
     shown: list[list[bytes]] = []
-    on_changed = tree.namespace._on_changed
-    known = tree.namespace.entry_at(b"/d")
+    on_changed = tree.on_changed
+    known = tree.namespace.tree.entry_at(b"/d")
     assert known is not None
     directory = known.id
 
@@ -197,7 +197,7 @@ async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         on_changed(names)
         shown.append(sorted(entry.name for entry in tree.index.children(directory)))
 
-    tree.namespace._on_changed = look
+    tree.on_changed = look
     origin.gate.set()
     await early
     shown.append(sorted(entry.name for entry in tree.index.children(directory)))
@@ -212,21 +212,21 @@ async def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, o
     tree.attach("/", origin_with("d/a", "d/b"))
     await tree.names("/d")
     others.say(b"/d", file(b"a"), file(b"new"), folder(b"made"), hidden=(b"b",))
-    tree.namespace.schedule_refresh(b"/d", False)
+    tree.namespace.refreshes.schedule(b"/d", False)
     await settled(tree)
-    directory = tree.namespace.ensure_directory(b"/d")
-    before = tree.namespace._pending_rows.listing(b"/d")
-    tree.namespace.record_put(b"/d/new", Version(9, 9, '"new"'))
-    tree.namespace.record_directory(b"/d/made")
-    tree.namespace.record_removal(b"/d/b")
+    directory = tree.namespace.tree.make_directories(b"/d")
+    before = tree.namespace.changes._pending.listing(b"/d")
+    tree.namespace.changes.record_put(b"/d/new", Version(9, 9, '"new"'))
+    tree.namespace.changes.record_directory(b"/d/made")
+    tree.namespace.changes.record_removal(b"/d/b")
     for _ in range(2):
-        (page,) = tree.namespace.names(directory)
+        (page,) = tree.namespace.owner_names.pages(directory)
         told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
         assert told == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
         before.rest([file_at_origin(b"b")])
         before.end()
-    await tree.namespace.refresh_path(b"/d")  # a listing that begins now knows better
-    (page,) = tree.namespace.names(directory)
+    await tree.namespace.listings.refresh_listed(b"/d")  # a listing that begins now knows better
+    (page,) = tree.namespace.owner_names.pages(directory)
     assert sorted(row.name for row in page.rows) == [b"a", b"b"]
 
 
@@ -242,10 +242,10 @@ async def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
     assert await tree.names("/") == ["a", "new"]
     assert await tree.names("/new") == ["deep", "f"]
     assert await tree.names("/new/deep") == ["g"]
-    assert tree.namespace.is_pending(b"/new/f")
-    assert not tree.namespace.is_pending(b"/a")
+    assert tree.namespace.changes.is_pending(b"/new/f")
+    assert not tree.namespace.changes.is_pending(b"/a")
     others.said.clear()
-    tree.namespace.schedule_refresh(b"/", True)
+    tree.namespace.refreshes.schedule(b"/", True)
     await settled(tree)
     assert await tree.names("/") == ["a"]
-    assert tree.namespace.entry_at(b"/new/deep/g") is None
+    assert tree.namespace.tree.entry_at(b"/new/deep/g") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, PathNotFoundError, StaleIdError
 from headrace.base.model import ROOT_ID, FileId, Version
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import ListPage
 from headrace.store.index import Index
@@ -45,19 +45,23 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.changed: list[tuple[FileId, bytes]] = []
+        self.on_changed: Callable[[list[tuple[FileId, bytes]]], None] = self.changed.extend
         self.restart()
+
+    def report(self, names: list[tuple[FileId, bytes]]) -> None:
+        self.on_changed(names)
 
     def restart(self) -> None:
         self.index = Index.open(str(self.folder), writable=True)
         self.mounts = MountTable()
-        self.namespace = Namespace(self.index, self.mounts, timeout_s=5, on_changed=self.changed.extend)
+        self.namespace = Namespace.build(self.index, self.mounts, timeout_s=5, on_changed=self.report)
 
     def attach(self, path: str, origin: MemoryOrigin, interval_s: float = 3600.0) -> None:
-        self.namespace.attach(Mount(path, origin.url, origin, interval_s))
+        self.namespace.mount_points.attach(Mount(path, origin.url, origin, interval_s))
 
     async def names(self, path: str) -> list[str]:
-        found = await self.namespace.resolve(os.fsencode(path))
-        await self.namespace.list(found.id)
+        found = await self.namespace.resolver.resolve(os.fsencode(path))
+        await self.namespace.listings.list(found.id)
         return [os.fsdecode(entry.name) for entry in self.index.children(found.id)]
 
 
@@ -79,14 +83,14 @@ async def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
     tree.attach("/a", origin_with("x"))
     tree.attach("/b/c", origin_with("y"))
     assert await tree.names("/") == ["a", "b"]
-    kept = (await tree.namespace.resolve(b"/b/c/y")).id
+    kept = (await tree.namespace.resolver.resolve(b"/b/c/y")).id
     tree.index.close(clean=True)
     tree.restart()
     tree.attach("/z", origin_with("w"))
     tree.attach("/b/c", origin_with("y"))
     assert await tree.names("/") == ["b", "z"]
     with pytest.raises(PathNotFoundError):
-        await tree.namespace.resolve(b"/a/x")
+        await tree.namespace.resolver.resolve(b"/a/x")
     assert await tree.names("/b/c") == ["y"]
     assert tree.index.path_of(kept) == b"/b/c/y" or tree.index.entry(kept) is None
 
@@ -94,25 +98,25 @@ async def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
 async def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
     tree.attach("/", origin_with("old", "d/old"))
     assert await tree.names("/") == ["d", "old"]
-    old = (await tree.namespace.resolve(b"/old")).id
+    old = (await tree.namespace.resolver.resolve(b"/old")).id
     tree.index.close(clean=True)
     tree.restart()
     tree.attach("/data", origin_with("new"))
     assert await tree.names("/") == ["data"]
     with pytest.raises(StaleIdError):
-        tree.namespace.locate(old)
+        tree.namespace.tree.locate(old)
 
 
 async def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
     tree.attach("/", origin_with("f", "n/f"))
     tree.attach("/n", origin_with("nested"))
     assert await tree.names("/") == ["f", "n"]
-    nested = (await tree.namespace.resolve(b"/n/nested")).id
+    nested = (await tree.namespace.resolver.resolve(b"/n/nested")).id
     tree.changed.clear()
-    tree.namespace.detach("/")
+    tree.namespace.mount_points.detach("/")
     assert await tree.names("/") == ["n"]
     assert await tree.names("/n") == ["nested"]
-    assert (await tree.namespace.resolve(b"/n/nested")).id == nested
+    assert (await tree.namespace.resolver.resolve(b"/n/nested")).id == nested
     assert (ROOT_ID, b"f") in tree.changed
 
 
@@ -121,7 +125,7 @@ async def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
     tree.attach("/n", origin_with("shown"))
     assert await tree.names("/n") == ["shown"]
     tree.changed.clear()
-    tree.namespace.detach("/n")
+    tree.namespace.mount_points.detach("/n")
     assert (ROOT_ID, b"n") in tree.changed
     assert await tree.names("/n") == ["hidden"]
     assert await tree.names("/") == ["f", "n"]
@@ -131,11 +135,11 @@ async def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
     tree.attach("/a", origin_with("f"))
     tree.attach("/a/b/c", origin_with("deep"))
     assert await tree.names("/a") == ["b", "f"]
-    tree.namespace.detach("/a")
+    tree.namespace.mount_points.detach("/a")
     assert await tree.names("/") == ["a"]
     assert await tree.names("/a") == ["b"]
     assert await tree.names("/a/b/c") == ["deep"]
-    tree.namespace.detach("/a/b/c")
+    tree.namespace.mount_points.detach("/a/b/c")
     assert await tree.names("/") == []
 
 
@@ -145,10 +149,10 @@ async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: T
         origin.hold(name, b"old")
     tree.attach("/", origin)
     origin.gate.clear()
-    early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
+    early = asyncio.ensure_future(tree.namespace.listings.list(ROOT_ID))
     await pass_time(0.01)  # the first page was read
     fresh = origin.hold("a", b"new")
-    syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
+    syncs = [asyncio.ensure_future(tree.namespace.listings.refresh(ROOT_ID)) for _ in range(3)]
     await pass_time(0.01)
     origin.gate.set()
     await asyncio.gather(early, *syncs)
@@ -163,12 +167,12 @@ async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> N
     for name in ("a", "b", "c", "d"):
         origin.hold(name, b"old")
     tree.attach("/", origin)
-    await tree.namespace.list(ROOT_ID)
+    await tree.namespace.listings.list(ROOT_ID)
     origin.hold("a", b"new")
     origin.broken = True
     tree.changed.clear()
     with pytest.raises(OriginUnavailableError):
-        await tree.namespace.refresh(ROOT_ID)
+        await tree.namespace.listings.refresh(ROOT_ID)
     assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
     assert await tree.names("/") == ["a", "b", "c", "d"]
     assert not tree.index.names._listings
@@ -185,18 +189,18 @@ async def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> No
     assert not tree.index.names._listings
     tree.index.names.expire_all(ROOT_ID)
     with pytest.raises(OriginUnavailableError):
-        await tree.namespace.list(ROOT_ID)
+        await tree.namespace.listings.list(ROOT_ID)
 
 
 async def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
     origin = origin_with("d/f")
     tree.attach("/", origin, interval_s=0.0)
-    file = (await tree.namespace.resolve(b"/d/f")).id
-    directory = (await tree.namespace.resolve(b"/d")).id
+    file = (await tree.namespace.resolver.resolve(b"/d/f")).id
+    directory = (await tree.namespace.resolver.resolve(b"/d")).id
     origin.delete("d/f")
-    await tree.namespace.list(ROOT_ID)
+    await tree.namespace.listings.list(ROOT_ID)
     with pytest.raises(StaleIdError):
-        tree.namespace.locate(file)
+        tree.namespace.tree.locate(file)
     with pytest.raises(StaleIdError):
-        await tree.namespace.lookup(directory, b"f")
+        await tree.namespace.resolver.lookup(directory, b"f")
     assert tree.index.names.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False

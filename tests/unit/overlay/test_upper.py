@@ -12,18 +12,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import Version
+from headrace.base.namespace_path import join, split
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import (
-    HIDDEN,
-    BaseVersion,
-    Upper,
-    base_version,
-    is_removed,
-    is_whiteout,
-    join,
-    set_base,
-    split,
-)
+from headrace.overlay.upper import HIDDEN, BaseVersion, Upper, base_version, is_removed, is_whiteout, set_base
 from tests.plain_paths import plain
 
 pytestmark = pytest.mark.root

@@ -22,7 +22,7 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteModes
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.node.writing import CacheOfLayer, WriteBackSettings, WriteState, build_write_back
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay.upper import BaseVersion, Upper, set_base
@@ -78,10 +78,10 @@ class LayerFixture:
         self.origin = FaultyOrigin(self.memory)
         volume = Volume(0, str(folder / "volume"), 64 << 20)
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="1")
-        self.namespace = Namespace(
+        self.namespace = Namespace.build(
             self.store.index, MountTable(), timeout_s=LIMIT_S, on_changed=lambda _: None
         )
-        self.namespace.attach(Mount("/", self.memory.url, self.origin, 3600.0))
+        self.namespace.mount_points.attach(Mount("/", self.memory.url, self.origin, 3600.0))
         self.upper = Upper(str(folder / "volume/upper"))
         self.upper.make()
         self.journal = SyncJournal(str(folder / "volume/upper/known.db"))
@@ -173,9 +173,9 @@ class LayerFixture:
 
     async def listed(self, path: bytes) -> None:
         """List a path's directory anew."""
-        self.namespace.expire(b"/")
-        directory = await self.namespace.resolve(os.path.dirname(path))
-        await self.namespace.relist(directory.id)
+        self.namespace.changes.expire(b"/")
+        directory = await self.namespace.resolver.resolve(os.path.dirname(path))
+        await self.namespace.listings.relist(directory.id)
 
     async def origin_bytes(self, path: bytes) -> bytes | None:
         """Return what the origin has at a path; None if it has no object there."""

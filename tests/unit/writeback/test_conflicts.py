@@ -38,7 +38,7 @@ async def test_a_name_of_the_origin_is_not_taken(layer: LayerFixture) -> None:
     keep(layer)
     (first,) = layer.kept()
     layer.upper.at(first.kept).unlink()
-    layer.namespace.record_put(first.kept, Version(3, 1, "of others"))
+    layer.namespace.changes.record_put(first.kept, Version(3, 1, "of others"))
     layer.write(PATH, b"second")
     keep(layer)
     assert first.kept not in {conflict.kept for conflict in layer.kept() if conflict != first}

@@ -36,7 +36,7 @@ def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 
 async def persisted(layer: LayerFixture, data: bytes, path: bytes = PATH) -> Entry:
     layer.write(path, data)
     await layer.uploads.put(path)
-    entry = layer.namespace.entry_at(path)
+    entry = layer.namespace.tree.entry_at(path)
     assert entry is not None
     return entry
 
@@ -70,7 +70,7 @@ async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_byt
     assert os.stat(path).st_ino == inode  # a rename: no byte was copied
     assert layer.names(b"/d") == [] and layer.upper.has_demoted_files(b"/d")
     assert layer.journal.get(PATH) is None and layer.meant_anew == [PATH] and demoter.count == 1
-    assert layer.namespace.entry_at(PATH) == entry and await layer.origin_bytes(PATH) == data
+    assert layer.namespace.tree.entry_at(PATH) == entry and await layer.origin_bytes(PATH) == data
 
 
 async def test_a_damaged_file_fails_its_checksum(layer: LayerFixture) -> None:
@@ -111,7 +111,7 @@ async def test_a_file_whose_upload_is_not_answered_stays(layer: LayerFixture) ->
 
 async def test_a_file_that_the_index_shows_as_another_version_stays(layer: LayerFixture) -> None:
     entry = await persisted(layer, b"ours")
-    layer.namespace.record_put(PATH, layer.memory.hold("d/f", b"theirs"))
+    layer.namespace.changes.record_put(PATH, layer.memory.hold("d/f", b"theirs"))
     await demoter_of(layer).leave([row_of(layer)], 1 << 30)
     assert not await demoter_of(layer).bring(PATH, entry)
     assert layer.content(PATH) == b"ours"
@@ -205,7 +205,7 @@ async def test_a_crash_leaves_the_file_in_one_place(
         assert cached is None or not again.store.holds(cached)
         row, status = row_of(again)
         assert again.content(PATH) == data and row.describes(status)
-        again_entry = again.namespace.entry_at(PATH)
+        again_entry = again.namespace.tree.entry_at(PATH)
         assert again_entry is not None and await demoter_of(again).bring(PATH, again_entry)
         assert_cached(again, again_entry, data)
     again.crash()

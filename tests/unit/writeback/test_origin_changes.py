@@ -37,7 +37,7 @@ async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     await look(layer, changes)
     assert layer.upper.look(PATH) is None and layer.journal.get(PATH) is None
     assert PATH in layer.meant_anew and not changes.waits
-    entry = layer.namespace.entry_at(PATH)
+    entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
 
 
@@ -63,11 +63,11 @@ async def test_a_directory_that_the_index_has_stays(layer: LayerFixture) -> None
 async def test_a_listing_older_than_our_upload_drops_nothing(layer: LayerFixture) -> None:
     """The origin is asked, and the index then has what this node put."""
     changes = await persisted(layer)
-    layer.namespace.record_removal(PATH)
+    layer.namespace.changes.record_removal(PATH)
     assert changes.suspect([PATH])
     await changes.look()
     assert layer.content(PATH) == OURS
-    entry = layer.namespace.entry_at(PATH)
+    entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
 
 
@@ -111,7 +111,7 @@ async def test_an_index_that_is_older_than_the_journal_is_corrected(layer: Layer
     changes = await persisted(layer)
     row = layer.journal.get(PATH)
     assert row is not None
-    layer.namespace.record_removal(PATH)
+    layer.namespace.changes.record_removal(PATH)
     await changes.expect([(row, layer.upper.at(PATH).lstat())])
-    entry = layer.namespace.entry_at(PATH)
+    entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == row.version

@@ -41,7 +41,7 @@ async def ask(layer: LayerFixture, row: JournalRecord) -> JournalRecord:
 async def test_a_path_without_an_origin_is_refused(layer: LayerFixture) -> None:
     mount, key = layer.preconditions.place(PATH)
     assert (mount.path, key) == ("/", "d/f")
-    layer.namespace.detach("/")
+    layer.namespace.mount_points.detach("/")
     with pytest.raises(NotSupportedError):
         layer.preconditions.place(PATH)
 
@@ -106,7 +106,7 @@ async def test_a_removal_whose_answer_was_lost_is_noted_and_leaves_the_index(lay
     row = JournalRecord.removal(PATH, version)
     answered = await ask(layer, row)
     assert answered.is_absent and answered.was_removed(version)
-    assert layer.namespace.entry_at(PATH) is None
+    assert layer.namespace.tree.entry_at(PATH) is None
 
 
 async def test_no_answer_is_no_knowledge(layer: LayerFixture) -> None:

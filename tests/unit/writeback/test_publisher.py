@@ -11,11 +11,12 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
+from headrace.base.namespace_path import split
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.pending_version import EntryState, PendingEntry
-from headrace.overlay.upper import Upper, split
+from headrace.overlay.upper import Upper
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until

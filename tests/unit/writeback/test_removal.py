@@ -38,9 +38,9 @@ async def assert_removed(layer: LayerFixture) -> None:
     """The origin has it no more, and a new listing lets the whiteout go."""
     assert await layer.origin_bytes(PATH) is None
     row = layer.journal.get(PATH)
-    assert row is not None and row.is_absent and layer.namespace.entry_at(PATH) is None
+    assert row is not None and row.is_absent and layer.namespace.tree.entry_at(PATH) is None
     assert layer.upper.look(PATH) is HIDDEN
-    await layer.namespace.refresh_path(b"/d")
+    await layer.namespace.listings.refresh_listed(b"/d")
     assert layer.removals.drop_whiteout(PATH) and layer.names(b"/d") == []
     assert layer.kept() == []
 
@@ -77,8 +77,8 @@ async def test_a_newer_object_of_others_stays_and_shows_again(layer: LayerFixtur
     assert layer.names(b"/d") == [] and layer.journal.get(PATH) is None
     (conflict,) = layer.kept()
     assert (conflict.path, conflict.kept) == (PATH, b"") and layer.meant_anew == [PATH]
-    await layer.namespace.resolve(PATH)
-    entry = layer.namespace.entry_at(PATH)
+    await layer.namespace.resolver.resolve(PATH)
+    entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
 
 
@@ -102,7 +102,7 @@ async def test_what_others_removed_first_is_no_conflict(layer: LayerFixture) -> 
 async def test_the_whiteout_stays_while_a_listing_has_the_removed_file(layer: LayerFixture) -> None:
     version = await hidden(layer)
     assert await remove(layer)
-    layer.namespace.record_put(PATH, version)  # a listing that began before the removal
+    layer.namespace.changes.record_put(PATH, version)  # a listing that began before the removal
     assert not layer.removals.drop_whiteout(PATH)
     assert layer.upper.look(PATH) is HIDDEN
 
@@ -228,7 +228,7 @@ async def test_a_directory_is_made_and_removed(layer: LayerFixture) -> None:
     assert await layer.removals.make_directory(DIRECTORY) == []
     row = layer.journal.get(DIRECTORY)
     assert row is not None and row.is_directory and not row.begun
-    assert layer.namespace.entry_at(DIRECTORY) is not None
+    assert layer.namespace.tree.entry_at(DIRECTORY) is not None
     layer.upper.mark_removed(DIRECTORY)
     assert await layer.removals.remove_directory(DIRECTORY)
     row = layer.journal.get(DIRECTORY)
@@ -244,7 +244,7 @@ async def test_a_removed_directory_into_which_others_put_something_shows_again(l
     assert await layer.removals.remove_directory(DIRECTORY)
     assert layer.names(b"/d") == [] and await layer.origin_bytes(b"/d/s/theirs") == THEIRS
     await layer.listed(b"/d/s/theirs")
-    assert layer.namespace.entry_at(b"/d/s/theirs") is not None
+    assert layer.namespace.tree.entry_at(b"/d/s/theirs") is not None
 
 
 async def test_a_removed_directory_with_names_waits(layer: LayerFixture) -> None:

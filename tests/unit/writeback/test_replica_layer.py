@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
+from headrace.base.namespace_path import join
 from headrace.overlay.object_metadata import extras_of, note_extras
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
-from headrace.overlay.upper import Upper, join
+from headrace.overlay.upper import Upper
 from headrace.writeback.replication.replica_layer import ReplicaLayer, copy_of
 from tests.plain_paths import plain
 

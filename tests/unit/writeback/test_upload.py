@@ -34,7 +34,7 @@ async def assert_persisted(layer: LayerFixture, path: bytes, data: bytes) -> Non
     row = layer.journal.get(path)
     assert row is not None and row.describes(layer.upper.at(path).lstat())
     assert row.version == await layer.origin_version(path)
-    entry = layer.namespace.entry_at(path)
+    entry = layer.namespace.tree.entry_at(path)
     assert entry is not None and entry.version == row.version
     assert layer.kept() == []
 
@@ -58,7 +58,7 @@ async def test_an_upload_brings_the_bytes_and_is_noted(layer: LayerFixture, size
     result = await layer.uploads.put(PATH)
     assert result is not None and (result.size_bytes, result.changed) == (size_bytes, [])
     await assert_persisted(layer, PATH, data)
-    entry = layer.namespace.entry_at(PATH)
+    entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.attributes is not None
     assert entry.attributes.mtime_ns == status.st_mtime_ns
 

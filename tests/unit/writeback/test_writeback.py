@@ -139,7 +139,7 @@ async def test_a_layer_above_its_share_is_emptied_into_the_cache(layer: LayerFix
         await write.persist(b"/")
         await write.rescan()
         await until(lambda: layer.upper.look(b"/d/f") is None)
-        entry = layer.namespace.entry_at(b"/d/f")
+        entry = layer.namespace.tree.entry_at(b"/d/f")
         assert entry is not None and layer.store.index.cached(entry.id) is not None
         await assert_tree(layer, {b"/d/f": b"ours"})
 

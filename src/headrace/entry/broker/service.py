@@ -29,7 +29,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.entry.broker.access import READ, User, may
 from headrace.entry.broker.view import StaleError, View, not_allowed, short_token
-from headrace.namespace.tree import Namespace
+from headrace.namespace.namespace import Namespace
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.broker_messages import (
@@ -138,11 +138,11 @@ class BrokerService:
         """Refresh a stale listing as mounts and the library do. A listing that became fresh meanwhile is not fetched
         again."""
         if stale.name is None:
-            await self._namespace.list(stale.directory.id)
+            await self._namespace.listings.list(stale.directory.id)
         else:
-            await self._namespace.lookup(stale.directory.id, stale.name)
-            if not self._namespace.is_fresh(stale.directory.id):
-                await self._namespace.list(stale.directory.id)
+            await self._namespace.resolver.lookup(stale.directory.id, stale.name)
+            if not self._namespace.tree.is_fresh(stale.directory.id):
+                await self._namespace.listings.list(stale.directory.id)
 
     # ------------------------------------------------------------ opening
 

@@ -17,11 +17,11 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.model import ROOT_ID, Entry, Kind
+from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.entry.broker.access import ENTER, READ, Modes, User, may, modes_of
-from headrace.namespace.tree import Namespace
-from headrace.overlay.upper import Hidden, Upper, join
-from headrace.store.index import Index
+from headrace.namespace.tree import NameTree
+from headrace.overlay.upper import Hidden, Upper
 from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, BrokerNames, BrokerRow
 
 TOKEN_MAX = 256
@@ -55,9 +55,9 @@ class VisibleEntry(NamedTuple):
 class View:
     """Looks paths up for a user. upper: used where a mount is writable."""
 
-    def __init__(self, index: Index, namespace: Namespace, upper: Upper, modes: WriteModes) -> None:
-        self._index = index
-        self._namespace = namespace
+    def __init__(self, tree: NameTree, upper: Upper, modes: WriteModes) -> None:
+        self._index = tree.index
+        self._tree = tree
         self._upper = upper
         self._write_modes = modes
         writes = 0o200 if modes.any else 0
@@ -97,7 +97,7 @@ class View:
     def _lower_child(self, directory: Entry | None, name: bytes) -> Entry | None:
         if directory is None or directory.kind is not Kind.DIRECTORY:
             return None
-        if not self._namespace.is_fresh(directory.id):
+        if not self._tree.is_fresh(directory.id):
             raise StaleError(directory, name)
         return self._index.lookup(directory.id, name)
 
@@ -152,7 +152,7 @@ class View:
         return BrokerNames([rows[name] for name in page], page[-1] if is_more else last_lower or b"")
 
     def _lower_page(self, directory: Entry, after: bytes) -> list[Entry]:
-        if not self._namespace.is_fresh(directory.id):
+        if not self._tree.is_fresh(directory.id):
             raise StaleError(directory, None)
         return list(islice(self._index.children(directory.id, after=after), ROWS_MAX))
 

@@ -22,8 +22,8 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import join
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import join
 from headrace.vfs.brokered.broker_connection import BrokerConnection
 from headrace.vfs.brokered.content import content_of
 from headrace.vfs.brokered.mounts import mount_of

@@ -22,8 +22,8 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import split
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.upper import split
 from headrace.vfs.file_stat import attributes_of_row, is_directory
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.remote.content import RemoteContent, fetch_into, filled

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError
-from headrace.overlay.upper import split
+from headrace.base.namespace_path import split
 
 PREFIX = "written"
 NAMES_MAX = 256

@@ -8,11 +8,12 @@ import stat
 from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
+from headrace.base.namespace_path import join, split
 from headrace.base.write_modes import WriteMode
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
-from headrace.overlay.upper import Upper, join, split
+from headrace.overlay.upper import Upper
 from headrace.writeback.coherence.publisher import DirtyNamesPublisher
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver

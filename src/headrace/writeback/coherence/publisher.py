@@ -20,10 +20,10 @@ from itertools import islice
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
+from headrace.base.namespace_path import join, split
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.overlay.pending_version import PendingEntry
-from headrace.overlay.upper import join, split
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage

@@ -1,0 +1,102 @@
+"""Record in the index what this node changed at the origins, and which listings a change made stale.
+
+A listing that began before a change does not undo it: `outdate` tells the listing, and names whose upload is in flight
+are left out of its pages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
+from headrace.base.namespace_path import names_of, split
+from headrace.namespace.pending_rows import PendingRows
+from headrace.namespace.tree import NameTree
+from headrace.origin.origin import ListPage
+from headrace.wire.peer_messages import NameRow
+
+STALE_NS = 1
+"""Marks a listing that exists but must be repeated; 0 marks a directory that was never listed."""
+
+
+class NameChanges:
+    """Changes of names by this node."""
+
+    def __init__(self, tree: NameTree, pending: PendingRows) -> None:
+        self._tree = tree
+        self._index = tree.index
+        self._pending = pending
+        self._in_flight: list[Collection[bytes]] = []
+
+    def record_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
+        """Record that this node put a file to the origin."""
+        folder, name = split(path)
+        with self._index.batch():
+            directory = self._tree.make_directories(folder)
+            self._index.names.outdate(directory, name)
+            self._index.names.put_file(directory, name, version, attributes)
+        row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
+        self._pending.put(folder, name, row)
+
+    def record_directory(self, path: bytes) -> None:
+        """Record that this node created a directory at the origin."""
+        directory = ROOT_ID
+        with self._index.batch():
+            for part in names_of(path):
+                self._index.names.outdate(directory, part)
+                directory = self._index.names.ensure_directory(directory, part)
+        folder, name = split(path)
+        self._pending.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
+
+    def record_removal(self, path: bytes, *, folder: bool = False) -> None:
+        """Record that this node removed a path with everything below it. `folder`: it was a directory, even if the
+        index did not know it."""
+        above, name = split(path)
+        parent = self._tree.entry_at(above)
+        if parent is not None and name:
+            self._index.names.outdate(parent.id, name, folder=folder)
+            self._index.names.remove(parent.id, name)
+        self._pending.put(above, name, None)
+
+    def is_pending(self, path: bytes) -> bool:
+        """Return whether a name is shown as another node wrote or removed it, not as the origin has it."""
+        return self._pending.row(*split(path)) is not None
+
+    # ------------------------------------------------------------ stale listings
+
+    def expire(self, path: bytes) -> None:
+        """Mark the existing listings at and below a path as stale."""
+        directory = self._tree.directory_at(path)
+        if directory is not None:
+            self._index.names.expire_all(directory, to_ns=STALE_NS)
+
+    def invalidate(self, path: bytes) -> None:
+        """Mark the listing of a directory as stale; the next lookup in it lists it again."""
+        folder = self._tree.entry_at(path)
+        if folder is not None and self._tree.is_listed(folder.id):
+            self._index.names.set_fresh_until(folder.id, STALE_NS)
+
+    # ------------------------------------------------------------ uploads in flight
+
+    def add_in_flight(self, paths: Collection[bytes]) -> None:
+        """Add the paths of this node's uploads whose result at the origin is not known yet. Each listing reads the
+        collection anew."""
+        self._in_flight.append(paths)
+
+    def remove_in_flight(self, paths: Collection[bytes]) -> None:
+        self._in_flight = [collection for collection in self._in_flight if collection is not paths]
+
+    def without_own(self, directory: FileId, path: bytes, page: ListPage) -> ListPage:
+        """Return the page without new names that this node may have uploaded itself. Such a name may be removed here
+        already, by a caller that could not know that the origin has it."""
+        uploading = {
+            split(child)[1] for paths in self._in_flight for child in paths if split(child)[0] == path
+        }
+        own = {name for name in uploading if self._index.lookup(directory, name) is None}
+        if not own:
+            return page
+        objects = (info for info in page.objects if os.fsencode(info.key.rpartition("/")[2]) not in own)
+        return ListPage(
+            tuple(objects), tuple(name for name in page.directories if os.fsencode(name) not in own)
+        )

@@ -1,0 +1,56 @@
+"""Build the tree of names that a node serves, from its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.namespace.changes import NameChanges
+from headrace.namespace.listings import Listings, OthersNames
+from headrace.namespace.mount_points import MountPoints
+from headrace.namespace.mounts import MountTable
+from headrace.namespace.owner_listing import OwnerListingClient, OwnerNames
+from headrace.namespace.pending_rows import NamesChanged, PendingRows
+from headrace.namespace.refresh_queue import RefreshQueue
+from headrace.namespace.resolver import NameResolver
+from headrace.namespace.tree import NameTree
+from headrace.store.index import Index
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The parts of the tree. `refreshes` follows the pending names of other nodes."""
+
+    tree: NameTree
+    listings: Listings
+    resolver: NameResolver
+    changes: NameChanges
+    mount_points: MountPoints
+    owner_names: OwnerNames
+    refreshes: RefreshQueue
+
+    @classmethod
+    def build(
+        cls,
+        index: Index,
+        mounts: MountTable,
+        *,
+        timeout_s: float,
+        on_changed: NamesChanged,
+        shared: OwnerListingClient | None = None,
+        others: OthersNames | None = None,
+    ) -> Namespace:
+        """Build the tree of an index. `on_changed`, `shared`, `others`: as of Listings."""
+        tree, pending = NameTree(index, mounts), PendingRows(index, mounts)
+        changes = NameChanges(tree, pending)
+        listings = Listings(
+            *(tree, pending, changes, on_changed), timeout_s=timeout_s, shared=shared, others=others
+        )
+        return cls(
+            tree,
+            listings,
+            NameResolver(tree, pending, listings, on_changed, timeout_s=timeout_s, shared=shared),
+            changes,
+            MountPoints(tree, on_changed),
+            OwnerNames(index, pending),
+            RefreshQueue(listings.refresh_pending, tree.directories_below),
+        )
