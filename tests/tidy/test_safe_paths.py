@@ -10,6 +10,9 @@ SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
     *(
         "overlay/upper.py",
+        "overlay/marks.py",
+        "overlay/hiding.py",
+        "overlay/moves.py",
         "writeback/replication/replica_layer.py",
         "overlay/snapshot.py",
         "overlay/lease_marks.py",

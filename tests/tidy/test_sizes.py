@@ -25,7 +25,6 @@ LIBRARY = "the public library: users call its methods by these names"
 OPTIONS = "a record of options; its methods only derive values from them"
 CALLS = "one method for each system call on a path"
 SESSION = "what a FUSE session needs of a client (fuse/client_protocol.py)"
-LATER = "to be split"
 EXCEPTIONS = {
     "base/beneath.py:SafePath": CALLS,
     "bench/checkpoint_layout.py:Model": OPTIONS,
@@ -36,7 +35,6 @@ EXCEPTIONS = {
     "integrations/fsspec.py:HeadraceFileSystem": FSSPEC,
     "integrations/torch_data.py:Loader": LIBRARY,
     "origin/options.py:OriginOptions": OPTIONS,
-    "overlay/upper.py:Upper": LATER,
 }
 
 BRANCHES = (

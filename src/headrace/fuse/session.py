@@ -38,6 +38,7 @@ from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
 from headrace.overlay.merged_tree import MergedTree
+from headrace.overlay.moves import clear_work
 from headrace.overlay.upper import Upper
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 
@@ -128,7 +129,7 @@ class Session:
     def _finish_interrupted_work(self) -> None:
         """Complete the changes that the earlier session left half done, before the kernel resends its requests."""
         if self._tree is not None:
-            moved = self._tree.upper.clear_work()
+            moved = clear_work(self._tree.upper)
             if moved:
                 self._tree.on_changed(moved)
 

@@ -10,9 +10,12 @@ from headrace.base.beneath import NOREPLACE, SafePath
 from headrace.base.cancel import Cancel
 from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import join, split
+from headrace.overlay.given_mode import apply_attributes, is_of_others
+from headrace.overlay.hiding import put_away
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import set_base
 from headrace.overlay.merged_view import Lower, MergedView, os_error
-from headrace.overlay.upper import BaseVersion, Hidden, Upper, apply_attributes, is_of_others, set_base
+from headrace.overlay.upper import Hidden, Upper
 
 COPY_STEP_BYTES = 16 << 20
 MOVED_NAMES_MAX = 10_000
@@ -98,7 +101,7 @@ class CopyUp:
                 self._copy_content(entry, fd, cancel)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             apply_attributes(fd, entry.attributes)
-            set_base(copy, BaseVersion(path, entry.version))
+            set_base(copy, path, entry.version)
             os.setxattr(fd, MARKS.lower_id, b"%d" % entry.id)
             with self._upper.lock:
                 self.ensure_directory(split(path)[0])
@@ -156,4 +159,4 @@ class CopyUp:
     def make_way(self, path: bytes) -> None:
         """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
         if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
-            self._upper.put_away(path)
+            put_away(self._upper, path)

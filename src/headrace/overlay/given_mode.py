@@ -12,11 +12,13 @@ attribute. Set-id bits of files are dropped there, and there are no devices.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
 
 from headrace.base.beneath import SafePath
+from headrace.base.model import Attributes
 from headrace.overlay.mark_names import MARKS
 
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
@@ -88,3 +90,21 @@ def _record_of(file: SafePath | bytes | int) -> tuple[int, int]:
     except (OSError, struct.error):
         return 0, 0
     return type_and_mode, number
+
+
+def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> None:
+    """Set the mode and owner that a file had when this node uploaded it, if they are known."""
+    if attributes is None or attributes.mode is None:
+        return
+    uid, gid = (
+        -1 if attributes.uid is None else attributes.uid,
+        -1 if attributes.gid is None else attributes.gid,
+    )
+    with contextlib.suppress(PermissionError):  # another user's file, and this process is not root
+        os.fchown(file, uid, gid) if isinstance(file, int) else file.chown(uid, gid)
+    give_mode(file, attributes.mode)
+
+
+def is_of_others(attributes: Attributes | None) -> bool:
+    """Return whether a file has another owner by these attributes than the user of this process."""
+    return attributes is not None and attributes.uid not in (None, os.geteuid())

@@ -20,12 +20,14 @@ from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import split
 from headrace.base.write_modes import WriteModes
 from headrace.overlay.copy_up import CopyUp, NeedsContentError
-from headrace.overlay.given_mode import give_mode, make_device
+from headrace.overlay.given_mode import apply_attributes, give_mode, make_device
+from headrace.overlay.hiding import hide
 from headrace.overlay.lease_check import LeaseCheck
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
+from headrace.overlay.marks import is_removed, is_whiteout, set_base
 from headrace.overlay.merged_view import Lower, MergedView, is_directory, os_error
 from headrace.overlay.renaming import Renamer
-from headrace.overlay.upper import BaseVersion, Upper, apply_attributes, is_removed, is_whiteout, set_base
+from headrace.overlay.upper import Upper
 from headrace.overlay.whiteouts import WhiteoutBuilder
 
 
@@ -144,8 +146,7 @@ class MergedTree:
         """Move a new file to its path. It inherits the base version that a whiteout at that path had."""
         base = self.view.base(path)
         self.copies.make_way(path)
-        if base is not None:
-            set_base(new_path, BaseVersion(path, base))
+        set_base(new_path, path, base)
         return self.upper.place(new_path, path)
 
     def _set_owner(self, file: int | SafePath, mode: int, owner: Owner, parent: os.stat_result) -> None:
@@ -192,8 +193,7 @@ class MergedTree:
             apply_attributes(new_path, status.attributes)
         base = self.view.base(path)
         self.copies.make_way(path)
-        if base is not None:
-            set_base(new_path, BaseVersion(path, base))
+        set_base(new_path, path, base)
         new_path.rename(self.upper.at(path))
         self.on_changed([path])
 
@@ -211,8 +211,7 @@ class MergedTree:
         folder.mkdir(0o700)
         self._set_owner(folder, stat.S_IFDIR | mode, owner, parent)
         base, entry = self.view.base(path), self.view.below(path)
-        if base is not None:
-            set_base(folder, BaseVersion(path, base))  # of a removed file, which the origin still has
+        set_base(folder, path, base)  # of a removed file, which the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._shadows.fill(folder, path, entry)  # a file had replaced the origin's directory
         try:
@@ -293,7 +292,7 @@ class MergedTree:
             self.upper.at(path).unlink()
         else:
             self.copies.ensure_directory(split(path)[0])
-            self.upper.hide(path, self.view.base(path))
+            hide(self.upper, path, self.view.base(path))
         self.on_changed([path])
 
     def remove_directory(self, path: bytes) -> None:

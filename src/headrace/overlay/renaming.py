@@ -13,10 +13,13 @@ from headrace.base.beneath import EXCHANGE, NOREPLACE
 from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import join
 from headrace.overlay.copy_up import CopyUp, NeedsContentError
+from headrace.overlay.hiding import exchange, rename_leaving_whiteout
 from headrace.overlay.lease_check import LeaseCheck
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import set_base
 from headrace.overlay.merged_view import FileStat, Lower, MergedView, is_directory, os_error
-from headrace.overlay.upper import BaseVersion, Upper, set_base
+from headrace.overlay.moves import move_in
+from headrace.overlay.upper import Upper
 from headrace.overlay.whiteouts import WhiteoutBuilder
 
 
@@ -92,7 +95,7 @@ class Renamer:
             hidden = self._view.below(new_name)  # a file has replaced the origin's directory
             if is_directory(statuses[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
                 self._shadows.hide_below(self._upper.at(path), new_name, hidden)
-        self._upper.exchange(source, target)
+        exchange(self._upper, source, target)
         self._on_changed([target, source])
 
     def _check_replace(self, moved: FileStat, replaced: FileStat, source: bytes, target: bytes) -> None:
@@ -107,13 +110,12 @@ class Renamer:
     def _rename_file(self, source: bytes, target: bytes) -> None:
         lower_entry, replaced = self._view.below(source), self._view.base(target)
         base = self._view.base(source)
-        if replaced is not None:
-            set_base(self._upper.at(source), BaseVersion(target, replaced))
+        set_base(self._upper.at(source), target, replaced)
         self._copies.make_way(target)
         if lower_entry is None and base is None:
             self._upper.at(source).rename(self._upper.at(target))
         else:
-            self._upper.rename_leaving_whiteout(source, target, base)
+            rename_leaving_whiteout(self._upper, source, target, base)
 
     def _rename_directory(self, source: bytes, target: bytes) -> None:
         entry = self._view.below(source)
@@ -127,9 +129,7 @@ class Renamer:
         if target_path.is_folder():
             self._shadows.take_over(target, source)
         elif is_taken:  # by a whiteout
-            base = self._upper.base_of(target)
-            if base is not None:
-                set_base(source_path, BaseVersion(target, base))
+            set_base(source_path, target, self._upper.base_of(target))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
             self._shadows.hide_below(source_path, target, hidden)
         if whiteout is None and not is_taken:
@@ -141,7 +141,7 @@ class Renamer:
         moving = whiteout or self._upper.new()
         source_path.rename(moving, EXCHANGE if whiteout is not None else 0)
         failpoint.hit("tree.moved")
-        self._upper.move_in(moving, target)
+        move_in(self._upper, moving, target)
 
     def _is_whole(self, path: bytes, entry: Entry) -> bool:
         """Return whether everything visible in a directory of the origin is in the upper layer."""

@@ -15,9 +15,9 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
 from headrace.overlay.given_mode import as_given
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import is_removed, is_whiteout
 from headrace.overlay.object_metadata import raw_extras
 from headrace.overlay.syscalls import seen_at_rest
-from headrace.overlay.upper import is_removed, is_whiteout
 
 SMALL_BYTES_MAX = 256 << 10
 """The snapshot of a file up to this size contains its bytes."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.base.beneath import SafePath
-from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.base.model import Entry, FileId, Kind
 from headrace.base.namespace_path import join
-from headrace.overlay.upper import BaseVersion, Upper, base_version, make_removed, make_whiteout, set_base
+from headrace.overlay.hiding import new_whiteout, put_away
+from headrace.overlay.marks import base_version, make_removed, make_whiteout, set_base
+from headrace.overlay.upper import Upper
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
@@ -34,9 +36,7 @@ class WhiteoutBuilder:
         there. It also hides a file of the origin that the directory had replaced."""
         folder = self._upper.new()
         make_removed(folder)
-        base = self._upper.base_of(path)
-        if base is not None:
-            set_base(folder, BaseVersion(path, base))
+        set_base(folder, path, self._upper.base_of(path))
         self.fill(folder, path, entry)
         return folder
 
@@ -59,22 +59,18 @@ class WhiteoutBuilder:
             if child.kind is Kind.DIRECTORY:
                 folders.append((folder / child.name, child_path, child))
             else:
-                self._hide(folder / child.name, child_path, self._upper.base_of(child_path) or child.version)
+                make_whiteout(
+                    folder / child.name, child_path, self._upper.base_of(child_path) or child.version
+                )
         for name in hidden:
             child_path = join(path, name)
             if self._upper.at(child_path).is_folder():
                 folders.append((folder / name, child_path, None))
             else:
-                self._hide(folder / name, child_path, self._upper.base_of(child_path))
+                make_whiteout(folder / name, child_path, self._upper.base_of(child_path))
         for removed, _, _ in folders:
             make_removed(removed)
         return folders
-
-    @staticmethod
-    def _hide(whiteout: SafePath, path: bytes, base: Version | None) -> None:
-        make_whiteout(whiteout)
-        if base is not None:
-            set_base(whiteout, BaseVersion(path, base))
 
     def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
         """Cover everything that the origin has below a path, in the directory that now covers this path."""
@@ -89,9 +85,9 @@ class WhiteoutBuilder:
                     if over.is_folder():
                         pending.append((over, child_path, child))
                 elif not over.exists():
-                    self._hide(over, child_path, child.version)
+                    make_whiteout(over, child_path, child.version)
                 elif base_version(over, child_path) is None:
-                    set_base(over, BaseVersion(child_path, child.version))
+                    set_base(over, child_path, child.version)
 
     def take_over(self, target: bytes, source: bytes) -> None:
         """Make a directory hide what the (empty) directory that it replaces hides. That includes a file of the origin
@@ -99,9 +95,7 @@ class WhiteoutBuilder:
         pending = [(target, source)]
         while pending:
             target, source = pending.pop()
-            base = self._upper.base_of(target)
-            if base is not None:
-                set_base(self._upper.at(source), BaseVersion(target, base))
+            set_base(self._upper.at(source), target, self._upper.base_of(target))
             for name, _ in self._names(target):
                 if self._take_over_name(join(target, name), join(source, name)):
                     pending.append((join(target, name), join(source, name)))
@@ -115,13 +109,11 @@ class WhiteoutBuilder:
                 self._upper.mark_removed(path)
             if cover.is_folder():
                 return True
-            self._upper.put_away(hidden)  # a file replaces it
+            put_away(self._upper, hidden)  # a file replaces it
             return False
         base = self._upper.base_of(hidden)
         if not cover.exists():
-            whiteout = self._upper.new()
-            self._hide(whiteout, hidden, base)
-            whiteout.rename(cover)
-        elif base is not None:
-            set_base(cover, BaseVersion(hidden, base))
+            new_whiteout(self._upper, hidden, base).rename(cover)
+        else:
+            set_base(cover, hidden, base)
         return False

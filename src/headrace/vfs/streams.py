@@ -18,7 +18,7 @@ from headrace.base.errors import NotSupportedError, OriginError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import is_whiteout
+from headrace.overlay.marks import is_whiteout
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 """A read of an incomplete file waits for so many bytes at once."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
-from headrace.overlay.upper import base_version, is_removed, is_whiteout
+from headrace.overlay.marks import base_version, is_removed, is_whiteout
 from headrace.writeback.reconcile import UpperEntry, UpperKind
 
 

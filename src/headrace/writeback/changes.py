@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from headrace.base.clock import monotonic_s
+from headrace.overlay.hiding import hide_missing
 from headrace.writeback.action import size_of
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
@@ -53,5 +54,5 @@ class ChangeTracker:
             return
         upper = self._layer.upper
         with upper.lock:
-            hidden = [upper.hide_missing(row.path, None, directory=row.is_directory) for row in rows]
+            hidden = [hide_missing(upper, row.path, None, directory=row.is_directory) for row in rows]
         self.changed_here([path for path in hidden if path is not None])

@@ -24,6 +24,7 @@ from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.hiding import is_going
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
@@ -216,7 +217,7 @@ def let_go(
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
-            if upper.is_going(row.path):  # it came back with its folder, which the node does not know yet
+            if is_going(upper, row.path):  # it came back with its folder, which the node does not know yet
                 return 0
             upper.mark_demoted(split(row.path)[0])
             if take is None:

@@ -18,6 +18,7 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
+from headrace.overlay.hiding import put_aside
 from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.planner import ActionPlanner
@@ -107,7 +108,7 @@ class SyncExecutor:
     def put_aside(self) -> list[tuple[SafePath, bytes]]:
         """Return what is to be removed at the origin: nothing of mode `local`, whose settings may be others some
         day."""
-        return [pair for pair in self._upper.put_aside() if self._layer.persists(pair[1])]
+        return [pair for pair in put_aside(self._upper) if self._layer.persists(pair[1])]
 
     # ------------------------------------------------------------ one path
 

@@ -15,8 +15,9 @@ from headrace.base.model import Kind, Version
 from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Absent, Origin
+from headrace.overlay.marks import base_version, drop_base, is_whiteout, set_base
 from headrace.overlay.pending_version import is_pending
-from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
+from headrace.overlay.upper import Upper
 from headrace.writeback.reconcile import PathState, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
@@ -63,7 +64,7 @@ class Preconditions:
             if base_version(safe_path, path) != base:
                 return True
             if version is not None:
-                set_base(safe_path, BaseVersion(path, version))
+                set_base(safe_path, path, version)
                 self._names.record_put(path, version)
             elif not is_whiteout(
                 safe_path.lstat()

@@ -32,13 +32,10 @@ from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.hiding import hide_missing, is_going
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import (
-    Hidden,
-    base_version,
-    is_removed,
-    is_whiteout,
-)
+from headrace.overlay.marks import base_version, is_removed, is_whiteout
+from headrace.overlay.upper import Hidden
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.reconcile import (
@@ -222,7 +219,7 @@ class RemovalPropagator:
             return [row]
         if self._tree.entry_at(path) is not None:
             with self._upper.lock:
-                if not self._upper.is_going(path):  # else the row says what is to be removed
+                if not is_going(self._upper, path):  # else the row says what is to be removed
                     self._journal.drop(path)
             return []
         below = self._journal.below(path).values() if row.is_directory else ()
@@ -234,7 +231,7 @@ class RemovalPropagator:
         directory alone. What is put aside is removed with its directory."""
         upper = self._upper
         waiting = [path for path in self._journal.unsure if path not in self._turns]
-        gone = [path for path in waiting if not upper.at(path).exists() and not upper.is_going(path)]
+        gone = [path for path in waiting if not upper.at(path).exists() and not is_going(upper, path)]
         return [row for path in gone if (row := self._journal.get(path)) is not None]
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
@@ -285,8 +282,8 @@ class RemovalPropagator:
             return []
         failpoint.hit("persist.made")
         with self._upper.lock:
-            hidden = self._upper.hide_missing(
-                path, None, directory=True
+            hidden = hide_missing(
+                self._upper, path, None, directory=True
             )  # removed, or renamed, while it was made
             self._names.record_directory(path)
             self._journal.note(replace(row, begun=False))

@@ -34,10 +34,12 @@ from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
+from headrace.overlay.hiding import hide_missing
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import base_version, is_whiteout
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
-from headrace.overlay.upper import Upper, base_version, is_whiteout
+from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of, size_of
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.preconditions import Preconditions
@@ -223,7 +225,7 @@ class Uploader:
         """Record what the origin has: names and journal in one step under the layer's lock."""
         with self._upper.lock:
             # those that were removed meanwhile must not come back
-            hidden = [self._upper.hide_missing(file.path, file.version) for file in landed]
+            hidden = [hide_missing(self._upper, file.path, file.version) for file in landed]
             with self._index.batch():
                 for file in landed:
                     self._names.record_put(file.path, file.version, attributes_of(file.status))

@@ -30,6 +30,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
 from headrace.base.tasks import OwnedTasks
+from headrace.overlay.moves import clear_work
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.demotion import Demoter
@@ -104,7 +105,7 @@ class WriteBack:
     async def _clear_work(self) -> None:
         """Finish the renames that a dead session had begun: of a directory to another name, or to the place of removed
         directories."""
-        moved = await self._layer.in_thread(self._layer.upper.clear_work)
+        moved = await self._layer.in_thread(clear_work, self._layer.upper)
         if moved:
             self._changes.changed_here(moved)
         self._executor.find_gone()

@@ -15,7 +15,7 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
 from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
 from headrace.fuse import abi, codec, handover_state
-from headrace.overlay import object_metadata, upper
+from headrace.overlay import marks, object_metadata
 from headrace.overlay.mark_names import MARKS
 from headrace.s3 import object_attributes, uploads
 from headrace.store import index_checkpoint, schema
@@ -81,7 +81,7 @@ def _attributes(data: bytes) -> None:
     stat = os.stat(_FILE)
     found = object_metadata.extras_of(_FILE, stat)
     assert found is None or isinstance(found, ObjectMetadata)
-    upper.base_version(_FILE, b"/a")
+    marks.base_version(_FILE, b"/a")
     assert object_attributes.attributes_of(stat, _FILE).size_bytes == stat.st_size
 
 
@@ -162,12 +162,12 @@ FUZZERS = [
     ),
     Fuzzer(
         "attributes",
-        "extended attributes of the upper layer (overlay/object_metadata.py, overlay/upper.py)",
+        "extended attributes of the upper layer (overlay/object_metadata.py, overlay/marks.py)",
         _attributes,
         (),
         [
             msgspec.msgpack.encode([0, None, {"a": "b"}, {"Content-Type": "x"}, None]),
-            msgspec.msgpack.encode([upper.BaseVersion(b"/a", _VERSION)]),
+            msgspec.msgpack.encode([marks.BaseVersion(b"/a", _VERSION)]),
             json.dumps(_RECORD).encode(),
             msgspec.json.encode(object_attributes.Record("etag", 0, 0)),
         ],

@@ -21,8 +21,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
+from headrace.overlay.marks import base_version
 from headrace.overlay.pending_version import is_pending
-from headrace.overlay.upper import Upper, base_version
+from headrace.overlay.upper import Upper
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until

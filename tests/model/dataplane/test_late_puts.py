@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.overlay.hiding import put_aside
 from headrace.overlay.upper import Upper
 from headrace.testing.waiting import until
 from headrace.writeback import upload

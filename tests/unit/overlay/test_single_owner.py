@@ -22,7 +22,10 @@ import headrace.base.libc
 from headrace.base.model import Version
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import HIDDEN, Upper, is_whiteout
+from headrace.overlay.hiding import hide, rename_leaving_whiteout
+from headrace.overlay.marks import is_whiteout
+from headrace.overlay.moves import clear_work
+from headrace.overlay.upper import HIDDEN, Upper
 
 libc = headrace.base.libc.c_library()
 
@@ -82,7 +85,7 @@ def test_what_is_removed_is_hidden_and_keeps_what_it_replaces(folder: str) -> No
     program = """
 upper, base = opened(), Version(5, 6, "tag")
 put(upper, b"/file")
-upper.hide(b"/file", base)
+hide(upper, b"/file", base)
 upper.at(b"/folder").mkdir(0o700)
 put(upper, b"/folder/below", mode=0)
 upper.mark_removed(b"/folder")
@@ -112,7 +115,7 @@ def run(steps):
     if over == "file":
         put(upper, b"/target", b"replaced")
     elif over == "whiteout":
-        upper.hide(b"/target", None)
+        hide(upper, b"/target", None)
     calls = 0
     def step(plain):
         def call(*words, **named):
@@ -128,12 +131,12 @@ def run(steps):
         for module, name in [*calls_of_system, (libc, "renameat2")]:
             stack.enter_context(mock.patch.object(module, name, step(getattr(module, name))))
         try:
-            upper.rename_leaving_whiteout(b"/source", b"/target", base)
+            rename_leaving_whiteout(upper, b"/source", b"/target", base)
             ended = True
         except Died:
             ended = False
     with mock.patch("headrace.overlay.workdir.is_orphaned", lambda name: True):
-        upper.clear_work()
+        clear_work(upper)
     before = not isinstance(upper.look(b"/source"), type(HIDDEN))
     whole = text(upper, b"/source" if before else b"/target") == "moved"
     kept = before or upper.base_of(b"/source") == base
@@ -159,10 +162,10 @@ upper = opened()
 put(upper, b"/source", b"own")
 put(upper, b"/target", b"other")
 with mock.patch.object(libc, "renameat2", side_effect=Died), contextlib.suppress(Died):
-    upper.rename_leaving_whiteout(b"/source", b"/target", None)
+    rename_leaving_whiteout(upper, b"/source", b"/target", None)
 upper.at(b"/source").link(upper.new())
 with mock.patch("headrace.overlay.workdir.is_orphaned", lambda name: True):
-    moved = upper.clear_work()
+    moved = clear_work(upper)
 found = [len(moved), text(upper, b"/source"), text(upper, b"/target"), upper.work.at(b"/").names()]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [0, "own", "other", []]

@@ -13,8 +13,11 @@ import pytest
 
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
+from headrace.overlay.hiding import hide, hide_missing, put_aside, put_away, rename_leaving_whiteout
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import HIDDEN, BaseVersion, Upper, base_version, is_removed, is_whiteout, set_base
+from headrace.overlay.marks import base_version, is_removed, is_whiteout, set_base
+from headrace.overlay.moves import clear_work, move_in
+from headrace.overlay.upper import HIDDEN, Upper
 from tests.plain_paths import plain
 
 pytestmark = pytest.mark.root
@@ -46,7 +49,7 @@ def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
     upper.at(b"/d").mkdir(0o755)
     assert isinstance(upper.look(b"/f"), os.stat_result)
     assert upper.look(b"/none") is None
-    upper.hide(b"/f", ONE)
+    hide(upper, b"/f", ONE)
     upper.mark_removed(b"/d")
     assert upper.look(b"/f") is HIDDEN
     assert upper.look(b"/d") is HIDDEN
@@ -56,7 +59,7 @@ def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
 
 def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
     put(upper, b"/a", b"data")
-    upper.rename_leaving_whiteout(b"/a", b"/b", TWO)
+    rename_leaving_whiteout(upper, b"/a", b"/b", TWO)
     assert upper.look(b"/a") is HIDDEN
     assert upper.base_of(b"/a") == TWO
     assert Path(os.fsdecode(plain(upper.at(b"/b")))).read_bytes() == b"data"
@@ -64,7 +67,7 @@ def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
 
 def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
     put(upper, b"/taken")
-    upper.hide(b"/hidden", None)
+    hide(upper, b"/hidden", None)
     for path, placed in ((b"/taken", False), (b"/hidden", True), (b"/free", True)):
         made = upper.new()
         Path(os.fsdecode(plain(made))).write_bytes(b"new")
@@ -75,34 +78,34 @@ def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
 def test_a_base_belongs_to_one_path(upper: Upper) -> None:
     put(upper, b"/f")
     at = upper.at(b"/f")
-    set_base(at, BaseVersion(b"/f", ONE))
-    set_base(at, BaseVersion(b"/g", TWO))
+    set_base(at, b"/f", ONE)
+    set_base(at, b"/g", TWO)
     assert base_version(at, b"/f") == ONE
     assert base_version(at, b"/g") == TWO
     assert base_version(at, b"/h") is None
-    set_base(at, BaseVersion(b"/f", TWO))
+    set_base(at, b"/f", TWO)
     assert base_version(at, b"/f") == TWO
     for number in range(100):  # of many, the newest stay
-        set_base(at, BaseVersion(b"/%d" % number, ONE))
+        set_base(at, b"/%d" % number, ONE)
     assert base_version(at, b"/99") == ONE
 
 
 def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
-    assert upper.hide_missing(b"/a/b/c", ONE) == b"/a"
+    assert hide_missing(upper, b"/a/b/c", ONE) == b"/a"
     assert is_removed(upper.at(b"/a"))
     assert is_removed(upper.at(b"/a/b"))
     assert is_whiteout(upper.at(b"/a/b/c").lstat())
     assert upper.base_of(b"/a/b/c") == ONE
-    assert upper.hide_missing(b"/a/b/c", ONE) is None
+    assert hide_missing(upper, b"/a/b/c", ONE) is None
     upper.at(b"/here").mkdir(0o755)
-    assert upper.hide_missing(b"/here/d", None, directory=True) == b"/here/d"
+    assert hide_missing(upper, b"/here/d", None, directory=True) == b"/here/d"
     assert is_removed(upper.at(b"/here/d"))
 
 
 def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
     put(upper, b"/d")  # a file, where a folder was
-    assert upper.hide_missing(b"/d/e/f", TWO) == b"/d"
-    ((where, was),) = upper.put_aside()
+    assert hide_missing(upper, b"/d/e/f", TWO) == b"/d"
+    ((where, was),) = put_aside(upper)
     assert was == b"/d"
     assert is_whiteout((where / b"e" / b"f").lstat())
     assert base_version(where / b"e" / b"f", b"/d/e/f") == TWO
@@ -111,19 +114,19 @@ def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
 def test_put_away_makes_room(upper: Upper) -> None:
     upper.at(b"/d").mkdir(0o755)
     upper.mark_removed(b"/d")
-    upper.hide(b"/d/x", ONE)
-    set_base(upper.at(b"/d"), BaseVersion(b"/d", TWO))
-    upper.put_away(b"/d")
+    hide(upper, b"/d/x", ONE)
+    set_base(upper.at(b"/d"), b"/d", TWO)
+    put_away(upper, b"/d")
     assert upper.look(b"/d") is HIDDEN
     assert upper.base_of(b"/d") == TWO
-    ((where, was),) = upper.put_aside()
+    ((where, was),) = put_aside(upper)
     assert was == b"/d"
     assert base_version(where / b"x", b"/d/x") == ONE
 
 
 def test_walk_tells_hidden_things_too(upper: Upper) -> None:
     put(upper, b"/a/b/f")
-    upper.hide(b"/a/gone", None)
+    hide(upper, b"/a/gone", None)
     found = dict(upper.walk())
     assert found.keys() == {b"/", b"/a", b"/a/b", b"/a/b/f", b"/a/gone"}
     assert stat.S_ISCHR(found[b"/a/gone"].st_mode)
@@ -191,31 +194,31 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     os.close(os.open(mine, os.O_CREAT | os.O_WRONLY))
     foreign = upper.work.path + b"/another-naming"
     os.close(os.open(foreign, os.O_CREAT | os.O_WRONLY))
-    assert upper.clear_work() == [b"/target"]
+    assert clear_work(upper) == [b"/target"]
     assert upper.at(b"/target").names() == [b"deep"]
     assert upper.at(b"/target").listxattr() == []
     left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
     assert set(os.listdir(upper.work.path)) == left
     assert "can't be moved to its new name" in caplog.text
-    assert [where for _, where in upper.put_aside()] == [b"/removed"]
-    assert upper.clear_work() == []
+    assert [where for _, where in put_aside(upper)] == [b"/removed"]
+    assert clear_work(upper) == []
 
 
 @pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])
 def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
     at = plain(upper.at(b"/target"))
     if there == "whiteout":
-        upper.hide(b"/target", None)
+        hide(upper, b"/target", None)
     elif there != "nothing":
         os.mkdir(at)
         os.setxattr(at, MARKS.moving, b"/elsewhere")  # of how it came there
-        upper.hide(b"/target/hidden", None)
+        hide(upper, b"/target/hidden", None)
         if there == "removed":
             upper.mark_removed(b"/target")
     moving = upper.new()
     os.makedirs(plain(moving) + b"/within")
     moving.setxattr(MARKS.moving, b"/target")
-    upper.move_in(moving, b"/target")
+    move_in(upper, moving, b"/target")
     assert os.listdir(at) == [b"within"]
     assert os.listxattr(at) == []
     assert os.listdir(upper.work.path) == []
@@ -233,7 +236,7 @@ def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) 
     moving = upper.new()
     moving.mkdir(0o755)
     with pytest.raises(FileExistsError):
-        upper.move_in(moving, b"/target")
+        move_in(upper, moving, b"/target")
     assert moving.is_folder()
     assert Path(os.fsdecode(at if there == "file" else at + b"/one")).read_bytes() == b"theirs"
 
@@ -244,7 +247,7 @@ def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper)
     process = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert len(os.listdir(upper.work.path)) == 1
-    upper.clear_work()
+    clear_work(upper)
     assert os.listdir(upper.work.path) == []
     process.wait(10)
 

@@ -25,7 +25,8 @@ from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.node.writing import CacheOfLayer, WriteBackSettings, WriteState, build_write_back
 from headrace.origin.memory import MemoryOrigin
-from headrace.overlay.upper import BaseVersion, Upper, set_base
+from headrace.overlay.marks import set_base
+from headrace.overlay.upper import Upper
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.testing.faulty import FaultyOrigin
@@ -149,7 +150,7 @@ class LayerFixture:
     def write_over(self, path: bytes, data: bytes, base: Version) -> os.stat_result:
         """Write a file that replaces a version of the origin's, as after a copy up."""
         self.write(path, data)
-        set_base(self.upper.at(path), BaseVersion(path, base))
+        set_base(self.upper.at(path), path, base)
         return self.upper.at(path).lstat()
 
     def content(self, path: bytes) -> bytes:

@@ -8,7 +8,8 @@ import pytest
 
 from headrace.base.errors import NotSupportedError, OriginUnavailableError
 from headrace.base.model import Version
-from headrace.overlay.upper import BaseVersion, set_base
+from headrace.overlay.hiding import put_away
+from headrace.overlay.marks import set_base
 from headrace.writeback.conflicts import plain_name
 from headrace.writeback.sync_journal import JournalRecord
 from tests.unit.writeback.layer_fixture import LayerFixture
@@ -76,7 +77,7 @@ async def test_an_upload_waits_for_a_file_in_the_place_of_its_directory(layer: L
     layer.write(PATH, b"ours")
     error = OriginUnavailableError("d/f", why="no directory")
     layer.conflicts.check_way(PATH, error)
-    set_base(layer.upper.at(b"/d"), BaseVersion(b"/d", Version(3, 1, "a file")))
+    set_base(layer.upper.at(b"/d"), b"/d", Version(3, 1, "a file"))
     assert layer.conflicts.in_the_way(PATH) == [b"/d"]
     with pytest.raises(OriginUnavailableError):
         layer.conflicts.check_way(PATH, error)
@@ -84,7 +85,7 @@ async def test_an_upload_waits_for_a_file_in_the_place_of_its_directory(layer: L
 
 async def test_an_upload_waits_for_a_directory_that_is_put_aside(layer: LayerFixture) -> None:
     layer.upper.at(b"/d").make_folders(0o755)
-    layer.upper.put_away(b"/d")
+    put_away(layer.upper, b"/d")
     with pytest.raises(OriginUnavailableError):
         layer.conflicts.check_way(b"/d", OriginUnavailableError("d", why="a directory is there"))
 

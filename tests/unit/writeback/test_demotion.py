@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.hiding import is_going
 from headrace.overlay.upper import HIDDEN
 from headrace.writeback.demotion import Demoter, choose
 from headrace.writeback.sync_journal import JournalRecord
@@ -137,7 +138,7 @@ async def test_a_file_on_its_way_to_a_removal_stays(layer: LayerFixture) -> None
     aside.mkdir(0o700)
     aside.setxattr("user.headrace.path" if os.geteuid() else "trusted.headrace.path", b"/d")
     aside.rename(layer.upper.gone.at(b"/1"))
-    assert layer.upper.is_going(PATH)
+    assert is_going(layer.upper, PATH)
     assert not await demoter_of(layer).bring(PATH, entry)
     assert layer.content(PATH) == b"ours"
 

@@ -11,8 +11,10 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, OriginUnavailableError
 from headrace.base.model import Attributes, Version
 from headrace.origin.origin import Absent
+from headrace.overlay.hiding import hide
+from headrace.overlay.marks import base_version, set_base
 from headrace.overlay.pending_version import PendingVersion
-from headrace.overlay.upper import HIDDEN, BaseVersion, base_version, set_base
+from headrace.overlay.upper import HIDDEN
 from headrace.testing.faulty import PlannedFault
 from headrace.writeback.reconcile import AskFirst, PutFile, SyncStep, reconcile
 from headrace.writeback.sync_journal import JournalRecord
@@ -126,7 +128,7 @@ async def test_a_base_of_another_node_is_replaced_by_what_that_node_persisted(tm
     layer = LayerFixture(tmp_path, settle=settle)
     for path in (PATH, b"/d/gone"):
         layer.write_over(path, b"ours", PENDING)
-    layer.upper.hide(b"/d/removed", PENDING)
+    hide(layer.upper, b"/d/removed", PENDING)
     for path, answer in ((PATH, True), (b"/d/gone", False), (b"/d/removed", False)):
         assert await layer.preconditions.settle_base(path, layer.upper.at(path)) is answer
     assert base_version(layer.upper.at(PATH), PATH) == persisted
@@ -140,7 +142,7 @@ async def test_a_base_that_changes_meanwhile_is_left_alone(tmp_path: Path) -> No
     newer = Version(3, 9, "newer")
 
     async def settle(path: bytes, version: Version) -> Version | None:
-        set_base(layer.upper.at(PATH), BaseVersion(PATH, newer))
+        set_base(layer.upper.at(PATH), PATH, newer)
         return Version(6, 8, "persisted")
 
     layer = LayerFixture(tmp_path, settle=settle)
@@ -159,9 +161,9 @@ async def test_what_an_entry_stands_for_is_what_its_replicas_replace(layer: Laye
 
     layer.write(PATH, b"ours")
     assert replaces() is None
-    set_base(layer.upper.at(PATH), BaseVersion(PATH, base))
+    set_base(layer.upper.at(PATH), PATH, base)
     assert replaces() == base
-    layer.upper.hide(PATH, base)
+    hide(layer.upper, PATH, base)
     assert layer.upper.look(PATH) is HIDDEN and replaces() == base
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError, PathExistsError, StoreError
 from headrace.base.model import Version
+from headrace.overlay.hiding import hide, hide_missing, put_aside, put_away
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
 from headrace.testing.faulty import PlannedFault
@@ -26,7 +27,7 @@ async def hidden(layer: LayerFixture, path: bytes = PATH) -> Version:
     """The origin's file, removed in the layer."""
     version = await layer.hold(path, b"before")
     layer.upper.at(os.path.dirname(path)).make_folders(0o755)
-    layer.upper.hide(path, version)
+    hide(layer.upper, path, version)
     return version
 
 
@@ -56,14 +57,14 @@ async def test_what_was_removed_here_is_removed_at_the_origin(layer: LayerFixtur
 async def test_what_this_node_put_is_removed_too(layer: LayerFixture) -> None:
     layer.write(PATH, b"ours")
     await layer.uploads.put(PATH)
-    layer.upper.hide(PATH, None)
+    hide(layer.upper, PATH, None)
     assert await remove(layer)
     await assert_removed(layer)
 
 
 async def test_what_never_was_at_the_origin_is_not_asked_for(layer: LayerFixture) -> None:
     layer.write(PATH, b"ours")
-    layer.upper.hide(PATH, None)
+    hide(layer.upper, PATH, None)
     assert await remove(layer)
     assert layer.origin.asked == []
 
@@ -86,7 +87,7 @@ async def test_a_newer_object_of_others_stays_and_shows_again(layer: LayerFixtur
 async def test_what_others_put_over_our_version_stays(layer: LayerFixture) -> None:
     layer.write(PATH, b"ours")
     await layer.uploads.put(PATH)
-    layer.upper.hide(PATH, None)
+    hide(layer.upper, PATH, None)
     layer.memory.hold("d/f", THEIRS)
     assert not await remove(layer)
     assert await layer.origin_bytes(PATH) == THEIRS and len(layer.kept()) == 1
@@ -130,7 +131,7 @@ async def test_another_node_persists_first_what_is_to_be_removed(tmp_path: Path,
     layer = LayerFixture(tmp_path, settle=settle)
     pending = Version(6, 7, PendingVersion("n1", 5, 6).token)
     layer.upper.at(b"/d").make_folders(0o755)
-    layer.upper.hide(PATH, pending)
+    hide(layer.upper, PATH, pending)
     assert await remove(layer) is persisted
     if persisted:
         await assert_removed(layer)
@@ -206,7 +207,7 @@ async def test_a_put_that_was_not_noted_is_removed_with_its_name(
     (row,) = again.removals.unheard()
     assert row.path == PATH and again.removals.went(PATH) == [row]
     with again.upper.lock:
-        assert again.upper.hide_missing(PATH, None) == PATH
+        assert hide_missing(again.upper, PATH, None) == PATH
     assert await remove(again)
     await assert_removed(again)
     again.crash()
@@ -290,12 +291,12 @@ async def test_a_file_in_the_place_of_a_directory_removes_the_directory_first(la
 async def test_a_directory_that_was_put_aside_is_removed_with_all_that_is_in_it(layer: LayerFixture) -> None:
     version = await layer.hold(b"/d/s/f", b"before")
     layer.upper.at(DIRECTORY).make_folders(0o755)
-    layer.upper.hide(b"/d/s/f", version)
-    layer.upper.put_away(DIRECTORY)
+    hide(layer.upper, b"/d/s/f", version)
+    put_away(layer.upper, DIRECTORY)
     layer.upper.at(DIRECTORY).unlink()  # the whiteout in its place, which the new file replaces
     layer.write(DIRECTORY, b"a file")
-    await layer.removals.remove_gone(layer.upper.put_aside())
-    assert await layer.origin_bytes(b"/d/s/f") is None and layer.upper.put_aside() == []
+    await layer.removals.remove_gone(put_aside(layer.upper))
+    assert await layer.origin_bytes(b"/d/s/f") is None and put_aside(layer.upper) == []
     assert stat.S_ISREG(layer.upper.at(DIRECTORY).lstat().st_mode)
 
 

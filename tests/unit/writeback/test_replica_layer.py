@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
 from headrace.base.namespace_path import join
+from headrace.overlay.hiding import hide
 from headrace.overlay.object_metadata import extras_of, note_extras
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
 from headrace.overlay.upper import Upper
@@ -93,7 +94,7 @@ def act(choose: random.Random, upper: Upper) -> list[bytes]:
             os.rename(at, there)
             return [other, path]
         elif kind == 4:
-            upper.hide(path, choose.choice([None, VERSION]))
+            hide(upper, path, choose.choice([None, VERSION]))
         elif kind == 5:
             os.unlink(at)
         elif kind == 6:

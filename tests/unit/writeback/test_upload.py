@@ -15,8 +15,10 @@ from headrace.base import failpoint
 from headrace.base.errors import OriginUnavailableError, StoreError
 from headrace.base.model import Version
 from headrace.origin.origin import HIDDEN as HIDDEN_PREFIX
+from headrace.overlay.hiding import hide
+from headrace.overlay.marks import base_version
 from headrace.overlay.pending_version import PendingVersion
-from headrace.overlay.upper import HIDDEN, base_version
+from headrace.overlay.upper import HIDDEN
 from headrace.testing.faulty import PlannedFault
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upload import COMPARE_BYTES, CONTENT_BYTES_MAX, LANDED_TOGETHER_MAX
@@ -183,7 +185,7 @@ async def test_the_version_of_another_node_is_persisted_first(tmp_path: Path, pe
 
 async def test_nothing_is_put_of_what_is_gone(layer: LayerFixture) -> None:
     layer.write(PATH, OURS)
-    layer.upper.hide(PATH, None)
+    hide(layer.upper, PATH, None)
     assert await layer.uploads.put(PATH) is None
     layer.upper.at(PATH).unlink()
     assert await layer.uploads.put(PATH) is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.overlay.hiding import hide, rename_leaving_whiteout
 from headrace.testing.faulty import PlannedFault
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
@@ -51,7 +52,7 @@ async def test_what_a_session_reports_is_persisted(layer: LayerFixture) -> None:
 
 async def test_a_start_finds_what_nobody_reported(layer: LayerFixture) -> None:
     layer.write(b"/d/f", b"ours")
-    layer.upper.hide(b"/gone", await layer.hold(b"/gone", b"before"))
+    hide(layer.upper, b"/gone", await layer.hold(b"/gone", b"before"))
     async with layer.running(layer.write_back(delay_s=0.0)) as write:
         await until(lambda: write.waiting(b"/") == (0, 0))
         await assert_tree(layer, {b"/d/f": b"ours", b"/gone": None})
@@ -83,7 +84,7 @@ async def test_a_renamed_file_is_never_missing_at_the_origin(layer: LayerFixture
     layer.write(b"/old", b"ours")
     async with layer.running(layer.write_back()) as write:
         await write.persist(b"/")
-        layer.upper.rename_leaving_whiteout(b"/old", b"/new", await layer.origin_version(b"/old"))
+        rename_leaving_whiteout(layer.upper, b"/old", b"/new", await layer.origin_version(b"/old"))
         layer.origin.fail("put", PlannedFault.UNAVAILABLE, numbers=0)
         with pytest.raises(OriginUnavailableError):
             await write.persist(b"/")
@@ -178,9 +179,9 @@ async def test_the_next_round_recovers_from_a_crash_at_each_step(
     layer = LayerFixture(tmp_path)
     old = {name: await layer.hold(name, b"before") for name in (b"/replaced", b"/removed", b"/away/f")}
     layer.upper.at(b"/away").make_folders(0o755)
-    layer.upper.hide(b"/away/f", old[b"/away/f"])
+    hide(layer.upper, b"/away/f", old[b"/away/f"])
     layer.upper.mark_removed(b"/away")
-    layer.upper.hide(b"/removed", old[b"/removed"])
+    hide(layer.upper, b"/removed", old[b"/removed"])
     layer.write_over(b"/replaced", b"ours", old[b"/replaced"])
     layer.write(b"/d/new", b"new")
     with monkeypatch.context() as patch:

@@ -17,10 +17,10 @@ from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, ObjectMetadata
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import is_removed, is_whiteout
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.overlay.syscalls import seen_at_rest, tick_left_s
-from headrace.overlay.upper import is_removed, is_whiteout
 from headrace.wire.peer_messages import FileRange
 from headrace.writeback.replication.replica_layer import copy_of
 

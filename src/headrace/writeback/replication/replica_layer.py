@@ -23,10 +23,12 @@ from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.given_mode import give_mode
+from headrace.overlay.hiding import hide
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import set_base
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.syscalls import write_back
-from headrace.overlay.upper import BaseVersion, Upper, set_base
+from headrace.overlay.upper import Upper
 
 """The writer's file that this one replicates: inode number, ctime in ns and size there."""
 RANGE_BYTES = 8 << 20
@@ -181,14 +183,13 @@ class ReplicaLayer:
             if self.upper.at(snapshot.path).is_folder():
                 self._clear(snapshot.path)
             if snapshot.shape == EntryType.WHITEOUT:
-                self.upper.hide(snapshot.path, snapshot.replaces)
+                hide(self.upper, snapshot.path, snapshot.replaces)
             else:
                 self._place_file(snapshot)
 
     def _place_file(self, snapshot: Snapshot) -> None:
         new = self._build(snapshot)
-        if snapshot.replaces is not None:
-            set_base(new, BaseVersion(snapshot.path, snapshot.replaces))
+        set_base(new, snapshot.path, snapshot.replaces)
         new.chown(snapshot.uid, snapshot.gid)
         if snapshot.shape == EntryType.FILE:
             give_mode(new, snapshot.mode)
@@ -228,8 +229,7 @@ class ReplicaLayer:
         give_mode(path, snapshot.mode)
         _mark(path, MARKS.removed, b"" if snapshot.shape == EntryType.REMOVED else None)
         _mark(path, MARKS.base, None)
-        if snapshot.replaces is not None:
-            set_base(path, BaseVersion(snapshot.path, snapshot.replaces))
+        set_base(path, snapshot.path, snapshot.replaces)
 
     def _make_parents(self, path: bytes) -> None:
         for end, byte in enumerate(path):

@@ -26,8 +26,8 @@ from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, St
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tasks import OwnedTasks, all_of
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import is_whiteout
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
-from headrace.overlay.upper import is_whiteout
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead

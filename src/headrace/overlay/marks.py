@@ -1,0 +1,97 @@
+"""Read and write the marks on entries of the upper layer: whiteouts, removed directories, and the version that an entry
+replaces at the origin."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+
+from headrace.base.beneath import SafePath
+from headrace.base.decoding import decode_msgpack
+from headrace.base.model import Version
+from headrace.overlay.mark_names import MARKS, WHITEOUT_MODE
+
+BASES_MAX = 8
+
+
+class BaseVersion(msgspec.Struct, frozen=True):
+    """The version that a file replaces at one path. A file of several names (hard links) has one for each."""
+
+    path: bytes
+    version: Version
+
+
+def base_version(file: SafePath | int, path: bytes) -> Version | None:
+    """Return the version that a file replaces at a path. file: a path or an open file."""
+    return next((base.version for base in _bases(file) if base.path == path), None)
+
+
+def set_base(file: SafePath, path: bytes, version: Version | None) -> None:
+    """Record the version that a file replaces at a path. None changes nothing."""
+    if version is None:
+        return
+    kept = [previous for previous in _bases(file) if previous.path != path]
+    value = msgspec.msgpack.encode([*kept[-BASES_MAX:], BaseVersion(path, version)])
+    file.setxattr(MARKS.base, value)
+
+
+def drop_base(file: SafePath, path: bytes) -> None:
+    """Record that the file replaces nothing at this path."""
+    kept = [base for base in _bases(file) if base.path != path]
+    file.setxattr(MARKS.base, msgspec.msgpack.encode(kept))
+
+
+def _bases(file: SafePath | int) -> list[BaseVersion]:
+    try:
+        value = os.getxattr(file, MARKS.base) if isinstance(file, int) else file.getxattr(MARKS.base)
+        return decode_msgpack(value, list[BaseVersion])
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    if status.st_mode == WHITEOUT_MODE and MARKS.single_owner:
+        return True
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def make_whiteout(place: SafePath, path: bytes, base: Version | None) -> None:
+    """Create a whiteout, in `work` or in a directory that is there. path, base: the name that it will hide, and the
+    origin's version of it."""
+    if MARKS.single_owner:
+        place.mknod(stat.S_IFREG | 0o600, 0)
+        place.chmod(stat.S_IMODE(WHITEOUT_MODE))
+    else:
+        place.mknod(stat.S_IFCHR, os.makedev(0, 0))
+    set_base(place, path, base)
+
+
+def make_removed(path: SafePath) -> None:
+    """Create a directory that hides the origin's."""
+    path.mkdir(0o755)
+    path.setxattr(MARKS.removed, b"")
+
+
+def is_removed(path: SafePath) -> bool:
+    """Return whether a directory has the mark. It uses a descriptor, which is faster than /proc/self/fd: most calls
+    here check each directory of a path."""
+    fd = -1
+    try:
+        fd = path.open(os.O_RDONLY | os.O_DIRECTORY)
+        os.getxattr(fd, MARKS.removed)
+    except OSError:
+        return False
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return True
+
+
+def mark_value(path: SafePath, mark: str) -> bytes | None:
+    """Return the value of a mark; None if the entry does not have it."""
+    try:
+        return path.getxattr(mark)
+    except OSError:
+        return None

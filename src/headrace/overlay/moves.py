@@ -1,0 +1,87 @@
+"""Complete moves of directories from `work` to their place in the upper layer, also those that a crash interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+
+from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
+from headrace.overlay import workdir
+from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import mark_value
+from headrace.overlay.upper import Upper
+
+log = logging.getLogger(__name__)
+
+
+def clear_work(upper: Upper) -> list[bytes]:
+    """Delete what dead processes left in `work`, but move renamed directories, and those on their way to `gone`, to
+    their place. Return the paths of renamed ones."""
+    moved: list[bytes] = []
+    for name in upper.work.at(b"/").names():
+        entry = upper.work.at(b"/" + name)
+        if not workdir.is_orphaned(name):
+            continue
+        target, _, work_name = (mark_value(entry, MARKS.moving) or b"").partition(b"\0")
+        if target and work_name in (b"", name):
+            if _finish_move(upper, entry, target):
+                moved.append(target)
+        elif mark_value(entry, MARKS.path) is not None:
+            entry.rename(upper.new_in_gone())
+        else:
+            entry.throw_away()
+    return moved
+
+
+def move_in(upper: Upper, directory: SafePath, target: bytes) -> None:
+    """Move a directory of `work` to its place by one rename, over an entry that hides the name or a directory
+    without visible names. FileExistsError for anything else. A file is moved only after a crash; it replaces any
+    other file. The caller holds the lock."""
+    upper_path = upper.at(target)
+    try:
+        directory.rename(upper_path, NOREPLACE)
+    except FileExistsError:
+        if directory.is_folder():
+            _move_over(upper, directory, target)
+        else:
+            directory.rename(upper_path)
+    unmark(upper_path)
+
+
+def _move_over(upper: Upper, directory: SafePath, target: bytes) -> None:
+    existing, upper_path = upper.look(target), upper.at(target)
+    if isinstance(existing, os.stat_result) and (
+        not stat.S_ISDIR(existing.st_mode) or any(upper.names(target).values())
+    ):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(target))
+    unmark(upper_path)  # else clear_work would treat it as one that is being moved
+    directory.rename(upper_path, EXCHANGE)
+    directory.throw_away()
+
+
+def _finish_move(upper: Upper, directory: SafePath, target: bytes) -> bool:
+    try:
+        with upper.lock:
+            move_in(upper, directory, target)
+        return True
+    except FileNotFoundError:
+        if not directory.exists():
+            return False  # another process moved it
+        why = "its parent does not exist"
+    except OSError as error:
+        why = str(error)
+    log.warning(
+        "a directory that was being renamed can't be moved to its new name path=%s old=%s why=%s",
+        *(os.fsdecode(target), directory, why),
+    )
+    return False
+
+
+def unmark(path: SafePath) -> None:
+    """Remove the marks of a move that is complete."""
+    for mark in (MARKS.moving, MARKS.path):
+        with contextlib.suppress(OSError):
+            path.removexattr(mark)
