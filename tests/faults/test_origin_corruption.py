@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.cli.exit_codes import SOME_FAILED
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
+from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.faults.conftest import MakeHost
 from tests.faults.test_origin_faults import options
 from tests.integration.cli.host import MIB, Host

@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from headrace.config.secret_options import option_words
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
+from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.faults.conftest import MakeHost
 from tests.integration.cli.host import MIB, Host, wait_until
 

@@ -15,7 +15,7 @@ from headrace.base.model import Attributes, Version
 from headrace.origin.factory import build_origin
 from headrace.origin.origin import Absent, Origin
 from headrace.origin.source import BytesPutSource
-from headrace.testing.origin_suite import listing_of, opened
+from tests.conformance.origin.origin_suite import listing_of, opened
 
 NEVER = Deadline.never()
 

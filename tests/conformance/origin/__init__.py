@@ -2,5 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("headrace.testing.origin_suite")
-pytest.register_assert_rewrite("headrace.testing.origin_write_suite")
+pytest.register_assert_rewrite("tests.conformance.origin.origin_suite")
+pytest.register_assert_rewrite("tests.conformance.origin.origin_write_suite")

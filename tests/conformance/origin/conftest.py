@@ -22,8 +22,9 @@ from headrace.origin.retry import RetryOrigin
 from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.origin.upload import Sizes
 from headrace.testing import servers
-from headrace.testing.origin_suite import Subject, Traits
 from headrace.testing.servers import Server, ServerMissing
+from tests import emulators
+from tests.conformance.origin.origin_suite import Subject, Traits
 
 Kind = Callable[[], contextlib.AbstractContextManager[Server]]
 
@@ -49,22 +50,22 @@ def seaweedfs_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Server]:
-    yield from _serve("moto", servers.moto_s3)
+    yield from _serve("moto", emulators.moto_s3)
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[Server]:
-    yield from _serve("fake-gcs-server", servers.fake_gcs)
+    yield from _serve("fake-gcs-server", emulators.fake_gcs)
 
 
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[Server]:
-    yield from _serve("azurite", servers.azurite)
+    yield from _serve("azurite", emulators.azurite)
 
 
 @pytest.fixture(scope="session")
 def web_server() -> Iterator[Server]:
-    yield from _serve("http folder", servers.http_folder)
+    yield from _serve("http folder", emulators.http_folder)
 
 
 SMALL = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=3)

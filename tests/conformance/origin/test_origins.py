@@ -11,8 +11,8 @@ from headrace.base.errors import DeadlineExceededError, OriginError, PathNotFoun
 from headrace.base.model import Version
 from headrace.origin.factory import build_origin
 from headrace.origin.origin import Origin
-from headrace.testing.origin_suite import OriginSuite, listing_of, opened, read, soon
-from headrace.testing.origin_write_suite import OriginWriteSuite
+from tests.conformance.origin.origin_suite import OriginSuite, listing_of, opened, read, soon
+from tests.conformance.origin.origin_write_suite import OriginWriteSuite
 
 
 class TestOrigin(OriginSuite):

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.config.secret_options import option_words
 from headrace.origin.origin import HIDDEN
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
+from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.cli.conftest import seaweed
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, wait_until

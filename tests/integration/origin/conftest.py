@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.testing import servers
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server, ServerMissing
+from tests import emulators
+from tests.fault_proxy import FaultProxy, fault_proxy
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,7 @@ def seaweedfs_proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture(scope="session")
 def web_proxy() -> Iterator[FaultProxy]:
-    with servers.http_folder() as server, fault_proxy(server) as proxy:
+    with emulators.http_folder() as server, fault_proxy(server) as proxy:
         yield proxy
 
 

@@ -19,10 +19,10 @@ from headrace.base.model import ObjectInfo
 from headrace.origin.factory import build_origin, check_origin
 from headrace.origin.hedge import LEAST_S
 from headrace.origin.origin import Origin
-from headrace.testing.fault_proxy import FaultProxy
-from headrace.testing.origin_suite import listing_of, opened, soon
 from headrace.testing.servers import S3Server, free_ports
 from headrace.testing.waiting import until
+from tests.conformance.origin.origin_suite import listing_of, opened, soon
+from tests.fault_proxy import FaultProxy
 
 SIZE = 600_000
 DATA = bytes(range(250)) * (SIZE // 250)

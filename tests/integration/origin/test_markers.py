@@ -14,8 +14,9 @@ from headrace.origin.factory import build_origin
 from headrace.origin.object_store import EMPTY_MAX, PAGE, WASTE_MAX
 from headrace.origin.origin import Origin
 from headrace.testing import servers
-from headrace.testing.origin_suite import listing_of, opened, soon
 from headrace.testing.servers import S3Server, ServerMissing
+from tests import emulators
+from tests.conformance.origin.origin_suite import listing_of, opened, soon
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def moto() -> Iterator[S3Server]:
         servers.find_program("moto_server", hint="pip install 'moto[server]'")
     except ServerMissing as error:
         pytest.skip(f"server moto: {error}")
-    with servers.moto_s3() as server:
+    with emulators.moto_s3() as server:
         yield server
 
 

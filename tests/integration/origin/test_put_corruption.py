@@ -18,9 +18,9 @@ from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
 from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
-from headrace.testing.origin_suite import opened, soon
 from headrace.testing.servers import S3Server
+from tests.conformance.origin.origin_suite import opened, soon
+from tests.fault_proxy import FaultProxy, fault_proxy
 
 PARTS = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=2)
 SIZES = {"single": 70_000, "parts": (6 << 20) + 1}

@@ -25,10 +25,11 @@ from headrace.origin.retry import RetryOrigin
 from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from headrace.testing import servers
-from headrace.testing.fault_proxy import FaultProxy, fault_proxy
-from headrace.testing.origin_suite import listing_of, opened, soon
-from headrace.testing.origin_write_suite import WAIT_S, HeldSource, content, put
 from headrace.testing.servers import S3Server, ServerMissing
+from tests import emulators
+from tests.conformance.origin.origin_suite import listing_of, opened, soon
+from tests.conformance.origin.origin_write_suite import WAIT_S, HeldSource, content, put
+from tests.fault_proxy import FaultProxy, fault_proxy
 
 DATA = random.Random(3).randbytes((12 << 20) + 1)
 PARTS = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=2)
@@ -40,7 +41,7 @@ def moto() -> Iterator[S3Server]:
         servers.find_program("moto_server", hint="pip install 'moto[server]'")
     except ServerMissing as error:
         pytest.skip(f"server moto: {error}")
-    with servers.moto_s3() as server:
+    with emulators.moto_s3() as server:
         yield server
 
 
@@ -283,7 +284,7 @@ async def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, pl
 async def test_gcs_keeps_no_parts_either() -> None:
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(servers.fake_gcs())
+            server = stack.enter_context(emulators.fake_gcs())
         except ServerMissing as error:
             pytest.skip(f"server fake-gcs-server: {error}")
         assert server.front is not None

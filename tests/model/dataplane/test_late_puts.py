@@ -85,6 +85,6 @@ async def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(scene:
         with contextlib.suppress(OriginUnavailableError):
             await scene.here.write.persist(b"/")
         await scene.here.write.rescan()
-    assert len(scene.here.upper.put_aside()) == 1
+    assert len(put_aside(scene.here.upper)) == 1
     scene.here.origin.remove = remove  # type: ignore[method-assign]
     await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})

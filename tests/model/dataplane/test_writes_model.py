@@ -204,14 +204,14 @@ async def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(sc
     await scene.do(lambda: scene.session.mkdir(b"/f"))
     await until(folder.exists)
     scene.held.hold_listing()
-    listing = asyncio.ensure_future(scene.here.namespace.refresh(ROOT_ID))
+    listing = asyncio.ensure_future(scene.here.namespace.listings.refresh(ROOT_ID))
     await scene.held.begun.wait()
     scene.here.index.names.set_fresh_until(ROOT_ID, FOREVER_NS)  # so that the program does not wait for it
     await scene.do(lambda: scene.session.rmdir(b"/f"))
     await until(lambda: not (folder.exists() or scene.here.upper.names(b"/")))
     scene.held.go_on.set()
     await listing
-    assert scene.here.namespace.entry_at(b"/f") is None
+    assert scene.here.namespace.tree.entry_at(b"/f") is None
     await scene.check({})
 
 
@@ -435,7 +435,7 @@ async def test_a_folder_where_somebody_put_a_file_is_kept_beside(scene: WriterFi
     await scene.do(lambda: scene.session.mkdir(b"/e"))
     scene.held.hold("make_directory")
     (scene.truth / "d").unlink()
-    await scene.here.namespace.refresh_path(b"/")
+    await scene.here.namespace.listings.refresh_listed(b"/")
     await scene.do(lambda: scene.session.mkdir(b"/d"))
     await scene.write(b"/d/f", b"ours")
     (scene.truth / "d").write_bytes(b"theirs")

@@ -14,9 +14,9 @@ from headrace.base.errors import ClusterUnavailableError, OriginDeniedError, Pat
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.origin.origin import Origin
-from headrace.testing.faulty import FaultyOrigin
 from headrace.testing.waiting import until
 from headrace.wire.messages import JobState
+from tests.faulty_origin import FaultyOrigin
 from tests.unit.jobs.many_runners import MIB, JobClusterFixture
 
 pytestmark = pytest.mark.timeout(60)

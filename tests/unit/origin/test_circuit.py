@@ -21,8 +21,8 @@ from headrace.dataplane.source import OriginSource
 from headrace.origin.circuit import LIMITS, Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import pass_time
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 TIMEOUT_S = 60.0
 BACK_WITHIN_S = 2.0

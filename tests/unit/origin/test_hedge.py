@@ -13,8 +13,8 @@ from headrace.base.model import Arrived, Version
 from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeOrigin, Slowest
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import pass_time
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 DATA = bytes(range(200))
 

@@ -20,7 +20,7 @@ from headrace.base.errors import (
 from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.threads import Threads
-from headrace.testing.origin_suite import listing_of, opened, read, soon
+from tests.conformance.origin.origin_suite import listing_of, opened, read, soon
 
 
 def at(folder: Path) -> AbstractAsyncContextManager[Origin]:

@@ -26,7 +26,7 @@ from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.local_write import STALE_S, put_file, sweep
 from headrace.origin.origin import HIDDEN, Absent, Condition
 from headrace.origin.source import BytesPutSource, FilePutSource
-from headrace.testing.origin_suite import listing_of, opened
+from tests.conformance.origin.origin_suite import listing_of, opened
 
 NEVER = Deadline.never()
 VersionOf = Callable[[os.stat_result], Version]

@@ -8,8 +8,8 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, PathNotFoundError
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import pass_time
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 NEVER = Deadline.never()
 

@@ -22,8 +22,8 @@ from headrace.origin.origin import Absent, Condition, Origin
 from headrace.origin.retry import PATIENCE_S, RetryOrigin
 from headrace.origin.source import BytesPutSource
 from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import skipped_s
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 NEVER = Deadline.never()
 FAILURES = 5

@@ -19,8 +19,8 @@ from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PAUSE_S, PAUSE_S_MAX, RetryOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import pass_time, skipped_s
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 DATA = b"0123456789"
 

@@ -10,8 +10,8 @@ from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
-from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from headrace.testing.virtual_loop import pass_time, skipped_s
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 
 SIZE = 1000
 

@@ -29,7 +29,6 @@ from headrace.overlay.marks import set_base
 from headrace.overlay.upper import Upper
 from headrace.store.store import Store
 from headrace.store.volume import Volume
-from headrace.testing.faulty import FaultyOrigin
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.observers import WriteObserver
 from headrace.writeback.preconditions import Preconditions
@@ -39,6 +38,7 @@ from headrace.writeback.upload import Uploader
 from headrace.writeback.writable_layer import WritableLayer
 from headrace.writeback.write_ahead import WriteAhead
 from headrace.writeback.writeback import WriteBack
+from tests.faulty_origin import FaultyOrigin
 
 LIMIT_S = 20.0
 

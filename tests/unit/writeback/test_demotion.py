@@ -26,7 +26,7 @@ def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 
     quota = UpperQuota(bytes_max, DirtyThrottle(layer.upper.pressure_path), store)
     return Demoter(
         layer.layer,
-        layer.namespace,
+        layer.namespace.tree,
         quota,
         store=store,
         owns=lambda path: True,

@@ -12,9 +12,10 @@ import pytest
 
 from headrace.base import failpoint
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.testing.faulty import PlannedFault
+from headrace.overlay.hiding import hide
 from headrace.testing.waiting import until
 from headrace.writeback.sync_journal import SyncJournal
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
 PATH = b"/d/f"
@@ -44,7 +45,7 @@ async def test_what_only_the_replicas_had_is_persisted(tmp_path: Path) -> None:
         removed = await nodes.writer.hold(b"/d/removed", b"before")
         nodes.writer.write(PATH, OURS)
         nodes.writer.write_over(b"/d/replaced", b"ours", base)
-        nodes.writer.upper.hide(b"/d/removed", removed)
+        hide(nodes.writer.upper, b"/d/removed", removed)
         await nodes.replicated(PATH, b"/d/replaced", b"/d/removed")
         await nodes.leave()
         assert await dropped(nodes) == ["taken.db"]
@@ -60,7 +61,7 @@ async def test_what_others_put_at_the_origin_meanwhile_stays(tmp_path: Path) -> 
         base = await nodes.writer.hold(PATH, b"before")
         removed = await nodes.writer.hold(b"/d/removed", b"before")
         nodes.writer.write_over(PATH, OURS, base)
-        nodes.writer.upper.hide(b"/d/removed", removed)
+        hide(nodes.writer.upper, b"/d/removed", removed)
         await nodes.replicated(PATH, b"/d/removed")
         for key in ("d/f", "d/removed"):
             nodes.writer.memory.hold(key, b"theirs")
@@ -69,7 +70,7 @@ async def test_what_others_put_at_the_origin_meanwhile_stays(tmp_path: Path) -> 
         assert await nodes.writer.origin_bytes(PATH) == b"theirs"
         assert await nodes.writer.origin_bytes(b"/d/removed") == b"theirs"
         await nodes.writer.listed(PATH)
-        directory = await nodes.writer.namespace.resolve(b"/d")
+        directory = await nodes.writer.namespace.resolver.resolve(b"/d")
         names = {entry.name for entry in nodes.writer.store.index.children(directory.id)}
         (kept,) = [name for name in names if b".conflict-" in name]
         assert await nodes.writer.origin_bytes(b"/d/" + kept) == OURS
@@ -83,7 +84,7 @@ async def test_the_bytes_of_another_holder_are_no_conflict(tmp_path: Path) -> No
         await nodes.leave()
         await dropped(nodes)
         await nodes.writer.listed(PATH)
-        directory = await nodes.writer.namespace.resolve(b"/d")
+        directory = await nodes.writer.namespace.resolver.resolve(b"/d")
         assert [entry.name for entry in nodes.writer.store.index.children(directory.id)] == [b"f"]
 
 
@@ -140,7 +141,7 @@ async def test_a_failover_that_breaks_off_is_completed(
         await nodes.leave()
         assert await dropped(nodes) == ["taken.db"] and not breaks
         await nodes.writer.listed(PATH)
-        directory = await nodes.writer.namespace.resolve(b"/d")
+        directory = await nodes.writer.namespace.resolver.resolve(b"/d")
         assert [entry.name for entry in nodes.writer.store.index.children(directory.id)] == [b"f"]
         assert await nodes.writer.origin_bytes(PATH) == OURS
 

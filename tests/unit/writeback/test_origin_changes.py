@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from headrace.testing.faulty import PlannedFault
 from headrace.writeback.origin_changes import OriginChangeReconciler
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture
 
 PATH = b"/d/f"

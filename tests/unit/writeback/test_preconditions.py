@@ -15,9 +15,9 @@ from headrace.overlay.hiding import hide
 from headrace.overlay.marks import base_version, set_base
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
-from headrace.testing.faulty import PlannedFault
 from headrace.writeback.reconcile import AskFirst, PutFile, SyncStep, reconcile
 from headrace.writeback.sync_journal import JournalRecord
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import LayerFixture
 
 PATH = b"/d/f"

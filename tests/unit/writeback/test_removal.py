@@ -14,8 +14,8 @@ from headrace.base.model import Version
 from headrace.overlay.hiding import hide, hide_missing, put_aside, put_away
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
-from headrace.testing.faulty import PlannedFault
 from headrace.writeback.sync_journal import JournalRecord
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
 PATH, DIRECTORY = b"/d/f", b"/d/s"

@@ -12,8 +12,10 @@ import pytest
 
 from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.overlay.hiding import hide
+from headrace.overlay.marks import is_whiteout
 from headrace.overlay.snapshot import SMALL_BYTES_MAX
-from headrace.overlay.upper import Upper, is_whiteout
+from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
@@ -52,7 +54,7 @@ async def test_a_removal_is_replicated_with_the_version_that_it_removes(tmp_path
     async with cluster(tmp_path) as nodes:
         base = await nodes.writer.hold(PATH, b"before")
         nodes.writer.upper.at(b"/d").make_folders(0o755)
-        nodes.writer.upper.hide(PATH, base)
+        hide(nodes.writer.upper, PATH, base)
         await nodes.replicator.secure(PATH, 2)
         replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
         assert is_whiteout(replica.at(PATH).lstat()) and replica.base_of(PATH) == base

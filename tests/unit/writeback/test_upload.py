@@ -19,9 +19,9 @@ from headrace.overlay.hiding import hide
 from headrace.overlay.marks import base_version
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
-from headrace.testing.faulty import PlannedFault
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upload import COMPARE_BYTES, CONTENT_BYTES_MAX, LANDED_TOGETHER_MAX
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
 STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")

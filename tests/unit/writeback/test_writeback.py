@@ -9,10 +9,10 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.overlay.hiding import hide, rename_leaving_whiteout
-from headrace.testing.faulty import PlannedFault
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.observers import WriteObserver
+from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
 PUT_STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")

@@ -36,7 +36,7 @@ from headrace.base.model import Attributes, ObjectInfo, ObjectMetadata, Version
 from headrace.base.tasks import OwnedTasks
 from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
 from headrace.origin.source import BytesPutSource, FilePutSource
-from headrace.testing.origin_suite import NAMES, Subject, listing_of, read, run, soon
+from tests.conformance.origin.origin_suite import NAMES, Subject, listing_of, read, run, soon
 
 MULTIPART = random.Random(11).randbytes((40 << 20) + 3)
 WAIT_S = 60.0

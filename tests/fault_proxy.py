@@ -164,7 +164,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.proxy.asked.append((self.command, self.path))
         mode, changed = self.proxy.next_mode(self.command)
         if self.command in ("PUT", "POST"):
-            time.sleep(self.proxy.put_delay_s)
+            time.sleep(self.proxy.put_delay_s)  # the delay is the fault
         if mode == "hang":
             changed.wait()
         if mode in ("hang", "close"):
