@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler.loadfile import LoadFileScheduling
 
+TESTS = Path(__file__).parent
 TOGETHER = {
     "tests/faults/test_links.py": "labs",  # two labs at one time may want one range of addresses
     "tests/integration/test_lab_cluster.py": "labs",
     "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
 }
+
+
+NO_WARNINGS = ("unit", "conformance")
+"""The directories in which an unexpected warning fails a test."""
 
 
 _USUAL: dict[signal.Signals, Any] = {
@@ -89,6 +96,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs /dev/fuse")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is no text in captured logs, as names of files may be: xdist can't send it."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -120,6 +137,34 @@ def no_task_is_left(anyio_backend: tuple[str, dict[str, LoopFactory]]) -> Iterat
             loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         left = [task for task in tasks if not task.done()]
     assert not left, f"left running: {left}"
+
+
+class WarningCollector(logging.Handler):
+    """Collects what this process logs at level WARNING or above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{record.levelname} {record.name}: {record.getMessage()}"
+        self.lines.append(line.encode(errors="backslashreplace").decode())  # as xdist sends it
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_warning(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test during which this process logged a warning that no marker `expected_warnings` names."""
+    collector, log = WarningCollector(), logging.getLogger("headrace")
+    log.addHandler(collector)
+    yield
+    log.removeHandler(collector)
+    is_checked = (
+        request.path.is_relative_to(TESTS) and request.path.relative_to(TESTS).parts[0] in NO_WARNINGS
+    )
+    expected = [text for marker in request.node.iter_markers("expected_warnings") for text in marker.args]
+    unexpected = [line for line in collector.lines if not any(text in line for text in expected)]
+    if is_checked and unexpected:
+        pytest.fail("unexpected warnings:\n" + "\n".join(unexpected), pytrace=False)
 
 
 @pytest.hookimpl(optionalhook=True)

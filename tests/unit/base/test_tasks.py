@@ -23,6 +23,7 @@ async def _last(ended: list[str], name: str) -> None:
         ended.append(name)
 
 
+@pytest.mark.expected_warnings("a background task failed")
 async def test_a_failing_background_task_is_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
     tasks = OwnedTasks()
     task = tasks.start(_fail(ValueError("a bug")))
@@ -35,6 +36,7 @@ async def test_a_failing_background_task_is_logged_with_its_trace(caplog: pytest
     assert record.exc_info is not None and str(record.exc_info[1]) == "a bug"
 
 
+@pytest.mark.expected_warnings("a background task failed")
 async def test_an_expected_failure_belongs_to_those_who_await_it(caplog: pytest.LogCaptureFixture) -> None:
     async with OwnedTasks(HeadraceError) as tasks:
         with pytest.raises(HeadraceError):

@@ -131,6 +131,7 @@ def test_export_is_what_safetensors_reads(
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "run"]
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.prune")
 def test_every_failure_is_one_line_and_a_status(run: Run, folder: str, tmp_path: Path) -> None:
     save({"a": torch.ones(3, dtype=torch.complex128), "a.b": 1}, str(tmp_path / "odd"), 1)
     (tmp_path / "empty").mkdir()

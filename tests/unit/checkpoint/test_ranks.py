@@ -74,6 +74,7 @@ def reached(condition: Any) -> None:
     raise AssertionError("not reached in a minute")
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
 def test_a_rank_whose_disk_is_full_fails_the_save_for_all_at_once(tmp_path: Path) -> None:
     full = FaultyPlace(str(tmp_path), CheckpointNoSpaceError("the disk is full"), fail_at=12, stays=False)
     group = savers([str(tmp_path), full, str(tmp_path)], "full")
@@ -96,6 +97,7 @@ def test_a_rank_whose_disk_is_full_fails_the_save_for_all_at_once(tmp_path: Path
     )
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
 def test_a_missing_rank_costs_its_time_and_that_save(tmp_path: Path) -> None:
     hasty = SaveOptions(chunk_bytes=4096, slot_bytes=16384, timeout_s=0.3)
     group = [

@@ -203,6 +203,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
 def test_a_call_that_fails_costs_that_save_only(tmp_path: Path, stays: bool) -> None:
     """Each call of a save fails once, one after the other; what was acknowledged before is whole each time."""
     fail_at, failures = 0, 0
@@ -234,6 +235,7 @@ def test_a_call_that_fails_costs_that_save_only(tmp_path: Path, stays: bool) -> 
     assert failures >= 10
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
 def test_an_error_surfaces_at_wait_and_at_the_next_save_but_once(tmp_path: Path) -> None:
     place = FaultyPlace(str(tmp_path), CheckpointFailedError("the disk"), fail_at=1, stays=True)
     saver = Saver(place, options=SMALL)
@@ -250,6 +252,7 @@ def test_an_error_surfaces_at_wait_and_at_the_next_save_but_once(tmp_path: Path)
     assert steps(PosixStorage(str(tmp_path))) == [3]
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
 def test_close_raises_what_nobody_was_told(tmp_path: Path) -> None:
     place = FaultyPlace(str(tmp_path), CheckpointFailedError("the disk"), fail_at=3, stays=True)
     saver = Saver(place, options=SMALL)
@@ -289,6 +292,7 @@ def test_a_manifest_that_rotted_is_noticed_wherever_a_bit_flips(tmp_path: Path) 
             load(str(tmp_path))
 
 
+@pytest.mark.expected_warnings("headrace.checkpoint.prune")
 def test_no_pack_is_deleted_while_a_manifest_cannot_be_read(tmp_path: Path) -> None:
     place = PosixStorage(str(tmp_path))
     for step in (1, 2):

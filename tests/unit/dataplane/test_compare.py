@@ -85,6 +85,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Spoiled]:
         yield world
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.compare")
 async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> None:
     world.spoils.share = 0.3
     truth = {f"s/{number}": world.hold(f"s/{number}", 1000 + number) for number in range(60)}
@@ -100,6 +101,7 @@ async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> Non
     assert world.count("files_other") == world.count("files_corrupt") == 0
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.open_fills")
 async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> None:
     world.spoils.share = 1.0
     world.hold("small", 1000)
@@ -143,6 +145,7 @@ async def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world:
     assert world.count("reads_again") == 0
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.compare")
 async def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoiled) -> None:
     body = world.hold("f", 3 * MIB + 5)
     entry = await world.entry("f")
@@ -192,6 +195,7 @@ async def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> Non
         assert not any(w.reads.digests.statistics().values())
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.compare")
 async def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
     """The other node has wrong bytes with checksums of blocks that match, and asks the origin, not the owner again."""
     async with many.NodesFixture(tmp_path, nodes="ab").running() as world:

@@ -346,6 +346,7 @@ async def test_each_byte_leaves_the_origin_once(world: NodesFixture) -> None:
     assert all(count > 0 for count in borrowed)
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
 async def test_a_dead_owner_costs_no_error(world: NodesFixture) -> None:
     filled(world)
     world.down = {"a"}
@@ -354,6 +355,7 @@ async def test_a_dead_owner_costs_no_error(world: NodesFixture) -> None:
             assert await world.nodes[id].read(name) == body
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
 async def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
     async with NodesFixture(tmp_path, replicas=2).running() as world:
         filled(world)

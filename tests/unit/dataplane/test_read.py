@@ -100,6 +100,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ReadPathFixture]:
         yield world
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.fill")
 async def test_a_commit_that_fails_is_heard_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, world: ReadPathFixture
 ) -> None:

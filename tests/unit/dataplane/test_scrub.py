@@ -74,6 +74,7 @@ def rot(store: Store, id: FileId, offset: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.scrub")
 async def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [3 * MIB + 5, 100, 2 * MIB, MIB, 0])
@@ -92,6 +93,7 @@ async def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenSto
     assert store.fsck(lambda *_: None).sound
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.scrub")
 async def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [100] * 6)
@@ -191,6 +193,7 @@ def refusing_direct(plain: Callable[..., int]) -> Callable[..., int]:
     return open_
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.scrub")
 async def test_a_block_that_cannot_be_read_is_a_bad_one(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +213,7 @@ async def test_a_block_that_cannot_be_read_is_a_bad_one(
     assert host.loaded == [id] and content(store, id) == host.truth[id]
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.scrub")
 async def test_a_file_that_cannot_be_opened_holds_nobody_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_kernels_refusal_reaches_the_session(
     assert raised.value.errno == number
 
 
+@pytest.mark.expected_warnings("registration refused")
 @pytest.mark.parametrize("path", ["/", "/dev/null"])
 def test_only_regular_files_are_registered(
     session: AskedBackings, registered: MemoryBackings, path: str
@@ -108,6 +109,7 @@ def test_only_regular_files_are_registered(
     assert registered.files == {}
 
 
+@pytest.mark.expected_warnings("registration refused")
 def test_a_file_of_another_user_is_not_registered(
     session: AskedBackings, registered: MemoryBackings, tmp_path: Path
 ) -> None:

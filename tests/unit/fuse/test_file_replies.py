@@ -58,6 +58,7 @@ def test_a_reply_has_exactly_these_bytes(
     assert os.lseek(file, 0, os.SEEK_CUR) == 0, "other threads use the descriptor"
 
 
+@pytest.mark.expected_warnings("a cache file is too short")
 @pytest.mark.parametrize("offset, count", [(299_999, 2), (300_000, 1), (100_000, 300_000)])
 def test_a_cache_file_that_is_too_short_is_an_error_and_not_a_short_read(
     device: FakeDevice, replies: FileReplies, file: int, offset: int, count: int
@@ -69,6 +70,7 @@ def test_a_cache_file_that_is_too_short_is_an_error_and_not_a_short_read(
     assert decoded_reply(device.receive(), 4) == Reply(0, BODY[1:11])
 
 
+@pytest.mark.expected_warnings("a cache file cannot be read")
 def test_a_file_that_can_not_be_read_is_its_errno(
     device: FakeDevice, replies: FileReplies, file: int, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_caller_that_has_ended_leaves_no_bytes_behind(
     assert decoded_reply(device.receive(), 4) == Reply(0, BODY[1:11])
 
 
+@pytest.mark.expected_warnings("the kernel refused a reply")
 def test_a_refused_reply_is_logged_unless_its_caller_has_ended(
     file: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

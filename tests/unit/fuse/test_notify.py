@@ -66,6 +66,7 @@ def test_flush_waits_for_a_kernel_that_is_busy_only_so_long(
     os.close(writer)
 
 
+@pytest.mark.expected_warnings("the kernel refused a notification")
 @pytest.mark.parametrize(
     "number, is_logged",
     [

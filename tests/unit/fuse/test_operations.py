@@ -136,6 +136,7 @@ def test_an_evicted_file_stays_registered_until_its_last_release(open_mount: Ope
     assert mount.backings.closed == [opened.backing_id]
 
 
+@pytest.mark.expected_warnings("passthrough refused, the session serves the file instead")
 def test_the_session_serves_a_file_whose_registration_is_refused(
     open_mount: OpenMount, origin: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -243,6 +243,7 @@ def test_many_reads_at_once_get_their_own_bytes(serve: Serve, origin: dict[str, 
     assert served.device.is_silent()
 
 
+@pytest.mark.expected_warnings("request failed")
 @pytest.mark.parametrize("name", [b"broken-fast", b"broken-slow"])
 def test_a_defect_is_an_answer_and_not_the_end(
     served: Served, name: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -293,6 +294,7 @@ def test_forgets_get_no_reply(served: Served) -> None:
     assert served.device.is_silent()
 
 
+@pytest.mark.expected_warnings("the kernel refused a reply")
 @pytest.mark.parametrize(
     "number, is_logged", [(errno.ENOENT, False), (errno.ENODEV, False), (errno.EINVAL, True)]
 )

@@ -178,6 +178,7 @@ async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> N
     assert not tree.index.names._listings
 
 
+@pytest.mark.expected_warnings("the origin is unavailable, the old listing stays in use")
 async def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
     origin = Gated()
     for name in ("a", "b", "c", "d"):

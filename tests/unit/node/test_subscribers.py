@@ -55,6 +55,7 @@ async def test_it_waits_for_all_who_follow() -> None:
         session.following.cancel()
 
 
+@pytest.mark.expected_warnings("headrace.entry.rpc.server")
 async def test_who_leaves_or_does_not_answer_is_not_waited_for() -> None:
     subscribers = Subscribers()
     leaving, silent = await sessions_of(subscribers)

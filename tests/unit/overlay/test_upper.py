@@ -182,6 +182,7 @@ print(os.path.basename(lost).decode())
 """
 
 
+@pytest.mark.expected_warnings("a directory that was being renamed can't be moved")
 def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogCaptureFixture) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, os.fsdecode(os.path.dirname(upper.work.path))],

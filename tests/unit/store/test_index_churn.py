@@ -192,6 +192,7 @@ def test_a_start_makes_the_file_small_again(index: Index) -> None:
     ]
 
 
+@pytest.mark.expected_warnings("headrace.store.index")
 def test_a_client_that_is_stopped_while_it_opens_the_index_does_not_stop_the_start(index: Index) -> None:
     bloated(index)
     before, size_bytes = state_of(index), index.size_bytes
