@@ -117,7 +117,7 @@ def test_a_cache_folder_of_another_node(host: Host) -> None:
         assert str(host.cache) in done.stderr
         assert str(up.ready["node_pid"]) in done.stderr
     host.assert_right()
-    assert host.json("status")["index"]["files"] == 8
+    assert host.status()["index"]["files"] == 8
     up.process.terminate()
     assert up.wait() == 0
     host.assert_nothing_left()

@@ -40,7 +40,7 @@ def test_a_disk_that_answers_nothing_but_eio(host: Host, make_disk: MakeDisk) ->
     assert done.returncode == 50, done
     assert "/3.tar: " in done.stderr
     assert "Input/output error" in done.stderr
-    assert host.json("status")["node"]["pid"] == up.ready["node_pid"]  # the node lives on
+    assert host.status()["node"]["pid"] == up.ready["node_pid"]  # the node lives on
     host.ok("down")
     assert up.wait() == 0
     host.assert_nothing_left()

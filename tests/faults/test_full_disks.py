@@ -150,13 +150,13 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     code = CHECK.format(names=names)
     subprocess.run([*PYTHON, code], cwd=host.mount, check=True, timeout=60)
     away.rename(host.truth)
-    wait_until(lambda: not host.json("status")["write"]["dirty"], 60.0, what=lambda: str(host.json("status")))
+    wait_until(lambda: not host.status()["write"]["dirty"], 60.0, what=lambda: str(host.status()))
     for name, size in names.items():
         assert (host.truth / name).read_bytes() == random.Random(name).randbytes(size), name
-    assert host.json("status")["write"]["conflicts"] == []
+    assert host.status()["write"]["conflicts"] == []
     if number % 2:
         (disk.folder / "ballast").unlink()
-    wait_until(lambda: not host.json("status")["cache"]["disks_full"], 30.0)
+    wait_until(lambda: not host.status()["cache"]["disks_full"], 30.0)
     host.assert_right()
 
 
@@ -174,8 +174,8 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
     with ThreadPoolExecutor(2) as readers:
         for done in [readers.submit(host.assert_right) for _ in range(2)]:
             done.result()
-    wait_until(lambda: host.json("status")["cache"]["disks_full"] == [str(host.cache)])
-    assert host.json("status")["cache"]["spilled_bytes"] > 0
+    wait_until(lambda: host.status()["cache"]["disks_full"] == [str(host.cache)])
+    assert host.status()["cache"]["spilled_bytes"] > 0
     shown = subprocess.run(
         [sys.executable, "-c", BY_LIBRARY.format(names=host.names())],
         env=host.environment,
@@ -188,7 +188,7 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
         sha256((host.truth / name).read_bytes()).hexdigest() for name in host.names()
     ]
     (disk.folder / "ballast").unlink()
-    wait_until(lambda: not host.json("status")["cache"]["disks_full"])
+    wait_until(lambda: not host.status()["cache"]["disks_full"])
     host.assert_right("0.tar", "small/1")
 
 
@@ -212,4 +212,4 @@ def test_a_capacity_as_large_as_the_disk(make_host: MakeHost, make_disk: MakeDis
     with ThreadPoolExecutor(3) as readers:
         for done in [readers.submit(host.assert_right, *names[turn:], *names[:turn]) for turn in (0, 4, 8)]:
             done.result()
-    assert host.json("status")["cache"]["files_evicted"] > 0
+    assert host.status()["cache"]["files_evicted"] > 0

@@ -150,7 +150,7 @@ def test_a_load_that_its_node_did_not_survive_says_so(make_host: MakeHost) -> No
         host.put(f"{number}", 8 * MIB)
     up = host.up(host.truth, host.mount, "-o", f"bytes_limit_per_s={8 * MIB}")
     load = host.start("load")
-    wait_until(lambda: host.json("status")["origin"]["bytes_read"] > 0)
+    wait_until(lambda: host.status()["origin"]["bytes_read"] > 0)
     kill(up.ready["node_pid"])
     assert load.wait() == 30
     assert len(load.said.splitlines()) == 1

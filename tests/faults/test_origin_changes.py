@@ -106,7 +106,7 @@ def test_while_it_is_filled(make_source: MakeSource) -> None:
     source.up("-o", f"bytes_limit_per_s={8 * MIB}")
     host.ok("ls", "-R", host.mount)
     readers = {kind: start_reader(host, old, f"{kind}/large") for kind in CHANGES}
-    wait_until(lambda: host.json("status")["origin"]["bytes_read"] > 4 * MIB)
+    wait_until(lambda: host.status()["origin"]["bytes_read"] > 4 * MIB)
     for kind in CHANGES:
         source.change(kind)
     for kind, reader in readers.items():

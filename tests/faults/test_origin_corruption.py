@@ -45,7 +45,7 @@ def test_a_cold_epoch_through_a_bad_link_leaves_right_bytes(spoiled: Host, proxy
     assert proxy.flipped > 0
     spoiled.assert_right()
     assert spoiled.json("fsck")["failed_files"] == 0
-    checksums = spoiled.json("status")["origin"]["checksums"]
+    checksums = spoiled.status()["origin"]["checksums"]
     assert checksums["files_compared"] == SMALL + 2
     assert checksums["files_wrong"] > 0
     assert checksums["files_corrupt"] == 0

@@ -164,7 +164,7 @@ def end(proxy: FaultProxy, outage: Outage) -> None:
 
 
 def status_of(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = host.json("status")["origin"]["mounts"]["/"]
+    found: dict[str, Any] = host.status()["origin"]["mounts"]["/"]
     return found
 
 

@@ -64,7 +64,7 @@ def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch
             f"{plain}-file": b"3",
             "honest": b"4",
         }
-        told = {row["path"]: row["kept"] for row in host.json("status")["write"]["conflicts"]}
+        told = {row["path"]: row["kept"] for row in host.status()["write"]["conflicts"]}
         assert told == {
             f"/out/{EVIL}": f"/out/{plain}",
             f"/out/{EVIL}-file": f"/out/{plain}-file",

@@ -86,7 +86,7 @@ def rot(host: Host, names: list[str]) -> list[Path]:
 
 
 def scrub_of(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = host.json("status")["scrub"]
+    found: dict[str, Any] = host.status()["scrub"]
     return found
 
 

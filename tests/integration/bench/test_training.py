@@ -79,7 +79,7 @@ def test_through_a_mount(workload: str, host: Host) -> None:
     found = result(bench(*words))
     check(found, host.truth)
     assert (found["workload"], found["where"]) == (workload, str(host.mount))
-    cached = host.json("status")["origin"]["bytes_read"]
+    cached = host.status()["origin"]["bytes_read"]
     assert cached >= found["epochs"][0]["bytes_read"]  # it came through the node
 
 

@@ -17,8 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.base.deadline import Deadline
+from headrace.client.connection import Connection
+from headrace.client.discovery import read_states, running_sockets
 from headrace.fuse import device
 from headrace.lab import processes
+from headrace.wire.messages import Report, StatusAsk
 
 MIB = 1 << 20
 LIMIT_S = 30.0
@@ -128,6 +132,21 @@ class Host:
         done = self.headrace(*words, "--json", limit_s=limit_s)
         assert done.returncode == status, (words, done.returncode, done.stderr)
         return json.loads(done.stdout)
+
+    def status(self) -> dict[str, Any]:
+        """What `headrace status --json` prints of the host's only node, asked of the node itself: a process for each
+        poll would take most of the processor time of the suite."""
+        folder = str(self.run_folder)
+        wait_until(lambda: running_sockets(folder, read_states(folder)), what=lambda: "no node answers")
+        (socket,) = running_sockets(folder, read_states(folder))
+        connection = Connection(socket, role="cli")
+        try:
+            answer = connection.ask(StatusAsk(), deadline=Deadline.after(LIMIT_S))
+        finally:
+            connection.close()
+        assert isinstance(answer, Report)
+        status: dict[str, Any] = answer.status
+        return status
 
     # ------------------------------------------------------------ files
 

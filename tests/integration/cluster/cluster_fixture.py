@@ -78,7 +78,7 @@ class ClusterFixture:
         return {name: self.hosts[int(id.removeprefix("n"))] for name, id in ids.items()}
 
     def status(self, host: Host) -> dict[str, Any]:
-        found: dict[str, Any] = host.json("status")
+        found: dict[str, Any] = host.status()
         return found
 
     def members(self, host: Host) -> list[str]:

@@ -226,7 +226,7 @@ class Pair:
         """The name is as one of the two left it; the other's bytes are beside it, and reported, unless they were
         replaced by who saw them."""
         assert truth.get(name) in one.left, (name, "is as nobody left it")
-        reported = [one for host in self.cluster.hosts for one in host.json("status")["write"]["conflicts"]]
+        reported = [one for host in self.cluster.hosts for one in host.status()["write"]["conflicts"]]
         kept = {path: data for path, data in truth.items() if path.startswith(f"{name}.conflict-")}
         for path in kept:
             assert f"/{self.folder}/{path}" in [one["kept"] for one in reported], (path, "is not reported")

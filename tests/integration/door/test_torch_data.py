@@ -215,7 +215,7 @@ def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
 
 def test_of_tokens_only_the_windows_are_fetched(host: Host) -> None:
     def origin_bytes() -> int:
-        return int(host.json("status")["origin"]["bytes_read"])
+        return int(host.status()["origin"]["bytes_read"])
 
     chance = random.Random(2)
     (host.truth / "many.bin").write_bytes(chance.randbytes(100 << 20))

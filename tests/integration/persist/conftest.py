@@ -106,5 +106,5 @@ def settled(host: Host) -> dict[str, Any]:
     """Everything that was written is persisted; the node's account of writing. A node that was killed is waited for."""
     wait_until(lambda: host.headrace("persist", "/", limit_s=LIMIT_S).returncode != AWAY, LIMIT_S)
     host.ok("persist", "/", limit_s=LIMIT_S)
-    status: dict[str, Any] = host.json("status")["write"]
+    status: dict[str, Any] = host.status()["write"]
     return status

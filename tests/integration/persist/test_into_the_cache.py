@@ -61,7 +61,7 @@ def left(host: Host) -> int:
 
 
 def bytes_fetched(host: Host) -> int:
-    return int(host.json("status")["origin"]["bytes_read"])
+    return int(host.status()["origin"]["bytes_read"])
 
 
 def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path) -> None:

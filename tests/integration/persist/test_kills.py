@@ -54,7 +54,7 @@ def test_the_node_dies_at_a_step(make_host: MakeHost, tmp_path: Path, step: str,
     settled(host)
     assert writer.tree() == tree_of(host.truth), step
     assert set(tree_of(host.truth)) == NAMES
-    assert host.json("status")["write"]["conflicts"] == []
+    assert host.status()["write"]["conflicts"] == []
 
 
 def test_what_is_removed_while_the_node_is_dead_does_not_come_back(

@@ -122,9 +122,9 @@ def test_what_somebody_else_changed_is_not_overwritten(back: Host) -> None:
     theirs = back.put("top", 50_000, seed=2)
     held.communicate("go\n", timeout=30)
     assert held.returncode == 0
-    wait_until(lambda: back.json("status")["write"]["conflicts"], 30.0)
+    wait_until(lambda: back.status()["write"]["conflicts"], 30.0)
     settled(back)
-    (conflict,) = back.json("status")["write"]["conflicts"]
+    (conflict,) = back.status()["write"]["conflicts"]
     assert conflict["path"] == "/top"
     assert (back.truth / "top").read_bytes() == theirs
     kept = conflict["kept"].lstrip("/")
@@ -133,7 +133,7 @@ def test_what_somebody_else_changed_is_not_overwritten(back: Host) -> None:
     assert shown["top"] == theirs.hex()
     assert bytes.fromhex(shown[kept]).startswith(b"ours")
     back.ok("persist", "--forget-conflicts")
-    assert back.json("status")["write"]["conflicts"] == []
+    assert back.status()["write"]["conflicts"] == []
 
 
 def test_what_somebody_else_changed_is_not_removed(make_host: MakeHost) -> None:
@@ -144,7 +144,7 @@ def test_what_somebody_else_changed_is_not_removed(make_host: MakeHost) -> None:
     theirs = host.put("f", 2000, seed=9)
     settled(host)
     assert (host.truth / "f").read_bytes() == theirs
-    assert [one["path"] for one in host.json("status")["write"]["conflicts"]] == ["/f"]
+    assert [one["path"] for one in host.status()["write"]["conflicts"]] == ["/f"]
     assert Writer(host.mount).tree() == {"f": theirs.hex()}
 
 
@@ -264,7 +264,7 @@ def test_an_origin_that_is_away_costs_time_and_nothing_else(make_host: MakeHost)
     aside = host.base / "aside"
     os.rename(host.truth, aside)
     Writer(host.mount).run("open('f', 'wb').write(b'f' * 100_000)")
-    wait_until(lambda: host.json("status")["write"]["errors"], 30.0)
+    wait_until(lambda: host.status()["write"]["errors"], 30.0)
     failed = host.headrace("persist", limit_s=60)
     assert failed.returncode != 0
     assert "/f" in failed.stderr
@@ -289,11 +289,11 @@ def test_clean_files_leave_the_layer_when_it_is_too_large(make_host: MakeHost) -
     held.kill()
     held.wait()
     host.up(host.truth, host.mount, cache=f"{host.cache}:64MiB")  # looks over the layer at its start
-    wait_until(lambda: host.json("status")["write"]["files_demoted"] > 0, 30.0)
+    wait_until(lambda: host.status()["write"]["files_demoted"] > 0, 30.0)
     left = sum(one.stat().st_size for one in layer.iterdir())
     assert left <= 33 << 20
     same(host)
-    assert host.json("status")["origin"]["bytes_read"] == 0  # they went into the cache
+    assert host.status()["origin"]["bytes_read"] == 0  # they went into the cache
     writer.run("open('f1', 'ab').write(b'more')")
     settled(host)
     same(host)

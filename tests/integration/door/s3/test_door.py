@@ -222,7 +222,7 @@ def test_where_it_does_not_listen(open_: Open) -> None:
 
 def operations(s3: S3) -> dict[str, dict[str, int]]:
     """Of the gateway of this folder, as `headrace status` tells them."""
-    gateways = s3.host.json("status")["gateways"]
+    gateways = s3.host.status()["gateways"]
     (found,) = [one for one in gateways if one["address"] == "{}:{}".format(*s3.address)]
     assert found["kind"] == "s3"
     result: dict[str, dict[str, int]] = found["operations"]

@@ -174,7 +174,7 @@ def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) 
     ours = lake.client()
 
     def asked() -> int:
-        return int(lake.host.json("status")["origin"]["mounts"][f"/{PREFIX}"]["requests"])
+        return int(lake.host.status()["origin"]["mounts"][f"/{PREFIX}"]["requests"])
 
     for turn in range(4):
         found = ours.get_object(Bucket=PREFIX, Key="theirs")

@@ -42,7 +42,7 @@ def put(origin: S3Server, key: str, size: int, **given: Any) -> bytes:
 
 
 def asked(s3: S3, call: str = "requests") -> int:
-    return int(s3.host.json("status")["origin"]["mounts"][f"/{PREFIX}"][call])
+    return int(s3.host.status()["origin"]["mounts"][f"/{PREFIX}"][call])
 
 
 def listing(s3: S3) -> str:
@@ -206,12 +206,12 @@ def test_what_comes_from_another_node_comes_with_it(origin: S3Server, tmp_path: 
                 stack.callback(one.host.close)
                 both.append(one)
             for one in both:
-                wait_until(lambda one=one: len(one.host.json("status")["cluster"]["members"]) == 2, 30)  # type: ignore[misc]
+                wait_until(lambda one=one: len(one.host.status()["cluster"]["members"]) == 2, 30)  # type: ignore[misc]
             for key in keys:
                 for one in both:
                     assert got(one, key) == (data[key], GIVEN), key
                     assert told(one.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN
-            status = [one.host.json("status") for one in both]
+            status = [one.host.status() for one in both]
             assert all(one["peers"]["bytes_read"] for one in status)
             assert sum(one["origin"]["bytes_read"] for one in status) == sum(map(len, data.values()))
             assert [asked(one, "head_requests") for one in both] == [0, 0]

@@ -100,7 +100,7 @@ def test_status_tells_what_was_answered(webhdfs: WebHdfs) -> None:
     fresh.put(f"/{WRITE}/counted", b"12345")
 
     def rows() -> dict[str, tuple[int, ...]]:
-        found = [one for one in webhdfs.host.json("status")["gateways"] if one["address"] in fresh.url]
+        found = [one for one in webhdfs.host.status()["gateways"] if one["address"] in fresh.url]
         assert all(one["kind"] == "webhdfs" for one in found)
         asked = ("requests", "refused", "failed", "bytes_in")
         return {
