@@ -29,8 +29,8 @@ class EtcdConnection:
         self._client: Any = None
 
     async def call(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Run a request; try a second endpoint when the first does not answer. Raise ClusterUnavailableError or
-        ClusterDeniedError."""
+        """Run a request; try a second endpoint when the first does not answer, and once more on a new connection when
+        another call dropped this one. Raise ClusterUnavailableError or ClusterDeniedError."""
         problem, attempts_left, has_renewed = "", min(2, len(self._endpoints)), False
         while attempts_left > 0:
             attempts_left -= 1
@@ -44,6 +44,8 @@ class EtcdConnection:
                 if being_cancelled():
                     raise
                 problem = "the connection was closed"  # grpc cancels calls in progress
+                if client is not self._client and not has_renewed:
+                    attempts_left, has_renewed = max(attempts_left, 1), True
             except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
                 problem = str(error) or type(error).__name__
                 denied = self.denial_of(error)
