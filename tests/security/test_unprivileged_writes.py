@@ -561,7 +561,7 @@ def test_a_layer_of_root_is_not_opened_by_a_user_and_the_reverse(host: Host) -> 
     refused = host.start("up", host.truth, host.mount, "--write", "back", "--cache", f"{host.cache}:1GiB")
     assert refused.wait() != 0
     assert "a user's node wrote its files" in refused.said
-    assert "persist the files, then remove this folder" in refused.said
+    assert "persist the files, then remove this directory" in refused.said
     wait_until(lambda: not host.processes())
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.writeback import dirty_set
 from tests.model.dataplane.scene import WriterFixture, playing
+from tests.model.dataplane.writer_node import RETRY_S
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,11 @@ def _needs_root(needs_root: None) -> Iterator[None]:
     mask = os.umask(0o022)
     yield
     os.umask(mask)
+
+
+@pytest.fixture(autouse=True)
+def _failures_are_retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirty_set, "BACKOFF_S_MAX", RETRY_S)
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from typing import Any
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.overlay.syscalls import rename
-from tests.model.dataplane.writer_node import NodeFixture, Session
+from headrace.writeback import dirty_set
+from tests.model.dataplane.writer_node import RETRY_S, NodeFixture, Session
 
 STEPS = (
     *("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted", "persist.made"),
@@ -454,4 +455,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    dirty_set.BACKOFF_S_MAX = RETRY_S
     main()

@@ -34,7 +34,6 @@ from headrace.overlay.merged_tree import MergedTree, Owner
 from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Upper
 from headrace.store.index import Index
-from headrace.writeback import dirty_set
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 from headrace.writeback.write_ahead import WriteAhead
@@ -42,6 +41,8 @@ from tests.plain_paths import plain
 
 LIMIT_S = 60.0
 NEVER_S = 3600.0
+RETRY_S = 0.05
+"""How long a failed path waits at most, as the origins of these tests fail often."""
 COPIES_MAX = 20
 Answer = TypeVar("Answer")
 
@@ -83,7 +84,6 @@ class NodeFixture:
     """A node as its start builds it, over the directory that earlier nodes left."""
 
     def __init__(self, folder: str, truth: str, chance: random.Random, *, modes: str = "back") -> None:
-        dirty_set.BACKOFF_S_MAX = 0.05
         self.loop = asyncio.get_running_loop()
         self.truth = truth
         self.chance = chance
