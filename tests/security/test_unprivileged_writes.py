@@ -453,7 +453,7 @@ for number in range(60):
     host.up(*words, cache=f"{host.cache}:64MiB")  # the node looks over the layer at its start
     tree = host.cache / "upper/tree"
     wait_until(lambda: not (tree / "file0").exists() and not (tree / "copied").exists())
-    assert host.status()["origin"]["bytes_read"] == 0
+    assert host.json("status")["origin"]["bytes_read"] == 0
     host.assert_right()
     found = of_user(host, "note(lambda: [shown(name) for name in ('copied', 'file0')])")[0]
     assert found == [["0o100644", NODE_USER, NODE_USER], ["0o100400", NODE_USER, NODE_USER]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from headrace.base.clock import monotonic_s
 from headrace.base.keyed_lock import KeyedLock
@@ -118,7 +119,14 @@ class LayerScan:
 
     def hide_unanswered(self) -> None:
         """Hide the names of puts whose answer was lost and of which nothing is left here."""
-        self._changes.hide(self._removals.unheard())
+        self._hide(self._removals.unheard)
+
+    def _hide(self, find: Callable[[], list[JournalRecord]]) -> None:
+        """Hide the names that `find` returns. It looks again under the lock: a session may have been moving the
+        directory above such a name aside, which hides it."""
+        if find():
+            with self._upper.lock:
+                self._changes.hide(find())
 
     def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
         """Return what each path needs now; those that need nothing are clean. A directory that came from elsewhere
@@ -146,7 +154,7 @@ class LayerScan:
     def _drop_missing(self, path: bytes) -> None:
         """Drop a path where nothing is any more, and nothing hides it."""
         self._dirty.drop(path)
-        self._changes.hide(self._removals.went(path))
+        self._hide(partial(self._removals.went, path))
 
     def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
         now_s, rows = monotonic_s(), self._journal.below(top)

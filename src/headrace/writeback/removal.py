@@ -215,8 +215,10 @@ class RemovalPropagator:
         row = self._journal.get(path)
         if row is None or row.is_absent:
             return []
-        if row.begun:
-            return [row]
+        if (
+            row.begun
+        ):  # what is put aside is removed with its directory; what is left of it then is unheard of
+            return [] if is_going(self._upper, path) else [row]
         if self._tree.entry_at(path) is not None:
             with self._upper.lock:
                 if not is_going(self._upper, path):  # else the row says what is to be removed

@@ -48,5 +48,5 @@ def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) ->
         assert (host.mount / "data/a").read_bytes() == (cluster.truth / "data/a").read_bytes()
     Writer(hosts[0].mount).run("open('out', 'wb').write(b'x' * 1000)")
     settled(hosts[0])
-    status = [cluster.status(host) for host in hosts]
+    status = [host.json("status") for host in hosts]
     assert set(printed(status[0])) | set(printed(status[1])) == documented()
