@@ -162,6 +162,7 @@ class Connections:
         self._patience_s = patience_s
         self._on_welcome = on_welcome
         self._free: list[Connection] = []
+        self._closed = False
         self._lock = threading.Lock()
 
     def ask(
@@ -179,7 +180,7 @@ class Connections:
                 return connection.ask(request, cancel=cancel)
             except NodeUnavailableError:
                 if connection is not None and connection.used:
-                    self.close()
+                    self._close_free()
                     continue  # its node ended, so the whole pool is dead; a new node may answer
                 if deadline.passed():
                     raise
@@ -200,6 +201,11 @@ class Connections:
         return connection
 
     def close(self) -> None:
+        """Close the pool. A connection that is in use is closed when it is given back."""
+        self._closed = True
+        self._close_free()
+
+    def _close_free(self) -> None:
         with self._lock:
             for connection in self._free:
                 connection.close()
@@ -215,4 +221,7 @@ class Connections:
         """Return a connection to the pool. It must have no outstanding answer."""
         connection.used = True
         with self._lock:
-            self._free.append(connection)
+            if self._closed:
+                connection.close()
+            else:
+                self._free.append(connection)

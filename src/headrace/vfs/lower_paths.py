@@ -13,6 +13,8 @@ from headrace.client.node_client import Miss, NodeClient
 DIRECTORY_KEPT_S = 1.0
 """A directory's id is kept for this long, like a kernel keeps names of a mount. Paths are at most this old."""
 DIRECTORIES_MAX = 10_000
+RACES_MAX = 16
+"""A lookup is tried again so often when it meets a replaced directory that another thread has forgotten already."""
 
 RecentDirectory = tuple[FileId, float, LocalCache]
 """A directory of an origin: its id, its expiry (monotonic), and the cache whose index has it."""
@@ -34,14 +36,17 @@ class LowerPaths:
             return self._client.entry(ROOT_ID)
         until_s = time.monotonic() + DIRECTORY_KEPT_S  # taken before any lookup
         directory, id, names = self._nearest_directory(path, local)
+        races_left = RACES_MAX
         while True:
             name = names.pop()
             child = self._client.lookup_fast(id, name)
             try:
                 entry = self._client.lookup(id, name) if isinstance(child, Miss) else child
             except StaleIdError:
-                if self.directories.pop(directory, None) is None:
-                    raise
+                if self.directories.pop(directory, None) is None:  # another thread met the same error
+                    races_left -= 1
+                    if races_left < 0:
+                        raise
                 directory, id, names = self._nearest_directory(path, local)  # the name means another by now
                 continue
             if not names:

@@ -70,11 +70,11 @@ class ScriptedNode:
 
     def stop(self) -> None:
         """End as a process that is killed: the socket's path stays."""
-        for end in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                if end is not None:
-                    end.shutdown(socket.SHUT_RDWR)
-                    end.close()
+        if self._listener is not None:
+            _end(self._listener)
+            self._threads[0].join(30)  # it accepts no further connection then
+        for connection in self._sockets:
+            _end(connection)
         for thread in self._threads:
             thread.join(30)
         self._listener, self._sockets, self._threads = None, [], []
@@ -84,6 +84,12 @@ class ScriptedNode:
         os.unlink(self.path)
         self.welcome = welcome or self.welcome
         self.start()
+
+
+def _end(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 def _send_in_pieces(connection: socket.socket, data: bytes) -> None:

@@ -264,6 +264,15 @@ def test_a_call_without_patience_still_uses_the_next_node(node: ScriptedNode, po
         pool.ask(ASK, patience_s=0)
 
 
+def test_a_connection_that_comes_back_to_a_closed_pool_is_closed(
+    node: ScriptedNode, pool: Connections
+) -> None:
+    """The reports of a client go on for a moment when it is closed."""
+    pool.close()
+    assert pool.ask(ASK) == Done()
+    assert node.left.acquire(timeout=30)
+
+
 def test_a_forked_child_uses_no_connection_of_its_parent(node: ScriptedNode, pool: Connections) -> None:
     pool.ask(ASK)
     child = os.fork()
