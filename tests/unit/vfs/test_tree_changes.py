@@ -14,7 +14,7 @@ from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.tree_changes import COPIES_MAX, TreeChanges
 from headrace.wire import frame
-from headrace.wire.messages import AcquireLease, Secure
+from headrace.wire.messages import AcquireLease, Done, Secure
 from tests.unit.client.scripted_node import ScriptedNode
 
 OpenVfs = Callable[..., LocalVfs]
@@ -90,3 +90,4 @@ def test_a_change_waits_for_what_its_mode_promises(
         with pytest.raises(OriginError, match="it broke"):
             vfs.make_directory(b"/other")
     assert vfs.exists(b"/new")
+    nodes[0].answer = lambda request: [Done()]  # else the close waits for the report
