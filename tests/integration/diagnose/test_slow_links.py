@@ -74,11 +74,17 @@ def diagnosed(job_server: JobForkServer, lab: Lab, names: list[str], list_file: 
     return job_server.diagnose("read_files", list_file, run_folder=lab.folder(1))
 
 
+def used_mount(report: dict[str, Any], lab: Lab) -> dict[str, Any]:
+    """Return the report's usage of the first node's mount. A job may read modules from the system's disk beside it."""
+    (usage,) = [each for each in report["places"] if each["mountpoint"] == lab.mountpoint(1)]
+    return usage
+
+
 def test_a_slow_origin_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
     found = diagnosed(job_server, lab, owned_by(lab, "node-1"), tmp_path / "list")
     assert first(found)["cause"] == "storage.origin", found
-    (place,) = found["places"]
-    assert place["storage"] == "headrace" and place["mountpoint"] == lab.mountpoint(1)
+    place = used_mount(found, lab)
+    assert place["storage"] == "headrace"
     assert place["origin_bytes"] > 3 * FILE_BYTES
     assert lab.store().url in " ".join(found["causes"][0]["evidence"])
 
@@ -88,6 +94,6 @@ def test_a_slow_peer_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_pa
     subprocess.run(["cat", *names], cwd=lab.mountpoint(2), stdout=subprocess.DEVNULL, check=True, timeout=60)
     found = diagnosed(job_server, lab, names, tmp_path / "list")
     assert first(found)["cause"] == "storage.peer", found
-    (place,) = found["places"]
+    place = used_mount(found, lab)
     assert place["peer_bytes"] > 3 * FILE_BYTES
     assert place["peer_bytes"] > 10 * place["origin_bytes"]

@@ -24,7 +24,8 @@ def test_a_slow_share_is_ranked_first(job_server: JobForkServer, share: Share, t
     mount = share(tmp_path / "truth", "--bwlimit", "4M")
     found = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"))
     assert first(found)["cause"] == "storage.share", found
-    assert [(one["mountpoint"], one["kind"]) for one in found["places"]] == [(str(mount), "fuse.rclone")]
+    # a job may read modules from the system's disk beside it
+    assert (str(mount), "fuse.rclone") in [(place["mountpoint"], place["kind"]) for place in found["places"]]
 
 
 def test_slow_names_are_ranked_first(job_server: JobForkServer, share: Share, slow_server: str) -> None:

@@ -108,12 +108,10 @@ def test_a_link_out_of_the_layer_is_never_followed(
     assert _files(tmp_path) == outside
 
 
-@pytest.mark.parametrize("write", ["", "back"])
-@pytest.mark.parametrize("mode", [Mode.SPLICE, Mode.NOOPEN])
-def test_every_opcode_with_an_empty_body_is_answered(open_mount: OpenMount, write: str, mode: Mode) -> None:
+# A writable mount is never without OPEN.
+@pytest.mark.parametrize(("mode", "write"), [(Mode.SPLICE, ""), (Mode.SPLICE, "back"), (Mode.NOOPEN, "")])
+def test_every_opcode_with_an_empty_body_is_answered(open_mount: OpenMount, mode: Mode, write: str) -> None:
     """The kernel sends no short request. What a short one lacks reads as zeros, or as an earlier request's bytes."""
-    if write and mode is Mode.NOOPEN:
-        pytest.skip("a writable mount is never without OPEN")
     mount = open_mount(mode, write=write)
     nodes = [0, ROOT, mount.kernel.node("small"), mount.kernel.node("dir"), (1 << 64) - 1, 1 << 47, 12345]
     for opcode in mount.table:
