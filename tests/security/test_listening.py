@@ -11,7 +11,7 @@ from headrace.base.errors import UsageError
 from headrace.cluster.cluster import access_of
 from headrace.config.load import load
 from headrace.config.schema import Config
-from headrace.node.cluster_link import listen_address
+from headrace.node.member import listen_address
 from headrace.rest.main import check_access
 from headrace.s3.main import check_address as check_s3_address
 from headrace.webhdfs.main import check_address

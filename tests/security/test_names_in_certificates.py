@@ -23,7 +23,7 @@ from headrace.config.schema import Config
 from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, Identity, NameForm, StrangerError, uris_of
-from headrace.node.cluster_link import node_id_of, node_tls
+from headrace.node.member import node_id_of, node_tls
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
 from headrace.wire import peer_frame

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.config.schema import CacheVolume, Config
-from headrace.node.cluster_link import node_id_of
+from headrace.node.member import node_id_of
 from headrace.wire.frame import HEADER_BYTES, decode_request, encode
 from headrace.wire.messages import Secure
 from headrace.writeback.conflicts import plain_name

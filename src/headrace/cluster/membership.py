@@ -23,7 +23,7 @@ from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, He
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.etcd import DENIED_PAUSE_S, EtcdRecords
 from headrace.cluster.last_view import LastView
-from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.ring.view import ClusterView, NodeInfo, alone, next_view
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,11 @@ class Membership:
         self._tasks = OwnedTasks()
         self._eviction = ""
         self.view: ClusterView | None = None
+        self._alone = alone(info)
+
+    def current_view(self) -> ClusterView:
+        """Return the last known view; before the first one, a view of this node alone."""
+        return self.view or self._alone
 
     async def start(self) -> None:
         """Join the cluster, or use the last known members when etcd is unavailable and join later (joined). On

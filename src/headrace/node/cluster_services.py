@@ -18,11 +18,13 @@ from headrace.config.schema import Config
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
+from headrace.entry.peer.server import PeerServer
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.namespace import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
+from headrace.node.dirty_data import DirtyData
 from headrace.node.shared_mounts import MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
@@ -55,13 +57,13 @@ class Relisting:
 
 
 class ClusterServices:
-    """Holds the services of one node. link: the link to the cluster, not started yet; `stop` also stops it. writing:
-    None where nothing can be written. peer_service: answers other nodes."""
+    """Holds the services of one node. link: the link to the cluster, not started yet; `stop` also stops it. server:
+    serves the other nodes. writing: None where nothing can be written."""
 
     def __init__(
         self,
         link: ClusterLink,
-        peer_service: NodePeerService,
+        server: PeerServer,
         relisting: Relisting,
         *,
         mounts: SharedMounts,
@@ -71,22 +73,24 @@ class ClusterServices:
         writing: ClusterWriting | None,
     ) -> None:
         self._link = link
-        self._peer_service = peer_service
+        self._server = server
         self._relisting = relisting
         self.mounts = mounts
         self.jobs = jobs
         self._rebalance = rebalance
         self._failover = failover
         self._writing = writing
-        self.keeper = link.keeper
+        self.keeper = link.dirty.keeper
         self._leases_lost = 0
         self._tasks = OwnedTasks()
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Serve peers and join the cluster, or join later when etcd is unavailable and the last known members are
-        used. own: the mounts of the configuration; remembered: those of an earlier run. Raise the errors of
-        ClusterLink.start, and UsageError when the cluster has another origin at one of the node's own mounts."""
-        await self._link.start(self._peer_service, self._on_new_view)
+        used. own: the mounts of the configuration; remembered: those of an earlier run. Raise NodeIdTakenError,
+        ClusterUnavailableError, and UsageError when the cluster has another origin at one of the node's own mounts."""
+        self._link.on_view.add(self._on_new_view)
+        self._server.start(self._link.member.host, self._link.member.port)
+        await self._link.membership.start()
         if self._link.membership.joined.is_set():
             await self._take_part(own, remembered)
         else:
@@ -111,7 +115,7 @@ class ClusterServices:
 
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
-        await self._link.elsewhere.start()
+        await self._link.dirty.elsewhere.start()
         await self.jobs.start()
 
     async def _take_part_later(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
@@ -130,9 +134,10 @@ class ClusterServices:
         await self.jobs.stop()
         await self._relisting.stop()
         await self._failover.stop()
-        await self._link.announcer.stop()
+        await self._link.dirty.announcer.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
         await self._link.stop()
 
     def runs(self, request: JobStart) -> bool:
@@ -160,7 +165,7 @@ class ClusterServices:
         self._rebalance.on_view(view)
         self.jobs.on_view()
         self._failover.on_view()
-        self._link.elsewhere.on_view()
+        self._link.dirty.elsewhere.on_view()
         if self._writing is not None and self._writing.replicator is not None:
             self._writing.replicator.on_view()
 
@@ -168,12 +173,12 @@ class ClusterServices:
         """Sync a directory: every node first drops its listings, then the owners list at the origin and the others
         at the owners. A node that can't be notified sees the change when its listings expire."""
         path = os.fsencode(request.path)
-        failures = dict(await self._link.forget(path, relist=False))
+        failures = dict(await self._link.dirty.listings.forget(path, relist=False))
         async for state in self.jobs.local.run(request.kind, request.path, request.options):
             if not state.done:
                 yield state
                 continue
-            failures |= dict(await self._link.forget(path, relist=True))
+            failures |= dict(await self._link.dirty.listings.forget(path, relist=True))
             failed = [(f"node {id}", why) for id, why in failures.items()]
             yield msgspec.structs.replace(
                 state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
@@ -205,59 +210,76 @@ def build_services(
     writing: ClusterWriting | None,
     persister: Callable[[str], WriteBack],
 ) -> ClusterServices:
-    """Build a node's services in its cluster. persister: builds the write-back of the replicas in a directory."""
-    me, replicas = link.info.id, config.replicas
+    """Build a node's services in its cluster, on its loop. persister: builds the write-back of the replicas in a
+    directory."""
+    me, dirty = link.info.id, link.dirty
 
     async def forget_writer(writer: str) -> None:
         """Delete the record of a dead node whose files are all persisted, so that others stop showing its dirty
         names. A node that is back keeps its record, because it wrote the record again."""
         await link.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
 
-    async def give_up_lease(folder: bytes) -> None:
-        if writing is not None:
-            await writing.leases.give_up(folder)
-
     failover = Failover(
         me,
-        link.keeper,
+        dirty.keeper,
         ReplicaSetRecords(link.records),
         view=link.view,
         build=persister,
         on_persisted=forget_writer,
         delay_s=config.take_over_s,
     )
-    replicator = None if writing is None else writing.replicator
     relisting = Relisting(namespace)
     peer_service = NodePeerService(
         namespace,
         store,
         reads,
-        owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES, replicas),
+        owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES),
         on_forget=relisting.schedule,
-        copies=ReplicationService(
-            link.keeper, failover, ReplicaOffers() if replicator is None else replicator.offers
-        ),
-        shared=CoherenceService(
-            me,
-            link.files,
-            link.keeper,
-            publisher=None if writing is None else writing.publisher,
-            own=None if writing is None else writing.own,
-            give_up=give_up_lease,
-        ),
+        copies=_replication_service(dirty, failover, writing),
+        shared=_coherence_service(me, dirty, writing),
     )
-    link.elsewhere.changed.add(namespace.refreshes.schedule)
+    dirty.elsewhere.changed.add(namespace.refreshes.schedule)
     if writing is not None:
-        link.elsewhere.own_record_deleted.add(writing.publisher.record_again)
+        dirty.elsewhere.own_record_deleted.add(writing.publisher.record_again)
     return ClusterServices(
         link,
-        peer_service,
+        PeerServer(
+            *(link.welcome, link.member.cluster, peer_service),
+            loop=asyncio.get_running_loop(),
+            tls=link.member.tls,
+        ),
         relisting,
         mounts=mounts,
-        jobs=ClusterJobs(me, link.records, jobs, view=link.view, replicas=replicas),
+        jobs=ClusterJobs(me, link.records, jobs, view=link.view, replicas=link.replicas),
         rebalance=Rebalance(
-            *(me, store, link.peers), view=link.view, replicas=replicas, bytes_s=config.rebalance_bytes_s
+            *(me, store, link.peers),
+            view=link.view,
+            replicas=link.replicas,
+            bytes_s=config.rebalance_bytes_s,
         ),
         failover=failover,
         writing=writing,
+    )
+
+
+def _replication_service(
+    dirty: DirtyData, failover: Failover, writing: ClusterWriting | None
+) -> ReplicationService:
+    replicator = None if writing is None else writing.replicator
+    offers = ReplicaOffers() if replicator is None else replicator.offers
+    return ReplicationService(dirty.keeper, failover, offers)
+
+
+def _coherence_service(me: str, dirty: DirtyData, writing: ClusterWriting | None) -> CoherenceService:
+    async def give_up_lease(folder: bytes) -> None:
+        if writing is not None:
+            await writing.leases.give_up(folder)
+
+    return CoherenceService(
+        me,
+        dirty.files,
+        dirty.keeper,
+        publisher=None if writing is None else writing.publisher,
+        own=None if writing is None else writing.own,
+        give_up=give_up_lease,
     )

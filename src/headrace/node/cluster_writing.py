@@ -59,7 +59,7 @@ def build_in_cluster(
         return None
     me, records, peers = link.info.id, link.records, link.peers
     failback = Failback(me, peers, layer.journal, view=link.view)
-    state = WriteState.of(namespace, layer, ask_others=failback.ask, settle=link.settle)
+    state = WriteState.of(namespace, layer, ask_others=failback.ask, settle=link.dirty.settle)
     names = PendingNames(layer, state.planner, state.dirty)
     flags = DirectoryFlags(layer.upper.marks_path)
     published = PublishedFlags(layer.upper, flags)
@@ -85,7 +85,7 @@ def build_in_cluster(
         tell=pending.publish_all_of,
     )
     replicator = _replicator(link, state)
-    observers: list[WriteObserver] = [InvalidationObserver(link.announcer), pending, leases, sessions]
+    observers: list[WriteObserver] = [InvalidationObserver(link.dirty.announcer), pending, leases, sessions]
     if replicator is not None:
         observers.insert(0, ReplicaObserver(layer.upper, layer.modes, replicator))
     settings = WriteBackSettings.of(config)
@@ -122,7 +122,7 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
 def _look_at(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
     async def look(folder: bytes) -> None:
         """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
-        await link.elsewhere.catch_up()
+        await link.dirty.elsewhere.catch_up()
         await listings.refresh_for_names(folder)
 
     return look

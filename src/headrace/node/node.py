@@ -73,6 +73,7 @@ from headrace.wire.messages import (
 
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
+    from headrace.namespace.owner_listing import OwnerListingClient
     from headrace.node.cluster_link import ClusterLink
     from headrace.node.cluster_services import ClusterServices
     from headrace.node.cluster_writing import ClusterWriting
@@ -100,18 +101,14 @@ class Node:
         # names, and where bytes come from
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
-        self.sources = (
-            SourceFactory(self.gate, timeout_s=config.origin_timeout_s)
-            if link is None
-            else link.sources(self.gate)
-        )
+        self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
             store.index,
             self.mounts,
             timeout_s=config.origin_timeout_s,
             on_changed=self._names_changed,
-            shared=None if link is None else link.names(),
-            others=None if link is None else link.elsewhere,
+            shared=owner_listing,
+            others=None if link is None else link.dirty.elsewhere,
         )
         # writes, then reads, which take a file of the upper layer before they ask an origin
         cache = CacheOfLayer(store, self.sources.owns)
@@ -144,6 +141,14 @@ class Node:
             _welcome(config, store), self.subscribers, answer=self.answer, stream=self._stream
         )
         self.broker: Broker | None = None
+
+    def _build_sources(self, link: ClusterLink | None) -> tuple[SourceFactory, OwnerListingClient | None]:
+        """Return where bytes and listings come from; None: listings come from the origins alone."""
+        if link is None:
+            return SourceFactory(self.gate, timeout_s=self.config.origin_timeout_s), None
+        from headrace.node.cluster_reading import build_owner_listing, build_sources
+
+        return build_sources(self.config, link, self.gate), build_owner_listing(self.config, link)
 
     def _build_cluster_writing(self, link: ClusterLink, cache: CacheOfLayer) -> ClusterWriting | None:
         from headrace.node.cluster_writing import build_in_cluster
@@ -197,7 +202,7 @@ class Node:
         from headrace.node.shared_mounts import SharedMounts
         from headrace.writeback.coherence.invalidation import InvalidationObserver
 
-        observers = [InvalidationObserver(link.announcer), self.sessions]
+        observers = [InvalidationObserver(link.dirty.announcer), self.sessions]
         mounts = SharedMounts(
             link.records,
             attach=self.attachments.attach_shared,
@@ -212,7 +217,7 @@ class Node:
             jobs=self.jobs,
             writing=writing,
             persister=lambda folder: build_persister(
-                self.config, self.namespace, folder, link.settle, observers
+                self.config, self.namespace, folder, link.dirty.settle, observers
             ),
         )
 
@@ -386,9 +391,9 @@ def _build_link(config: Config, store: Store) -> ClusterLink | None:
     """Return the link to the cluster, or None without a cluster. A node without one doesn't import its modules."""
     if not config.cluster:
         return None
-    from headrace.node.cluster_link import ClusterLink
+    from headrace.node.cluster_link import build_link
 
-    return ClusterLink(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+    return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
 
 
 def _welcome(config: Config, store: Store) -> Welcome:

@@ -76,6 +76,7 @@ def diagnosed(job_server: JobForkServer, lab: Lab, names: list[str], list_file: 
 
 def used_mount(report: dict[str, Any], lab: Lab) -> dict[str, Any]:
     """Return the report's usage of the first node's mount. A job may read modules from the system's disk beside it."""
+    usage: dict[str, Any]
     (usage,) = [each for each in report["places"] if each["mountpoint"] == lab.mountpoint(1)]
     return usage
 

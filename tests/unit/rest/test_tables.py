@@ -10,7 +10,7 @@ import pytest
 from headrace.base.errors import error_classes
 from headrace.config.schema import CacheVolume, Config
 from headrace.http.messages import Request
-from headrace.node.cluster_link import api_url
+from headrace.node.member import api_url
 from headrace.rest import metrics, openapi
 from headrace.rest.files import path_of
 from headrace.rest.gateway import route

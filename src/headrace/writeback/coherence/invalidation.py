@@ -13,8 +13,11 @@ import os
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
-from headrace.ring.view import ClusterView
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView, NodeInfo
 from headrace.writeback.observers import WriteObserver
 
 log = logging.getLogger(__name__)
@@ -23,14 +26,45 @@ AT_ONCE_MAX = 64
 """Directories of one round. Beyond it, their common parent is invalidated instead; likewise for a node's pending
 directories."""
 RETRY_S = 1.0
+FORGET_LIMIT_S = 10.0
 
 
 class SendInvalidation(Protocol):
     async def __call__(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
-        """Call ClusterLink.forget."""
+        """Call PeerListings.forget."""
         ...
+
+
+class PeerListings:
+    """Invalidates the listings of other nodes."""
+
+    def __init__(self, me: str, peers: PeerClient, *, view: Callable[[], ClusterView]) -> None:
+        self._me = me
+        self._peers = peers
+        self._view = view
+
+    async def forget(
+        self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        """Invalidate a listing on all other nodes, or on those with these ids. Return the ids of nodes that failed,
+        and why."""
+
+        async def notify(node: NodeInfo) -> tuple[str, str] | None:
+            try:
+                deadline = Deadline.after(FORGET_LIMIT_S)
+                await self._peers.forget(node, path, relist=relist, below=below, deadline=deadline)
+            except HeadraceError as error:
+                return node.id, str(error)
+            return None
+
+        others = [
+            node
+            for node in self._view().nodes.values()
+            if node.id != self._me and (only is None or node.id in only)
+        ]
+        return [failure for failure in await asyncio.gather(*map(notify, others)) if failure is not None]
 
 
 class InvalidationBroadcaster:

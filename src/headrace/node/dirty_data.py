@@ -1,0 +1,58 @@
+"""Build what a node shares with the others of files that are written and not persisted: replicas, pending names,
+invalidations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headrace.base.model import Version
+from headrace.cluster.etcd import EtcdRecords
+from headrace.config.schema import Config
+from headrace.overlay.pending_version import PendingVersion
+from headrace.overlay.upper import Upper
+from headrace.peer.client import PeerClient
+from headrace.ring.view import ClusterView
+from headrace.writeback.coherence.invalidation import InvalidationBroadcaster, PeerListings
+from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
+from headrace.writeback.replication.dirty_files import DirtyFiles
+from headrace.writeback.replication.replica_host import ReplicaHost
+
+KEEP_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyData:
+    """The dirty files of the cluster, as this node knows them.
+
+    keeper: the replicas of other nodes' dirty files. files: the dirty files of this node and the replicas, for
+    readers on other nodes. elsewhere: the pending names of the other nodes. listings: invalidates the listings of
+    other nodes at once; announcer: until each has answered. threads: do the disk work of keeper and files.
+    """
+
+    keeper: ReplicaHost
+    files: DirtyFiles
+    elsewhere: DirtyNamesSubscriber
+    listings: PeerListings
+    announcer: InvalidationBroadcaster
+    threads: ThreadPoolExecutor
+
+    async def settle(self, path: bytes, version: Version) -> Version | None:
+        """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
+        node may itself have persisted it in the writer's place."""
+        pending = PendingVersion.parse(version.token)
+        persisted = None if pending is None else self.keeper.taken(path, pending)
+        return persisted if persisted is not None else await self.elsewhere.settle(path, version)
+
+
+def build_dirty_data(
+    config: Config, me: str, records: EtcdRecords, peers: PeerClient, *, view: Callable[[], ClusterView]
+) -> DirtyData:
+    threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
+    keeper = ReplicaHost(me, config.copies_folder, peers, threads, view=view, is_durable=config.durable_puts)
+    files = DirtyFiles(me, threads, locate=Upper(config.upper_folder).at, folder_of=keeper.folder_of)
+    elsewhere = DirtyNamesSubscriber(me, records, peers, view=view, mirrored=files.mirrored)
+    listings = PeerListings(me, peers, view=view)
+    announcer = InvalidationBroadcaster(listings.forget, view)
+    return DirtyData(keeper, files, elsewhere, listings, announcer, threads)
