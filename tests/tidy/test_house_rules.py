@@ -75,6 +75,13 @@ def test_tasks_have_an_owner() -> None:
     assert starts.search("asyncio.create_task(work)") and not starts.search("group.create_task(work)")
 
 
+def test_types_are_described_in_one_place() -> None:
+    """msgspec must not describe a type in two threads at once: base/decoding.py has the lock."""
+    decoding = re.compile(r"msgspec\.(convert|(json|msgpack|toml|yaml)\.(decode|Decoder))\(")
+    elsewhere = [name_of(path) for path in SOURCES if decoding.search(path.read_text())]
+    assert elsewhere == ["src/headrace/base/decoding.py"]
+
+
 def test_nothing_is_left_for_later_in_a_comment() -> None:
     assert [name_of(path) for path in [*CODE, *PAGES] if MARKS.search(path.read_text())] == []
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.bench.loader_spec import RankPlan
 from headrace.bench.metrics import EpochTimes
@@ -81,5 +82,5 @@ def _times(plan: RankPlan) -> list[list[EpochTimes]]:
     if plan.first != 0:
         return []
     with open(plan.out, "rb") as source:
-        by_rank = msgspec.json.decode(source.read(), type=list[list[EpochTimes]])
+        by_rank = decode_json(source.read(), list[list[EpochTimes]])
     return [list(epoch) for epoch in zip(*by_rank, strict=True)]

@@ -15,6 +15,8 @@ import time
 
 import msgspec
 
+from headrace.base.decoding import decode_json
+
 BLOCK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
 """Size of a write or a read."""
@@ -35,7 +37,7 @@ class CheckpointRankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     with open(sys.argv[1], "rb") as source:
-        plan = msgspec.json.decode(source.read(), type=CheckpointRankPlan)
+        plan = decode_json(source.read(), CheckpointRankPlan)
     local = int(sys.argv[2])
     rank = plan.first + local
     buffer = bytearray(os.urandom(PART_BYTES))

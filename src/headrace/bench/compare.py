@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import convert
 from headrace.base.errors import HeadraceError, NotSupportedError, UsageError
 from headrace.bench import dataset, prices, systems, training
 from headrace.bench.counting import StoreCounts
@@ -219,7 +220,7 @@ class _Stage:
 
     def counts(self) -> StoreCounts:
         self._proxy.answer("count")
-        return msgspec.convert(_answer(self._proxy), StoreCounts)
+        return convert(_answer(self._proxy), StoreCounts)
 
 
 class _LabNode(SystemUnderTest):

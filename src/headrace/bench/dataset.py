@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import msgspec
 import numpy as np
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.bench import formats
 from headrace.bench.storage import READ_ERRORS, BenchStorage, Where, open_place
@@ -100,7 +101,7 @@ def read_note(place: BenchStorage) -> DataSet | None:
     except READ_ERRORS as error:
         raise HeadraceError(NOTE, why=str(error)) from error
     try:
-        return msgspec.json.decode(body, type=DataSet)
+        return decode_json(body, DataSet)
     except msgspec.MsgspecError as error:
         raise UsageError(
             NOTE, why=f"not a note of a data set: {error}", hint="choose an empty directory"

@@ -7,6 +7,7 @@ from importlib import resources
 
 import msgspec
 
+from headrace.base.decoding import convert
 from headrace.base.errors import UsageError
 from headrace.bench.counting import StoreCounts
 
@@ -35,7 +36,7 @@ def read(path: str = "") -> dict[str, Price]:
                 text = source.read().decode()
         else:
             text = resources.files("headrace.bench").joinpath("prices.toml").read_text()
-        return msgspec.convert(tomllib.loads(text), dict[str, Price])
+        return convert(tomllib.loads(text), dict[str, Price])
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"prices {path or 'prices.toml'}", why=str(error)) from error
 

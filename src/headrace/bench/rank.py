@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.bench.barrier import Barrier
 from headrace.bench.loader_spec import TENSORFLOW, LoaderSpec, RankPlan
 from headrace.bench.loaders import loader
@@ -27,7 +28,7 @@ from headrace.bench.processor import children, processor_s
 def main() -> int:
     path, local = sys.argv[1], int(sys.argv[2])
     with open(path, "rb") as source:
-        plan = msgspec.json.decode(source.read(), type=RankPlan)
+        plan = decode_json(source.read(), RankPlan)
     feed = msgspec.structs.replace(plan.feed, rank=plan.first + local)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     barrier = Barrier(plan.meet, feed.rank, feed.world)

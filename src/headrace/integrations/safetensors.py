@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from headrace.base.decoding import decode_json
+from headrace.base.decoding import convert, decode_json
 from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__):
@@ -199,7 +199,7 @@ def _header(data: memoryview, name: str) -> tuple[dict[str, _Tensor], int]:
     try:
         header: dict[str, Any] = decode_json(bytes(data[8 : 8 + length]), dict[str, Any])
         header.pop("__metadata__", None)
-        tensors = msgspec.convert(header, dict[str, _Tensor])
+        tensors = convert(header, dict[str, _Tensor])
     except msgspec.MsgspecError as error:
         raise _corrupt(name, f"its header is not valid: {error}") from None
     ordered = sorted(tensors.items(), key=lambda item: item[1].data_offsets)

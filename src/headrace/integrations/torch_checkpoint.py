@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace.base.decoding import convert
 from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__, extra="torch"):
@@ -463,7 +464,7 @@ def encode_metadata(metadata: Metadata, results: list[list[WriteResult]]) -> dic
 def decode_metadata(encoded: dict[str, Any]) -> Metadata:
     """Return torch's metadata; its storage_data maps an index to (number of the part, number of the leaf)."""
     try:
-        return _decode_metadata(msgspec.convert(encoded, _Metadata))
+        return _decode_metadata(convert(encoded, _Metadata))
     except msgspec.ValidationError as error:
         raise CorruptCheckpointError(
             "the manifest's metadata", why=str(error), hint="load another step"

@@ -7,6 +7,7 @@ import os
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, StoreError
 
 NAME = "lab.json"
@@ -48,7 +49,7 @@ def read(path: str) -> LabState | None:
     """Return the state; None if there is no lab. Raise HeadraceError for a file of another version."""
     try:
         with open(path, "rb") as source:
-            return msgspec.json.decode(source.read(), type=LabState)
+            return decode_json(source.read(), LabState)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.decoding import convert_words
+from headrace.base.decoding import convert, convert_words
 from headrace.base.errors import (
     HeadraceError,
     NotAllowedError,
@@ -269,7 +269,7 @@ def _body_of(request: Request, operation: Operation, pieces: Iterator[bytes]) ->
                     503, HeadraceError("body", why="too many bodies are being read", hint="try again later")
                 )
             data += piece
-        return msgspec.convert(json.loads(data), operation.body)
+        return convert(json.loads(data), operation.body)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise _malformed("body", str(error)[:300]) from error
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace.base.decoding import decode_with, msgpack_decoder
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
 from headrace.base.namespace_path import check_name, check_path
 
@@ -134,8 +135,8 @@ Request = OpenFiles | LookAt | ListNames
 Answer = OpenedFiles | Looked | BrokerNames | BrokerRefusal
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(Answer)
+_requests = msgpack_decoder(Request)
+_answers = msgpack_decoder(Answer)
 _ERRORS = error_classes()
 
 
@@ -146,8 +147,8 @@ def encode(message: BrokerMessage) -> bytes:
 def decode_request(body: bytes) -> Request:
     """Decode a request. ProtocolError."""
     try:
-        request: Request = _requests.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        request: Request = decode_with(_requests.decode, body)
+    except msgspec.DecodeError as error:
         raise ProtocolError("request not understood", why=str(error)) from error
     return request
 
@@ -155,8 +156,8 @@ def decode_request(body: bytes) -> Request:
 def decode_answer(body: bytes) -> Answer:
     """Decode an answer. ProtocolError."""
     try:
-        answer: Answer = _answers.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        answer: Answer = decode_with(_answers.decode, body)
+    except msgspec.DecodeError as error:
         raise ProtocolError("answer not understood", why=str(error)) from error
     return answer
 

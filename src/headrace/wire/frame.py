@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.base.decoding import decode_with
+from headrace.base.decoding import decode_with, msgpack_decoder
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
 from headrace.wire.messages import Answer, Failure, Message, Request
 
@@ -15,8 +15,8 @@ HEADER_BYTES = 4
 BODY_BYTES_MAX = 16 << 20
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(Answer)
+_requests = msgpack_decoder(Request)
+_answers = msgpack_decoder(Answer)
 
 Kind = TypeVar("Kind")
 

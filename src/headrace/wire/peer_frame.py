@@ -5,8 +5,7 @@ The raw bytes of a block follow its Block frame. They are no frame and never pas
 
 from __future__ import annotations
 
-import msgspec
-
+from headrace.base.decoding import msgpack_decoder
 from headrace.base.errors import ProtocolError
 from headrace.wire.frame import HEADER_BYTES, body_length, decode, encode, error_of, failure_of
 from headrace.wire.peer_messages import PEER_PROTOCOL, PEER_PROTOCOL_MIN, PeerAnswer, PeerRequest
@@ -26,8 +25,8 @@ __all__ = [
 SPOKEN = (PEER_PROTOCOL_MIN, PEER_PROTOCOL)
 """The oldest and the newest protocol of this release."""
 
-_requests = msgspec.msgpack.Decoder(PeerRequest)
-_answers = msgspec.msgpack.Decoder(PeerAnswer)
+_requests = msgpack_decoder(PeerRequest)
+_answers = msgpack_decoder(PeerAnswer)
 
 
 def decode_request(body: bytes) -> PeerRequest:

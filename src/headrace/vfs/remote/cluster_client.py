@@ -22,7 +22,7 @@ import msgspec
 import xxhash
 
 from headrace.base.deadline import Deadline
-from headrace.base.decoding import decode_json
+from headrace.base.decoding import convert, decode_json
 from headrace.base.errors import (
     CorruptBlockError,
     HeadraceError,
@@ -154,7 +154,7 @@ class ClusterClient:
             answer, link = self._send(node, name, query, body)
             data = self._read_all(node, answer, link)
             try:
-                return msgspec.convert(json.loads(data), kind)
+                return convert(json.loads(data), kind)
             except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, too
                 raise ProtocolError(f"answer of {node.address.url}", why=str(error)) from None
 
