@@ -13,7 +13,6 @@ change at all where the disk is a loop device of its own.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import random
 import stat
@@ -24,11 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Process
 from pathlib import Path
 
-from headrace.base.libc import c_library
 from headrace.fuse.device import unmount
 from headrace.seal.digest import digest_image
 from headrace.seal.erofs import ImageEntry
-from headrace.seal.mount import mount_image
+from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.writer import write_image
 
 LAYOUTS: dict[str, Callable[[int], str]] = {
@@ -69,19 +67,17 @@ def entries(layout: str, files: int, size_bytes: int) -> Iterator[ImageEntry]:
 
 
 def mount(folder: Path, layout: str, files: int, size_bytes: int) -> None:
-    image, metadata, merged = (folder / f"{layout}.{part}" for part in ("image", "metadata", "merged"))
+    image, merged = (folder / f"{layout}.{part}" for part in ("image", "merged"))
     descriptor = os.open(image, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
     write_image(entries(layout, files, size_bytes), descriptor)
     os.close(descriptor)
-    metadata.mkdir(exist_ok=True)
     merged.mkdir(exist_ok=True)
-    source, target = os.open(image, os.O_RDONLY), os.open(metadata, os.O_RDONLY)
-    mount_image(source, digest_image(source), target)
-    os.close(source)
-    os.close(target)
-    options = f"metacopy=on,redirect_dir=on,lowerdir={metadata}::{folder / layout}"
-    if c_library().mount(b"overlay", bytes(merged), b"overlay", 1, options.encode()) != 0:
-        raise OSError(ctypes.get_errno(), "overlay")
+    source, target, data = (os.open(path, os.O_RDONLY) for path in (image, merged, folder / layout))
+    metadata = open_image(source, digest_image(source))
+    view = open_view(metadata, [data], source=layout)
+    attach_view(view, target)
+    for descriptor in (source, target, data, metadata, view):
+        os.close(descriptor)
 
 
 def read(root: Path, names: list[str]) -> None:
@@ -156,7 +152,6 @@ def main() -> None:
     finally:
         for layout in LAYOUTS:
             unmount(f"{folder}/{layout}.merged", detach=True)
-            unmount(f"{folder}/{layout}.metadata", detach=True)
 
 
 if __name__ == "__main__":

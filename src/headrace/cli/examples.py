@@ -56,6 +56,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace mount add /local /nfs/dataset",
     ),
     "mount list": ("headrace mount list",),
+    "seal make": (
+        "headrace seal /mnt/data/imagenet --in-place",
+        "headrace seal /imagenet --as imagenet@3 --at /mnt/imagenet",
+    ),
+    "seal mount": (
+        "headrace seal mount imagenet@2 --at /mnt/imagenet",
+        "headrace seal mount imagenet@3 --in-place",
+    ),
+    "seal list": ("headrace seal list",),
+    "seal show": ("headrace seal show imagenet@3",),
+    "seal diff": ("headrace seal diff imagenet@2 imagenet@3",),
+    "seal verify": ("headrace seal verify imagenet@3",),
+    "seal remove": ("headrace seal remove imagenet@2",),
     "mount remove": ("headrace mount remove /imagenet",),
     "node run": (
         "headrace node run --cache /nvme0/headrace:800GiB",
@@ -133,6 +146,7 @@ _READY = _fields(
     "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid holder_pid "
     "session_pid log"
 )
+_SEAL = _fields("seal id path files size_bytes created_s mounted")
 _LAB = _fields("node address running cut pids mountpoint zone")
 _CHECKPOINT = _fields("step saved kind ranks full data_bytes written_bytes pinned problem")
 
@@ -155,6 +169,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "job cancel": _fields("id"),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
+    "seal make": _SEAL,
+    "seal mount": _fields("seal mountpoint"),
+    "seal list": _SEAL,
+    "seal show": (*_SEAL, "image", "image_bytes"),
+    "seal diff": _fields("old new added removed changed differences"),
+    "seal verify": _JOB,
+    "seal remove": _fields("seal"),
     "mount remove": _fields("path"),
     "node run": _fields("ready socket pid"),
     "checkpoint list": _CHECKPOINT,

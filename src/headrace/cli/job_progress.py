@@ -57,20 +57,35 @@ def run_job(
 
 
 def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
-    """Show a job until it has ended; ^C cancels it. name: its kind and path.
+    """Show a job until it has ended, and its result; ^C cancels it. name: its kind and path.
 
-    A cluster's job is cancelled by a request, because it survives the loss of this connection. Raises typer.Exit with
-    SOME_FAILED when files failed.
+    Raises typer.Exit with SOME_FAILED when files failed.
+    """
+    kind, path = name
+    began_s = time.monotonic()
+    last = watch(start, socket, name, is_shown=not as_json)
+    show_result(kind, path, last, time.monotonic() - began_s, as_json=as_json)
+    if last.state == "cancelled":
+        raise CancelledByUserError(
+            f"{kind} {path}", why=f"job {last.id} was cancelled; finished files stay as they are"
+        )
+    if last.failed_files:
+        raise typer.Exit(SOME_FAILED)
+
+
+def watch(start: JobStart, socket: str, name: tuple[str, str], *, is_shown: bool) -> JobState:
+    """Show the progress of a job until it has ended, and return its last state; ^C cancels it.
+
+    A cluster's job is cancelled by a request, because it survives the loss of this connection.
     """
     from headrace.cli.request import connection_to
     from headrace.wire.messages import JobState
 
     kind, path = name
     connection = connection_to(socket)
-    began_s = time.monotonic()
     last: JobState | None = None
     try:
-        with _progress(kind, is_shown=not as_json and sys.stderr.isatty()) as show:
+        with _progress(kind, is_shown=is_shown and sys.stderr.isatty()) as show:
             for state in connection.stream(start):
                 assert isinstance(state, JobState)
                 last = state
@@ -86,13 +101,26 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
     finally:
         connection.close()
     assert last is not None
-    _show_result(kind, path, last, time.monotonic() - began_s, as_json=as_json)
-    if last.state == "cancelled":
-        raise CancelledByUserError(
-            f"{kind} {path}", why=f"job {last.id} was cancelled; finished files stay as they are"
-        )
-    if last.failed_files:
-        raise typer.Exit(SOME_FAILED)
+    return last
+
+
+def show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **_fields(state)})
+        return
+    unit = "directories" if kind == "sync" else "files"
+    size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
+    rate = (
+        f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)"
+        if kind in ("load", "fsck", "persist")
+        else ""
+    )
+    failed = f", {state.failed_files} failed" if state.failed_files else ""
+    say(f"{kind} {path}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
+    for name, reason in state.failed[:FAILED_SHOWN_MAX]:
+        warn(f"{name}: {reason}")
+    if len(state.failed) > FAILED_SHOWN_MAX:
+        warn(f"… and {state.failed_files - FAILED_SHOWN_MAX} more; --json lists them")
 
 
 def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
@@ -150,25 +178,6 @@ def _fields(state: JobState) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(state)
     del fields["type"]
     return fields
-
-
-def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **_fields(state)})
-        return
-    unit = "directories" if kind == "sync" else "files"
-    size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
-    rate = (
-        f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)"
-        if kind in ("load", "fsck", "persist")
-        else ""
-    )
-    failed = f", {state.failed_files} failed" if state.failed_files else ""
-    say(f"{kind} {path}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
-    for name, reason in state.failed[:FAILED_SHOWN_MAX]:
-        warn(f"{name}: {reason}")
-    if len(state.failed) > FAILED_SHOWN_MAX:
-        warn(f"… and {state.failed_files - FAILED_SHOWN_MAX} more; --json lists them")
 
 
 @contextmanager

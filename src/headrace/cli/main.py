@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
-    "job", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "tls", "diagnose",
+    "job", "seal", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "tls", "diagnose",
     "lab",
 )  # fmt: skip
 FILE_JOBS = ("load", "free", "pin", "unpin")

@@ -20,6 +20,7 @@ from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.gateways import KeptGateway, configured_kinds
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
+from headrace.cli.sealed_mounts import uncover
 from headrace.cli.state import (
     RunState,
     drop_socket,
@@ -114,6 +115,7 @@ class Supervisor:
             if self._mounted is not None:
                 self.state.mountpoint, self._mount_fds = self._mounted.mountpoint, self._mounted.fds
             else:
+                self._uncover_dead(mount.place_of(self.state.mountpoint))
                 self.state.mountpoint = mount.prepare(  # while the node starts
                     self.state.mountpoint,
                     is_served=lambda path: may_be_served(self._run_folder, path),
@@ -136,6 +138,11 @@ class Supervisor:
             setattr(self.state, kind.word, kind.url(self._config, answer["address"]))
             if answer["credentials"]:
                 self.state.credentials[kind.word] = str(answer["credentials"])
+
+    def _uncover_dead(self, mountpoint: str) -> None:
+        """Unmount the seals over a mount that killed processes left."""
+        if not may_be_served(self._run_folder, mountpoint):
+            uncover(mountpoint)
 
     def _await_node(self) -> None:
         """Wait for the node. Restart it once with a new index if it crashed: LMDB crashes on a damaged index."""
@@ -294,6 +301,8 @@ class Supervisor:
         self._stopping = True
         for gateway in self._gateways:
             gateway.stop()
+        if self.state.mountpoint:
+            uncover(self.state.mountpoint)
         if self._fd_store is not None:
             self._fd_store.stop(FD_STORE_STOP_S)
         elif self._fd_store_exit_fd >= 0:
@@ -322,6 +331,7 @@ def detach(mountpoint: str) -> None:
     """Unmount what is left of a mount of Headrace, even if it is in use."""
     from headrace.fuse import device
 
+    uncover(mountpoint)
     mounted = device.mounted_at(mountpoint)
     if os.geteuid() and not only_root_moves(mountpoint):
         return  # the path comes from a folder that this user writes, and may lead elsewhere by now

@@ -15,6 +15,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, lowered, options
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say, warn
+from headrace.cli.sealed_mounts import restore
 from headrace.cli.state import RunState
 from headrace.config.load import Loaded
 from headrace.config.schema import Config
@@ -129,6 +130,7 @@ def _opened_with_the_mount(loaded: Loaded) -> Config:
 def _ready(state: RunState, config: Config, took_s: float, *, as_json: bool) -> None:
     for line in too_large(config):
         warn(line)
+    restore(state)
     show_ready(state, took_s, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
-from headrace.base.errors import CorruptBlockError, NoSpaceError
+from headrace.base.errors import CorruptBlockError, NoSpaceError, UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.options import Priority
@@ -105,7 +105,11 @@ class FileWork:
         return entry.version.size_bytes
 
     def free(self, entry: Entry) -> int:
-        """Remove a file from the cache. Return the number of bytes freed."""
+        """Remove a file from the cache. Return the number of bytes freed. Raise UsageError for a file of a seal."""
+        if entry.id in self._store.sealed:
+            raise UsageError(
+                "free", why="a seal holds the file", hint="remove the seal: `headrace seal list`"
+            )
         self._reads.forget([entry.id])
         return self._store.free(entry.id)
 

@@ -17,56 +17,33 @@ from functools import partial
 from headrace.base.errors import CancelledByUserError, HeadraceError, UsageError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.tasks import OwnedTasks
+from headrace.base.write_modes import WriteModes
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.files import FileWork
 from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
+from headrace.jobs.progress import FileAction, JobProgress, each_file
+from headrace.jobs.seal import Sealing
 from headrace.jobs.walk import walk
 from headrace.namespace.namespace import Namespace
+from headrace.seal.catalogue import Catalogue, SealId
 from headrace.store.recovery import Fault
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
 
 REPORT_INTERVAL_S = 0.25
-WORKERS = 64
-FAILED_SHOWN_MAX = 1000
-QUEUE_MAX = 4096
 
 FETCHING = ("load", "pin")
 """Kinds that fetch missing files; the others walk only the names in the index."""
-KINDS = ("load", "free", "pin", "unpin", "sync", "fsck")
-
-FileAction = Callable[[Entry], Awaitable[int]]
-
-
-class _Progress:
-    def __init__(self) -> None:
-        self.files_done = self.files_total = self.bytes_done = self.bytes_total = self.failed_files = 0
-        self.failed: list[tuple[str, str]] = []
-        self.listing = True
-
-    def add_failure(self, path: str, reason: str) -> None:
-        self.failed_files += 1
-        if len(self.failed) < FAILED_SHOWN_MAX:
-            self.failed.append((path, reason))
-
-    def state(self, *, done: bool) -> JobState:
-        return JobState(
-            done=done,
-            files_done=self.files_done,
-            files_total=self.files_total,
-            bytes_done=self.bytes_done,
-            bytes_total=self.bytes_total,
-            failed_files=self.failed_files,
-            failed=self.failed if done else [],
-            listing=self.listing,
-        )
+SEAL_KINDS = ("seal", "unseal", "verify-seal")
+KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 
 
 class Jobs:
     """The jobs of this node. Checks of cached files run in `disk` and take one of its threads. `on_damaged` makes the
-    clients of this host forget the bytes of files that turned out to be wrong."""
+    clients of this host forget the bytes of files that turned out to be wrong. `catalogue` has the node's seals, and
+    `modes` where its users write: what they write can't be sealed."""
 
     def __init__(
         self,
@@ -75,18 +52,21 @@ class Jobs:
         reads: ReadPath,
         disk: Executor,
         *,
+        catalogue: Catalogue,
+        modes: WriteModes,
         on_damaged: Callable[[list[FileId]], Awaitable[None]],
     ) -> None:
         self.namespace = namespace
         self.store = store
         self.files = FileWork(store, reads, disk)
+        self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes)
         self._disk = disk
         self._on_damaged = on_damaged
 
     async def run(self, kind: str, path: str, options: dict[str, str]) -> AsyncIterator[JobState]:
         """Run a job and yield its states. Raise UsageError for an unknown kind or option, PathNotFoundError for an
         unknown path."""
-        progress = _Progress()
+        progress = JobProgress()
         async with OwnedTasks(Exception) as tasks:
             work = tasks.start(self._start(kind, os.fsencode(path), options, progress))
             while not (await asyncio.wait([work], timeout=REPORT_INTERVAL_S))[0]:
@@ -95,17 +75,17 @@ class Jobs:
             progress.listing = False
             yield progress.state(done=True)
 
-    async def _start(self, kind: str, path: bytes, options: dict[str, str], progress: _Progress) -> None:
+    async def _start(self, kind: str, path: bytes, options: dict[str, str], progress: JobProgress) -> None:
         if kind not in KINDS:
-            raise UsageError(
-                f"job kind {kind!r}", why="no such kind", hint="use load, free, pin, unpin, sync or fsck"
-            )
+            raise UsageError(f"job kind {kind!r}", why="no such kind", hint=f"use one of {', '.join(KINDS)}")
         parsed = parse_options(kind, options)
         if parsed.replicas > 1:
             raise UsageError(
                 f"{kind} --replicas", why="this node belongs to no cluster", hint="leave the option out"
             )
-        if kind == "fsck":
+        if parsed.seal is not None:
+            await self._seal(kind, path, parsed.seal, progress)
+        elif kind == "fsck":
             await self._fsck(progress)
         elif kind == "sync":
             await self._sync(path, progress)
@@ -129,36 +109,31 @@ class Jobs:
 
         return {"load": load, "pin": pin, "unpin": unpin, "free": free}[kind]
 
-    async def _each_file(self, path: bytes, action: FileAction, progress: _Progress, *, fresh: bool) -> None:
-        """Apply `action` to every file. Workers start with the first names, while the listing continues."""
+    async def _each_file(
+        self, path: bytes, action: FileAction, progress: JobProgress, *, fresh: bool
+    ) -> None:
         top = await self.namespace.resolver.resolve(path)
-        queue: asyncio.Queue[tuple[bytes, Entry] | None] = asyncio.Queue(QUEUE_MAX)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(self._worker(queue, action, progress))
-            async for item in walk(
+
+        async def files() -> AsyncIterator[tuple[bytes, Entry]]:
+            async for file in walk(
                 self.namespace.listings, self.store.index, top, fresh=fresh, failed=progress.add_failure
             ):
                 progress.files_total += 1
-                progress.bytes_total += item[1].version.size_bytes
-                await queue.put(item)
+                progress.bytes_total += file[1].version.size_bytes
+                yield file
             progress.listing = False
-            for _ in range(WORKERS):
-                await queue.put(None)
 
-    async def _worker(
-        self, queue: asyncio.Queue[tuple[bytes, Entry] | None], action: FileAction, progress: _Progress
-    ) -> None:
-        while (item := await queue.get()) is not None:
-            path, entry = item
-            try:
-                bytes_done = await action(entry)
-                progress.bytes_done += bytes_done  # `+= await` would read the sum before the wait
-                progress.files_done += 1
-            except HeadraceError as error:
-                progress.add_failure(os.fsdecode(path), str(error))
+        await each_file(files(), action, progress)
 
-    async def _sync(self, path: bytes, progress: _Progress) -> None:
+    async def _seal(self, kind: str, path: bytes, seal: SealId, progress: JobProgress) -> None:
+        if kind == "seal":
+            await self.sealing.make(path, seal, progress)
+        elif kind == "unseal":
+            await self.sealing.remove(seal)
+        else:
+            await self.sealing.verify(seal, progress)
+
+    async def _sync(self, path: bytes, progress: JobProgress) -> None:
         """List again every directory at and below a path that was ever listed."""
         pending: list[FileId] = [(await self.namespace.resolver.resolve(path)).id]
         while pending:
@@ -187,7 +162,7 @@ class Jobs:
         why = "the bytes do not match the checksum that the origin names; the file was removed from the cache"
         return [(cached.id, why) for cached in wrong]
 
-    async def _fsck(self, progress: _Progress) -> None:
+    async def _fsck(self, progress: JobProgress) -> None:
         stop = threading.Event()
         progress.listing = False
         store = self.store

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from headrace.base.errors import UsageError
+from headrace.seal.catalogue import SealId
 
-ALLOWED = {"load": ("replicas", "priority", "verify"), "pin": ("replicas", "priority", "verify")}
+ALLOWED = {
+    "load": ("replicas", "priority", "verify"),
+    "pin": ("replicas", "priority", "verify"),
+    "seal": ("seal",),
+    "unseal": ("seal",),
+    "verify-seal": ("seal",),
+}
 """The options of each kind; other kinds have none."""
 
 
@@ -23,11 +30,13 @@ class Priority(IntEnum):
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a job. `replicas` is the number of owners that load each file; 0 means as many as the cluster
-    keeps. `verify` checks the loaded blocks against their checksums."""
+    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, remove or verify, which
+    these kinds need."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL
     verify: bool = False
+    seal: SealId | None = None
 
 
 def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
@@ -35,10 +44,12 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
     for name in options:
         if name not in ALLOWED.get(kind, ()):
             raise UsageError(f"{kind}: option {name!r}", why="this kind of job has no such option")
+    seal = SealId.parse(options.get("seal", "")) if "seal" in ALLOWED.get(kind, ()) else None
     return JobOptions(
         _replicas(options.get("replicas", "0")),
         _priority(options.get("priority", "normal")),
         options.get("verify", "false") == "true",
+        seal,
     )
 
 

@@ -20,8 +20,9 @@ from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
-from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
+from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
+from headrace.jobs.progress import QUEUE_MAX, WORKERS
 from headrace.jobs.shares import Assignment, RingShares, SegmentCounter
 from headrace.jobs.walk import walk
 from headrace.ring.ring import Ring, key_of

@@ -21,6 +21,7 @@ from headrace.base.errors import (
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
+from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, broker_socket_of
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath
@@ -54,6 +55,7 @@ from headrace.node.requests import (
 from headrace.node.session_events import SessionEvents
 from headrace.node.upkeep import Upkeep
 from headrace.node.writing import CacheOfLayer, build_persister, build_single
+from headrace.seal.catalogue import Catalogue
 from headrace.store.store import Store
 from headrace.wire.messages import (
     PROTOCOL,
@@ -127,7 +129,13 @@ class Node:
             self.subscribers,
             has_written=lambda: self.write is not None and self.write.has_written,
         )
-        self.jobs = Jobs(self.namespace, store, self.reads, self.disk, on_damaged=self._damaged)
+        self.jobs = Jobs(
+            *(self.namespace, store, self.reads, self.disk),
+            catalogue=Catalogue.of_cache(config.cache[0].folder),
+            modes=WriteModes.parse(config.write),
+            on_damaged=self._damaged,
+        )
+        self.jobs.sealing.load_seals()
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(

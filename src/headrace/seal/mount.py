@@ -1,4 +1,7 @@
-"""Mount an image."""
+"""Mount images, and the views over them that read the cache files.
+
+Nothing is visible before it is whole: the image is mounted nowhere, and the view is attached in one step.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,62 @@ import fcntl
 import os
 import signal
 import stat
+from collections.abc import Sequence
 
 from headrace.base.errors import InvalidImageError, MountError
-from headrace.base.libc import c_library, last_errno
+from headrace.base.mount_api import Option, attach, detached_mount
 from headrace.base.trusted_owner import is_trusted
 from headrace.seal.digest import verify_image
 
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _WHY = {
-    errno.ENOTBLK: "this kernel mounts no EROFS image from a file",
-    errno.ENODEV: "this kernel has no EROFS",
+    errno.ENOTBLK: "this kernel mounts no EROFS image from a file (Linux 6.12 does)",
+    errno.ENODEV: "this kernel has no EROFS, or no overlayfs",
+    errno.ENOSYS: "this kernel has no mount API (Linux 5.2 has)",
+    errno.EPERM: "mounting needs root (CAP_SYS_ADMIN)",
 }
 
 
-def mount_image(descriptor: int, digest: str, directory: int) -> None:
-    """Mount an image on a directory. Both are descriptors, so nobody can exchange a path meanwhile. The image must be a
-    file of root or of this process's user, open for reading only, that nobody else may write, and have the digest.
-    InvalidImageError if it is not; MountError. It reads the whole image."""
+def open_image(descriptor: int, digest: str) -> int:
+    """Return a descriptor of the root of an image, which is mounted nowhere. The image must be a file of root or of
+    this process's user, open for reading only, that nobody else may write, and have the digest. InvalidImageError if it
+    is not; MountError. It reads the whole image."""
     _check_file(descriptor)
     verify_image(descriptor, digest)
-    source, target = (b"/proc/self/fd/%d" % number for number in (descriptor, directory))
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
-    if c_library().mount(source, target, b"erofs", flags, None) != 0:
-        number = last_errno()
-        raise MountError("cannot mount an image", why=_WHY.get(number, os.strerror(number)))
+    return _detached("an image", "erofs", [("source", f"/proc/self/fd/{descriptor}")])
+
+
+def open_view(image: int, data: Sequence[int], *, source: str, cover: int | None = None) -> int:
+    """Return a descriptor of the root of a view, which is mounted nowhere: names of an image, bytes of cache files.
+
+    image: from `open_image`. data: directories where the bytes are searched, in this order. source: what the mount
+    table shows as the mounted device. cover: an empty directory, whose owner and mode the root has; None: the image's.
+    All descriptors may be closed then. MountError.
+    """
+    layers: list[Option] = [("lowerdir+", layer) for layer in (cover, image) if layer is not None]
+    layers += [("datadir+", folder) for folder in data]
+    features: list[Option] = [("metacopy", "on"), ("redirect_dir", "on"), ("index", "off"), ("xino", "off")]
+    return _detached("a sealed view", "overlay", [("source", source), *features, *layers])
+
+
+def attach_view(view: int, directory: int, *, beneath: bool = False) -> None:
+    """Mount a view on a directory, in one step. Open files of what it covers go on. beneath: the directory is the root
+    of a mount, and the view comes under it. MountError."""
+    try:
+        attach(view, directory, beneath=beneath)
+    except OSError as error:
+        raise _refused("a sealed view", error) from error
+
+
+def _detached(subject: str, kind: str, options: Sequence[Option]) -> int:
+    try:
+        return detached_mount(kind, options)
+    except OSError as error:
+        raise _refused(subject, error) from error
+
+
+def _refused(subject: str, error: OSError) -> MountError:
+    why = _WHY.get(error.errno or 0) or error.strerror or str(error)
+    return MountError(f"cannot mount {subject}", why=why)
 
 
 def _check_file(descriptor: int) -> None:

@@ -128,9 +128,7 @@ class CacheSpace:
         surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
         if surplus <= 0:
             return []
-        ids = policy.borrowed_victims(
-            min(surplus, EVICT_STEP_BYTES), self._files.accounts.pinned.__contains__
-        )
+        ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
         self._files.discard(ids)
         self.evicted_files += len(ids)
         return ids

@@ -27,6 +27,7 @@ from headrace.store.object_metadata import numbers_of, unnote
 from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
 from headrace.store.room import keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
+from headrace.store.sealed_files import SealedFiles
 from headrace.store.space import CacheSpace
 from headrace.store.spill import close_volumes, forget_spilled, open_spill
 from headrace.store.usage import allocated_bytes
@@ -74,6 +75,7 @@ class Store:
             self._files, self.disks, spill, high=high, low=low, borrowed_share=borrowed_share
         )
         self.verifier = FileVerifier(self._files, self.space)
+        self.sealed = SealedFiles(self._files)
         self._lock = self._files.lock
         self._sync_failed = self._closed = False
 

@@ -12,6 +12,7 @@ from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.block_map import map_bytes
 from headrace.store.eviction import BorrowedFirst, build_policy
 from headrace.store.schema import CachedFile
+from headrace.store.sealed_ids import SealedIds
 from headrace.store.volume import SPILL, Volume
 
 PAGE_BYTES = 4096
@@ -21,11 +22,12 @@ completes the file. Such a part has a position in the policy."""
 
 
 class Accounts:
-    """The accounts of a store. policies: of each volume. pinned: files that must not be evicted."""
+    """The accounts of a store. policies: of each volume. pinned, sealed: files that must not be evicted."""
 
     def __init__(self, volumes: Sequence[Volume], policy: str) -> None:
         self.policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
         self.pinned: set[FileId] = set()
+        self.sealed = SealedIds()
         self._volumes = volumes
         # incomplete files: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}
@@ -45,6 +47,10 @@ class Accounts:
             "files_partial": len(self._partial),
             "files_pinned": len(self.pinned),
         }
+
+    def is_kept(self, id: FileId) -> bool:
+        """Return whether a file must not be evicted."""
+        return id in self.pinned or id in self.sealed
 
     def partials(self) -> Iterator[tuple[FileId, int, int]]:
         """Yield incomplete files: id, volume, allocated bytes; those that grew last come last."""

@@ -37,6 +37,8 @@ class Victims:
             cached = self._index.cached(id)
             if cached is None:
                 continue
+            if id in self._accounts.sealed:
+                continue  # `SealedFiles.drop` puts it back
             # even if it is pinned: it has no name any more by which it could be unpinned
             if cached.volume == volume.number and id != keep:
                 victims[id] = None
@@ -57,18 +59,23 @@ class Victims:
 
     def of_policy(self, volume: Volume, bytes_needed: int, _: FileId | None = None) -> list[FileId]:
         return self._accounts.policies[volume.number].victims(
-            bytes_needed, lambda id: id in self._accounts.pinned or self._is_open(id)
+            bytes_needed, lambda id: self._accounts.is_kept(id) or self._is_open(id)
         )
 
     def _partials(
         self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool
     ) -> list[FileId]:
         victims: list[FileId] = []
-        pinned, policy = self._accounts.pinned, self._accounts.policies[volume.number]
+        policy = self._accounts.policies[volume.number]
         for id, number, size_bytes in self._accounts.partials():
             if bytes_needed <= 0:
                 break
-            if id == keep or id in pinned or number != volume.number or (not opened and id in policy):
+            if (
+                id == keep
+                or self._accounts.is_kept(id)
+                or number != volume.number
+                or (not opened and id in policy)
+            ):
                 continue
             if self._is_open(id) == opened:
                 victims.append(id)

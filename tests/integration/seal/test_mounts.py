@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import stat
@@ -14,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from headrace.base.errors import InvalidImageError, MountError
-from headrace.base.libc import c_library
 from headrace.fuse.device import unmount
 from headrace.seal.digest import digest_image
 from headrace.seal.erofs import ImageEntry
-from headrace.seal.mount import mount_image
+from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.writer import write_image
 from tests.unit.seal.trees import ROOT, SHAPES, directory, file, in_order, trees
 
@@ -26,19 +24,27 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 WALKED = [shape for shape in SHAPES if shape not in ("300 deep", "more links than 16 bits")]
 
 
-@contextmanager
-def _mounted(folder: Path, entries: list[ImageEntry]) -> Iterator[bytes]:
-    """Yield the path at which an image of the entries is mounted."""
+def _image(folder: Path, entries: list[ImageEntry]) -> Path:
     image = folder / "image"
     descriptor = os.open(image, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
     try:
-        digest = write_image(entries, descriptor)
+        write_image(entries, descriptor)
     finally:
         os.close(descriptor)
+    return image
+
+
+@contextmanager
+def _mounted(folder: Path, entries: list[ImageEntry]) -> Iterator[bytes]:
+    """Yield the path at which an image of the entries is mounted, without a view over it."""
+    image = _image(folder, entries)
+    digest = _digest(image)
     mountpoint = folder / "mount"
     mountpoint.mkdir(exist_ok=True)
     with _opened(image) as source, _opened(mountpoint) as target:
-        mount_image(source, digest, target)
+        metadata = open_image(source, digest)
+        attach_view(metadata, target)
+        os.close(metadata)
     try:
         yield bytes(mountpoint)
     finally:
@@ -137,23 +143,27 @@ def test_an_overlay_reads_the_bytes_of_the_data_only_layer(tmp_path: Path) -> No
     data, merged = tmp_path / "data", tmp_path / "merged"
     merged.mkdir()
     for number, size_bytes in enumerate([0, 1, 4095, 4096, 4097, 1 << 20]):
-        target, path = (
+        redirect, path = (
             f"/{number & 255:02x}/{number:012x}",
             f"d/fil\N{LATIN SMALL LETTER E WITH ACUTE} {number}".encode(),
         )
         contents[path] = numbers.randbytes(size_bytes)
-        (data / target[1:]).parent.mkdir(parents=True)
-        (data / target[1:]).write_bytes(contents[path])
-        entries.append(file(path, size_bytes, target=target.encode()))
-    with _mounted(tmp_path, in_order(entries)) as mountpoint:
-        options = b"metacopy=on,redirect_dir=on,lowerdir=" + mountpoint + b"::" + bytes(data)
-        assert c_library().mount(b"overlay", bytes(merged), b"overlay", 1, options) == 0, ctypes.get_errno()
-        try:
-            read = {path: (merged / os.fsdecode(path)).read_bytes() for path in contents}
-            sizes = {path: (merged / os.fsdecode(path)).stat().st_size for path in contents}
-            listed = sorted(os.listdir(merged))
-        finally:
-            assert unmount(str(merged), detach=False) == 0
+        (data / redirect[1:]).parent.mkdir(parents=True)
+        (data / redirect[1:]).write_bytes(contents[path])
+        entries.append(file(path, size_bytes, target=redirect.encode()))
+    image = _image(tmp_path, in_order(entries))
+    with _opened(image) as source, _opened(data) as layer, _opened(merged) as target:
+        metadata = open_image(source, _digest(image))
+        view = open_view(metadata, [layer], source="a view")
+        attach_view(view, target)
+        os.close(metadata)
+        os.close(view)
+    try:
+        read = {path: (merged / os.fsdecode(path)).read_bytes() for path in contents}
+        sizes = {path: (merged / os.fsdecode(path)).stat().st_size for path in contents}
+        listed = sorted(os.listdir(merged))
+    finally:
+        assert unmount(str(merged), detach=False) == 0
     assert read == contents
     assert sizes == {path: len(content) for path, content in contents.items()}
     assert listed == ["d", "empty"]
@@ -161,22 +171,14 @@ def test_an_overlay_reads_the_bytes_of_the_data_only_layer(tmp_path: Path) -> No
 
 def _refusal(image: Path, digest: str, tmp_path: Path, flags: int = os.O_RDONLY) -> str:
     """Return why an image is not mounted."""
-    mountpoint = tmp_path / "refused"
-    mountpoint.mkdir(exist_ok=True)
-    with _opened(image, flags) as source, _opened(mountpoint) as target:
-        with pytest.raises((InvalidImageError, MountError)) as caught:
-            mount_image(source, digest, target)
-    assert not os.path.ismount(mountpoint)
+    with _opened(image, flags) as source, pytest.raises((InvalidImageError, MountError)) as caught:
+        open_image(source, digest)
     return caught.value.why
 
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    path = tmp_path / "image"
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    write_image([ROOT, file(b"a")], descriptor)
-    os.close(descriptor)
-    return path
+    return _image(tmp_path, [ROOT, file(b"a")])
 
 
 def _digest(image: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from headrace.base.errors import ClusterUnavailableError
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry
+from headrace.base.write_modes import WriteModes
 from headrace.cluster.records import Records
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath
@@ -25,6 +26,7 @@ from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.seal.catalogue import Catalogue
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.testing.waiting import until
@@ -181,7 +183,15 @@ class Runner:
         self.jobs = ClusterJobs(
             id,
             records,
-            Jobs(self.namespace, self.store, self.reads, self.disk, on_damaged=lambda _: asyncio.sleep(0)),
+            Jobs(
+                self.namespace,
+                self.store,
+                self.reads,
+                self.disk,
+                catalogue=Catalogue(""),
+                modes=WriteModes.parse(""),
+                on_damaged=lambda _: asyncio.sleep(0),
+            ),
             view=lambda: world.view,
             replicas=world.replicas,
             segment_bytes=world.segment_bytes,

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import FileId
+from headrace.base.write_modes import WriteModes
 from headrace.jobs.jobs import Jobs
+from headrace.seal.catalogue import Catalogue
 from headrace.wire.messages import JobState
 from tests.unit.dataplane.test_compare import Spoiled
 from tests.unit.dataplane.test_read import MIB
@@ -24,7 +26,15 @@ async def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) ->
     async def tell(ids: list[FileId]) -> None:
         told.extend(ids)
 
-    jobs = Jobs(world.namespace, world.store, world.reads, world.disk, on_damaged=tell)
+    jobs = Jobs(
+        world.namespace,
+        world.store,
+        world.reads,
+        world.disk,
+        catalogue=Catalogue(""),
+        modes=WriteModes.parse(""),
+        on_damaged=tell,
+    )
     truth = {name: world.hold(name, size) for name, size in NAMES.items()}
     world.hold("unnamed", 5000, token='"v1"')
     world.hold("parts", 2 * MIB, token='"00000000000000000000000000000000-2"')

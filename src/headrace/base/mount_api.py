@@ -1,0 +1,65 @@
+"""Mounts by descriptors (Linux 5.2): a file system is made first and attached to a directory when it is whole.
+
+The authority is fsopen(2), fsconfig(2), fsmount(2) and move_mount(2), and the kernel's include/uapi/linux/mount.h. Most
+C libraries lack these calls, but their numbers are the same on every architecture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from headrace.base.libc import c_library, last_errno
+
+_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
+_CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
+_SET_FLAG, _SET_STRING, _SET_FD, _CREATE = 0, 1, 5, 6
+_RDONLY, _NOSUID, _NODEV = 1, 2, 4
+_FROM_EMPTY_PATH, _TO_EMPTY_PATH, _BENEATH = 0x4, 0x40, 0x200
+_LOG_BYTES_MAX = 8192
+
+Option = tuple[str, str | int | None]
+"""A name with a text, a descriptor, or None for a flag."""
+
+
+def detached_mount(kind: str, options: Sequence[Option]) -> int:
+    """Make a read-only file system with these options, in their order, and return a descriptor of its root. It is
+    mounted nowhere, and goes with the last descriptor. OSError with the kernel's reason."""
+    context = _call(_FSOPEN, kind.encode(), _CLOEXEC)
+    try:
+        for name, value in options:
+            if isinstance(value, str):
+                _call(_FSCONFIG, context, _SET_STRING, name.encode(), os.fsencode(value), 0)
+            elif value is None:
+                _call(_FSCONFIG, context, _SET_FLAG, name.encode(), None, 0)
+            else:
+                _call(_FSCONFIG, context, _SET_FD, name.encode(), None, value)
+        _call(_FSCONFIG, context, _CREATE, None, None, 0, context=context)
+        return _call(_FSMOUNT, context, _CLOEXEC, _RDONLY | _NOSUID | _NODEV)
+    finally:
+        os.close(context)
+
+
+def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
+    """Mount what `detached_mount` made on a directory. Both are descriptors, so nobody can exchange a path. beneath:
+    put it under the mount whose root the directory is (Linux 6.5). OSError."""
+    flags = _FROM_EMPTY_PATH | _TO_EMPTY_PATH | (_BENEATH if beneath else 0)
+    _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
+
+
+def _call(number: int, *arguments: object, context: int = -1) -> int:
+    result = int(c_library().syscall(number, *arguments))
+    if result < 0:
+        code = last_errno()
+        raise OSError(code, _messages(context) or os.strerror(code))
+    return result
+
+
+def _messages(context: int) -> str:
+    """Return what the kernel says of a failure; "" if it says nothing."""
+    messages: list[str] = []
+    with suppress(OSError):  # ENODATA at the end
+        while context >= 0:
+            messages.append(os.read(context, _LOG_BYTES_MAX).decode(errors="replace").strip())
+    return "; ".join(message[2:] for message in messages if message.startswith(("e ", "w ")))

@@ -1,0 +1,279 @@
+"""Implements `headrace seal`: makes seals of directories, mounts, lists, compares, verifies and removes them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.base.errors import UsageError
+from headrace.cli import options
+from headrace.cli.exit_codes import SOME_FAILED
+from headrace.cli.render import print_json, print_rows, say, warn
+from headrace.cli.sealed_mounts import SealNode, known_node, running_node
+
+if TYPE_CHECKING:
+    from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
+
+SealName = Annotated[
+    str, typer.Argument(metavar="NAME@VERSION", help="The seal, as `headrace seal list` prints it.")
+]
+DIFFERENCES_SHOWN_MAX = 1000
+
+
+class _MakeByDefault(TyperGroup):
+    """Takes `headrace seal PATH` for `headrace seal make PATH`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        cls=_MakeByDefault,
+        help="Freeze directories that the kernel serves from the cache.\n\n"
+        "`headrace seal PATH` is short for `headrace seal make PATH`.",
+        no_args_is_help=True,
+    )
+    for name, command in (
+        ("make", make),
+        ("mount", mount),
+        ("list", list_),
+        ("show", show),
+        ("diff", diff),
+        ("verify", verify),
+        ("remove", remove),
+    ):
+        group.command(name)(command)
+    app.add_typer(group, name="seal")
+
+
+At = Annotated[
+    str | None, typer.Option("--at", metavar="MOUNTPOINT", help="Mount the seal at this empty directory.")
+]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Mount the seal over the same directory of the node's own mount."),
+]
+
+
+def make(
+    path: options.Path,
+    as_: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="NAME[@VERSION]",
+            help="Name of the seal.",
+            show_default="the directory's name, with the next version",
+        ),
+    ] = None,
+    mountpoint: At = None,
+    in_place: InPlace = False,
+    allow_other: options.AllowOther = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Fetch all files below PATH, keep them, and freeze the tree.
+
+    The seal has the names, sizes and times of this moment, and stays so when the origin changes. With --at or
+    --in-place it is mounted, too, and again whenever `headrace up` starts its node.
+    """
+    from headrace.cli.job_progress import show_result, watch
+    from headrace.wire.messages import JobStart
+
+    node, began_s = running_node(socket, cache, path), time.monotonic()
+    if mountpoint or in_place:
+        _check_may_mount()
+    seal = _name_of(node, as_)
+    start = JobStart(kind="seal", path=node.path, options={"seal": str(seal)})
+    places = node.places(mountpoint, node.path, in_place=in_place, shared=allow_other)
+    state = watch(start, node.socket, ("seal", node.path), is_shown=not json)
+    if state.failed_files or not json:
+        show_result("seal", node.path, state, time.monotonic() - began_s, as_json=json)
+    if state.failed_files:
+        raise typer.Exit(SOME_FAILED)
+    record = node.catalogue.record(seal)
+    for place in places:
+        node.mount(record, place)
+    _say_made(node.catalogue, record, places, as_json=json)
+
+
+def mount(
+    name: SealName,
+    mountpoint: At = None,
+    in_place: InPlace = False,
+    allow_other: options.AllowOther = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Mount a seal at a directory, or over its own directory.
+
+    It takes the place of another seal there in one step. Needs no running node. `headrace up` mounts it again.
+    """
+    from headrace.seal.catalogue import SealId
+
+    if not (mountpoint or in_place):
+        raise UsageError("seal mount", why="no place is given", hint="use --at MOUNTPOINT, or --in-place")
+    node = known_node(socket, cache)
+    _check_may_mount()
+    record = node.catalogue.record(SealId.parse(name))
+    places = node.places(mountpoint, record.path, in_place=in_place, shared=allow_other)
+    for place in places:
+        node.mount(record, place)
+    rows = [{"seal": str(record.seal), "mountpoint": place.mountpoint} for place in places]
+    print_json(rows) if json else say(*(f"mounted: {row['seal']} at {row['mountpoint']}" for row in rows))
+
+
+def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+    """Print the seals of a node, and where they are mounted.
+
+    Needs no running node.
+    """
+    node = known_node(socket, cache)
+    rows = [_row(node.catalogue.record(seal)) for seal in node.catalogue.seals()]
+    print_rows(rows, as_json=json, right=("files", "size_bytes"))
+
+
+def show(
+    name: SealName, socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
+) -> None:
+    """Print a seal and where it is mounted.
+
+    The id is a hash of the contents. Needs no running node.
+    """
+    from headrace.cli.render import print_tree
+    from headrace.seal.catalogue import SealId
+
+    catalogue = known_node(socket, cache).catalogue
+    record = catalogue.record(SealId.parse(name))
+    image_bytes = os.path.getsize(catalogue.path(record.seal, "image"))
+    print_tree({**_row(record), "image": record.image, "image_bytes": image_bytes}, as_json=json)
+
+
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The older seal, as NAME@VERSION.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The newer seal, as NAME@VERSION.")],
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print the files that differ between two seals.
+
+    Needs no running node.
+    """
+    from headrace.seal.catalogue import SealId
+    from headrace.seal.snapshot import differences
+
+    catalogue = known_node(socket, cache).catalogue
+    before, after = (catalogue.record(SealId.parse(name)) for name in (old, new))
+    counts = {"added": 0, "removed": 0, "changed": 0}
+    shown: list[dict[str, str]] = []
+    for change, entry in differences(catalogue.entries(before), catalogue.entries(after)):
+        counts[change] += 1
+        path = os.fsdecode(entry.path) + ("" if entry.is_file else "/")
+        if json:
+            shown.append({"change": change, "path": path})
+        elif sum(counts.values()) <= DIFFERENCES_SHOWN_MAX:
+            say(f"{change:<8} {path}")
+    if json:
+        print_json({"old": old, "new": new, **counts, "differences": shown})
+        return
+    if sum(counts.values()) > DIFFERENCES_SHOWN_MAX:
+        warn(f"only the first {DIFFERENCES_SHOWN_MAX} differences are shown; --json prints all")
+    say(f"{old} to {new}: " + ", ".join(f"{count} {change}" for change, count in counts.items()))
+
+
+def verify(
+    name: SealName, socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
+) -> None:
+    """Compare the cached bytes of a seal with its checksums.
+
+    The image is compared with its recorded digest, too.
+    """
+    from headrace.cli.job_progress import run_job
+    from headrace.seal.catalogue import SealId
+    from headrace.seal.digest import verify_image
+
+    seal = SealId.parse(name)
+    node = running_node(socket, cache, None)
+    record = node.catalogue.record(seal)
+    with open(node.catalogue.path(seal, "image"), "rb") as image:
+        verify_image(image.fileno(), record.image)
+    run_job("verify-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
+
+
+def remove(
+    name: SealName, socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
+) -> None:
+    """Unmount a seal and remove it.
+
+    Its files stay cached until the space is needed. Open files can still be read.
+    """
+    from headrace.cli.job_progress import watch
+    from headrace.seal.catalogue import SealId
+    from headrace.seal.mounted import mounts_of
+    from headrace.seal.places import unmount_seal
+    from headrace.wire.messages import JobStart
+
+    seal = SealId.parse(name)
+    node = known_node(socket, cache)
+    record = node.catalogue.record(seal)
+    for mountpoint in reversed(mounts_of(record)):
+        unmount_seal(mountpoint)
+    node.catalogue.set_places(seal, [])
+    if node.is_running:
+        start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})
+        watch(start, node.socket, ("unseal", str(seal)), is_shown=False)
+    else:
+        node.catalogue.remove(seal)
+    print_json({"seal": str(seal)}) if json else say(f"removed: {seal}")
+
+
+def _check_may_mount() -> None:
+    if os.geteuid() != 0:
+        raise UsageError(
+            "seal",
+            why="only root can mount a seal, of a node that runs as root",
+            hint="leave --at and --in-place out, or use sudo",
+        )
+
+
+def _name_of(node: SealNode, name: str | None) -> SealId:
+    from headrace.seal.catalogue import SealId
+
+    name = name or os.path.basename(node.path) or "all"
+    return SealId.parse(name if "@" in name else f"{name}@{node.catalogue.next_version(name)}")
+
+
+def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, as_json: bool) -> None:
+    if as_json:
+        print_json(_row(record))
+        return
+    say(f"sealed: {record.seal}, id {record.id[:12]}")
+    for place in places:
+        say(f"mounted: {record.seal} at {place.mountpoint}")
+    for seal in catalogue.seals():
+        if seal.name == record.name and seal < record.seal and catalogue.record(seal).id == record.id:
+            say(f"{seal} has the same contents")
+
+
+def _row(record: SealRecord) -> dict[str, Any]:
+    from headrace.seal.mounted import mounts_of
+
+    return {
+        "seal": str(record.seal),
+        "id": record.id,
+        "path": record.path,
+        "files": record.files,
+        "size_bytes": record.size_bytes,
+        "created_s": round(record.created_s, 3),
+        "mounted": ", ".join(mounts_of(record)),
+    }

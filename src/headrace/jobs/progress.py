@@ -1,0 +1,72 @@
+"""Count what a job has done, and apply its work to many files at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from headrace.base.errors import HeadraceError
+from headrace.base.model import Entry
+from headrace.wire.messages import JobState
+
+WORKERS = 64
+FAILED_SHOWN_MAX = 1000
+QUEUE_MAX = 4096
+
+FileAction = Callable[[Entry], Awaitable[int]]
+"""Does a job's work on one file, and returns the number of bytes that are done then."""
+
+
+class JobProgress:
+    """The counts of a running job."""
+
+    def __init__(self) -> None:
+        self.files_done = self.files_total = self.bytes_done = self.bytes_total = self.failed_files = 0
+        self.failed: list[tuple[str, str]] = []
+        self.listing = True
+
+    def add_failure(self, path: str, reason: str) -> None:
+        self.failed_files += 1
+        if len(self.failed) < FAILED_SHOWN_MAX:
+            self.failed.append((path, reason))
+
+    def state(self, *, done: bool) -> JobState:
+        return JobState(
+            done=done,
+            files_done=self.files_done,
+            files_total=self.files_total,
+            bytes_done=self.bytes_done,
+            bytes_total=self.bytes_total,
+            failed_files=self.failed_files,
+            failed=self.failed if done else [],
+            listing=self.listing,
+        )
+
+
+async def each_file(
+    files: AsyncIterator[tuple[bytes, Entry]], action: FileAction, progress: JobProgress
+) -> None:
+    """Apply an action to every file. Workers start with the first ones, while the iterator continues. A HeadraceError
+    of the action counts the file as failed."""
+    queue: asyncio.Queue[tuple[bytes, Entry] | None] = asyncio.Queue(QUEUE_MAX)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(_work(queue, action, progress))
+        async for file in files:
+            await queue.put(file)
+        for _ in range(WORKERS):
+            await queue.put(None)
+
+
+async def _work(
+    queue: asyncio.Queue[tuple[bytes, Entry] | None], action: FileAction, progress: JobProgress
+) -> None:
+    while (file := await queue.get()) is not None:
+        path, entry = file
+        try:
+            bytes_done = await action(entry)
+            progress.bytes_done += bytes_done  # `+= await` would read the sum before the wait
+            progress.files_done += 1
+        except HeadraceError as error:
+            progress.add_failure(os.fsdecode(path), str(error))

@@ -1,0 +1,303 @@
+"""Seal a directory: freeze its listing, load and keep its files, and write the image. Verify and remove seals.
+
+What is frozen is written to a file, because a list of a million entries would not fit into memory. The job ends with a
+seal or with none: a file that can't be loaded, or changes meanwhile, fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import msgspec
+
+from headrace.base.decoding import msgpack_decoder
+from headrace.base.errors import (
+    HeadraceError,
+    InvalidImageError,
+    NoSpaceError,
+    NotADirectoryPathError,
+    StoreError,
+    UsageError,
+)
+from headrace.base.model import Entry, FileId, Kind, block_count
+from headrace.base.write_modes import WriteModes
+from headrace.config.sizes import show_size
+from headrace.jobs.files import FileWork
+from headrace.jobs.options import Priority
+from headrace.jobs.progress import JobProgress, each_file
+from headrace.jobs.walk import NAMES_AT_ONCE
+from headrace.namespace.namespace import Namespace
+from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
+from headrace.seal.erofs import ImageEntry
+from headrace.seal.mounted import mounts_of
+from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
+from headrace.seal.writer import write_image
+from headrace.store.checksum import block_checksum
+from headrace.store.reader import CacheReader
+from headrace.store.recovery import version_of
+from headrace.store.store import Store
+from headrace.store.volume import DATA_NAME
+
+FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
+"""What the image shows where the origin stores no mode, as a read-only mount does."""
+_LENGTH_BYTES = 4
+
+Result = TypeVar("Result")
+
+
+class Sealing:
+    """The seals of this node: makes, verifies and removes them. modes: where the node's users write."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        store: Store,
+        files: FileWork,
+        catalogue: Catalogue,
+        disk: Executor,
+        *,
+        modes: WriteModes,
+    ) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._files = files
+        self._catalogue = catalogue
+        self._disk = disk
+        self._modes = modes
+
+    def load_seals(self) -> None:
+        """Keep the files of all seals, and remove what an earlier run left unfinished. Blocks for the disk."""
+        self._catalogue.remove_drafts()
+        for seal in self._catalogue.seals():
+            self._store.sealed.put(str(seal), self._catalogue.ids(seal))
+
+    async def make(self, path: bytes, seal: SealId, progress: JobProgress) -> None:
+        """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no
+        seal. NoSpaceError, before anything is loaded, where the cache is too small; UsageError, HeadraceError."""
+        if self._modes.any_below(path):
+            raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
+        with self._catalogue.draft(seal) as draft:
+            kept = self._store.sealed.begin(str(seal))
+            try:
+                await self._freeze(path, draft, progress)
+                await self._in_thread(self._check_room, draft, os.fsdecode(path))
+                await self._load(draft, kept, progress)
+                if not progress.failed_files:
+                    await self._in_thread(self._publish, draft, os.fsdecode(path), progress)
+            finally:
+                self._store.sealed.end(str(seal))
+
+    async def remove(self, seal: SealId) -> None:
+        """Remove a seal that is not mounted. Its files may be evicted then. PathNotFoundError, UsageError."""
+        await self._in_thread(self._remove, seal)
+
+    async def verify(self, seal: SealId, progress: JobProgress) -> None:
+        """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the
+        cache. InvalidImageError for a list or an image that is not the recorded one."""
+        record = await self._in_thread(self._catalogue.record, seal)
+        progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
+        ids = iter(await self._in_thread(self._catalogue.ids, seal))
+        entries = self._catalogue.entries(record)
+        while batch := await self._in_thread(_next_files, entries):
+            for entry in batch:
+                why = await self._in_thread(self._fault, entry, next(ids, None))
+                if why:
+                    progress.add_failure(os.fsdecode(entry.path), why)
+                    continue
+                progress.files_done += 1
+                progress.bytes_done += entry.size_bytes
+
+    # ------------------------------------------------------------ the steps of make
+
+    async def _freeze(self, path: bytes, draft: Draft, progress: JobProgress) -> None:
+        """Write the entries of the tree to the draft, each with its path below the top."""
+        top = await self._namespace.resolver.resolve(path)
+        if top.kind is not Kind.DIRECTORY:
+            raise NotADirectoryPathError(f"seal {os.fsdecode(path)}", why="only directories can be sealed")
+        encoder = msgspec.msgpack.Encoder()
+        with draft.create("rows") as out:
+            async for below, entry in self._walk(top):
+                body = encoder.encode((below, entry))
+                out.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+                if entry.kind is Kind.FILE:
+                    progress.files_total += 1
+                    progress.bytes_total += entry.version.size_bytes
+        progress.listing = False
+
+    async def _walk(self, top: Entry) -> AsyncIterator[tuple[bytes, Entry]]:
+        """Yield the tree in the order of an image: everything below a directory before the next name."""
+        yield b"", top
+        listings, index = self._namespace.listings, self._store.index
+        await listings.list(top.id)
+        stack, count = [(b"", index.children(top.id))], 0
+        while stack:
+            prefix, children = stack[-1]
+            child = next(children, None)
+            if child is None:
+                stack.pop()
+                continue
+            count += 1
+            if count % NAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            path = prefix + child.name
+            yield path, child
+            if child.kind is Kind.DIRECTORY:
+                await listings.list(child.id)
+                stack.append((path + b"/", index.children(child.id)))
+
+    def _check_room(self, draft: Draft, path: str) -> None:
+        """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already."""
+        index, kept, needed = self._store.index, self._store.sealed.kept_ids(), 0
+        for _, entry in _rows(draft):
+            if entry.kind is Kind.FILE and entry.id not in kept:
+                needed += entry.version.size_bytes
+        room = sum(volume.capacity_bytes for volume in self._store.disks) - self._store.sealed.bytes_of(kept)
+        room -= min(index.size_bytes, room) + self._store.space.written_bytes
+        if needed > room:
+            raise NoSpaceError(
+                f"seal {path}",
+                why=f"its files take {show_size(needed)}, and beside pinned and sealed files there is room for "
+                f"{show_size(max(0, room))}",
+                hint="give the cache more capacity, or remove pins and seals",
+            )
+
+    async def _load(self, draft: Draft, kept: set[int], progress: JobProgress) -> None:
+        async def files() -> AsyncIterator[tuple[bytes, Entry]]:
+            for path, entry in _rows(draft):
+                if entry.kind is Kind.FILE:
+                    yield path, entry
+
+        async def load(entry: Entry) -> int:
+            kept.add(entry.id)  # before it is loaded, so that it is never evicted
+            size_bytes = await self._files.load(entry, priority=Priority.NORMAL)
+            if size_bytes and not self._is_on_disk(entry):
+                raise NoSpaceError("seal", why="no disk of the cache has room for the file")
+            return size_bytes
+
+        await each_file(files(), load, progress)
+
+    def _is_on_disk(self, entry: Entry) -> bool:
+        cached = self._store.index.cached(entry.id)
+        return cached is not None and self._store.volumes[cached.volume] is not self._store.spill
+
+    def _publish(self, draft: Draft, path: str, progress: JobProgress) -> None:
+        ids: array[int] = array("Q")
+        with draft.create("list") as list_file, draft.create("image") as image:
+            snapshot = SnapshotWriter(list_file)
+            digest = write_image(self._image_entries(draft, snapshot, ids), image.fileno())
+        with draft.create("ids") as out:
+            out.write(b"".join(id.to_bytes(8, "little") for id in ids))
+        os.unlink(os.path.join(draft.folder, "rows"))
+        self._store.sync()  # a power loss must not leave a seal of files that are not trusted
+        self._store.sealed.put(str(draft.seal), ids)
+        record = SealRecord(
+            *(draft.seal.name, draft.seal.version, path, snapshot.finish(), digest),
+            files=progress.files_total,
+            size_bytes=progress.bytes_total,
+            created_s=time.time(),
+        )
+        try:
+            self._catalogue.publish(draft, record)
+        except BaseException:
+            self._store.sealed.drop(str(draft.seal))
+            raise
+
+    def _image_entries(self, draft: Draft, snapshot: SnapshotWriter, ids: array[int]) -> Iterator[ImageEntry]:
+        for path, entry in _rows(draft):
+            row = self._snapshot_entry(path, entry)
+            snapshot.add(row)
+            target = b""
+            if row.is_file:
+                ids.append(entry.id)
+                target = b"/" + DATA_NAME % (entry.id & 255, entry.id) if row.size_bytes else b""
+            yield ImageEntry(
+                *(path, row.mode, row.size_bytes, row.uid or 0, row.gid or 0, row.mtime_ns, target)
+            )
+
+    def _snapshot_entry(self, path: bytes, entry: Entry) -> SnapshotEntry:
+        mtime_ns = max(0, entry.mtime_ns)
+        if entry.kind is Kind.DIRECTORY:
+            return SnapshotEntry(path, DIRECTORY_MODE, mtime_ns=mtime_ns)
+        mode, uid, gid = FILE_MODE, None, None
+        if entry.attributes is not None and entry.attributes.mode is not None:
+            mode = stat.S_IFREG | entry.attributes.mode
+            uid, gid = entry.attributes.uid, entry.attributes.gid
+        return SnapshotEntry(
+            *(path, mode, entry.version.size_bytes, mtime_ns, uid, gid, entry.version.token),
+            checksum=self._checksum(os.fsdecode(path), entry),
+        )
+
+    def _checksum(self, path: str, entry: Entry) -> int:
+        """Return the checksum of the whole file. StoreError if the cache has no longer all of that version."""
+        size_bytes = entry.version.size_bytes
+        if not size_bytes:
+            return 0
+        cached = self._store.index.cached(entry.id)
+        if cached is None or not cached.trusted or version_of(cached) != entry.version:
+            raise StoreError(f"seal: {path}", why="the file left the cache meanwhile", hint="seal again")
+        reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
+        try:
+            sums = [reader.checksum(block) for block in range(block_count(size_bytes))]
+        finally:
+            reader.close()
+        return sums[0] if len(sums) == 1 else block_checksum(b"".join(s.to_bytes(8, "little") for s in sums))
+
+    # ------------------------------------------------------------ the steps of verify and remove
+
+    def _fault(self, entry: SnapshotEntry, number: int | None) -> str:
+        """Return what is wrong with a file of a seal; "" for nothing."""
+        if number is None:
+            raise InvalidImageError("the ids of a seal", why="there are too few", hint="seal again")
+        if not entry.size_bytes:
+            return ""
+        id = FileId(number)
+        cached = self._store.index.cached(id)
+        if cached is None or not cached.complete:
+            return "it is not in the cache"
+        try:
+            if not self._store.verifier.verify(id):
+                return "its bytes were damaged, and are removed from the cache"
+            expected = Entry(id, FileId(0), b"", Kind.FILE, version_of(cached))
+            if self._checksum(os.fsdecode(entry.path), expected) != entry.checksum:
+                return "the cache has other bytes than those that were sealed"
+        except HeadraceError as error:
+            return str(error)
+        return ""
+
+    def _remove(self, seal: SealId) -> None:
+        mounted = mounts_of(self._catalogue.record(seal))
+        if mounted:
+            raise UsageError(
+                f"seal {seal}",
+                why=f"it is mounted at {mounted[0]}",
+                hint=f"run `headrace seal remove {seal}`",
+            )
+        self._catalogue.remove(seal)
+        self._store.sealed.drop(str(seal))
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
+
+
+def _rows(draft: Draft) -> Iterator[tuple[bytes, Entry]]:
+    decoder = msgpack_decoder(tuple[bytes, Entry])
+    with open(os.path.join(draft.folder, "rows"), "rb") as file:
+        while head := file.read(_LENGTH_BYTES):
+            yield decoder.decode(file.read(int.from_bytes(head, "little")))
+
+
+def _next_files(entries: Iterator[SnapshotEntry], count: int = 256) -> list[SnapshotEntry]:
+    files = []
+    for entry in entries:
+        if entry.is_file:
+            files.append(entry)
+            if len(files) == count:
+                break
+    return files

@@ -1,0 +1,240 @@
+"""The seals of a node, each in a directory of its own on the first cache volume, below `seals/`:
+
+    NAME@VERSION/seal.json    SealRecord
+    NAME@VERSION/list         the content list (`seal/snapshot.py`)
+    NAME@VERSION/ids          for each file of the list, in its order, the id of its cache file: 8 bytes, little-endian
+    NAME@VERSION/image        the image (`seal/writer.py`)
+    NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
+    NAME@VERSION/places.json  list of Place: where the seal is to be mounted
+
+A seal appears by the rename of its directory, so it is there as a whole or not at all. The names of unfinished ones
+begin with a dot. Only the owner of the cache may enter `seals/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from headrace.base.decoding import decode_json
+from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
+from headrace.base.private_folder import make_private, private
+from headrace.seal.snapshot import SnapshotEntry, read_snapshot
+
+Kind = TypeVar("Kind")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VERSION_MAX = 10**9
+RECORD_BYTES_MAX = 1 << 20
+
+
+class SealId(msgspec.Struct, frozen=True, order=True):
+    """The name of a seal, as NAME@VERSION."""
+
+    name: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> SealId:
+        """Parse NAME@VERSION. UsageError."""
+        name, _, version = text.partition("@")
+        if not _NAME.fullmatch(name) or not re.fullmatch(r"[1-9][0-9]{0,9}", version):
+            raise UsageError(
+                f"seal {text[:100]!r}",
+                why="it is not NAME@VERSION",
+                hint="use letters, digits, '.', '_' and '-', and a number: imagenet@3",
+            )
+        if int(version) > VERSION_MAX:
+            raise UsageError(f"seal {text!r}", why=f"the version exceeds {VERSION_MAX}")
+        return cls(name, int(version))
+
+
+class SealRecord(msgspec.Struct, frozen=True):
+    """A seal. path: of the namespace. id: of the content list. image: its SHA-256. created_s: seconds since 1970."""
+
+    name: str
+    version: int
+    path: str
+    id: str
+    image: str
+    files: int
+    size_bytes: int
+    created_s: float
+
+    @property
+    def seal(self) -> SealId:
+        return SealId(self.name, self.version)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A mount of a seal that comes back with `up`. in_place: it covers the same path of the node's own mount. shared:
+    other users may enter it."""
+
+    mountpoint: str
+    in_place: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An unfinished seal: the directory where its files are written."""
+
+    seal: SealId
+    folder: str
+
+    def create(self, name: str) -> BinaryIO:
+        return open(os.path.join(self.folder, name), "w+b", opener=private)
+
+
+class Catalogue:
+    """The seals of one node. folder: `seals` on its first volume. Every method blocks for the disk."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_cache(cls, cache_folder: str) -> Catalogue:
+        return cls(os.path.join(cache_folder, "seals"))
+
+    def seals(self) -> list[SealId]:
+        """Return all seals, by name and version."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return sorted(SealId.parse(name) for name in names if not name.startswith("."))
+
+    def next_version(self, name: str) -> int:
+        return max((seal.version for seal in self.seals() if seal.name == name), default=0) + 1
+
+    def record(self, seal: SealId) -> SealRecord:
+        """Return the record of a seal. PathNotFoundError; InvalidImageError for a damaged one."""
+        record = self._read(seal, "seal.json", SealRecord)
+        if record.seal != seal:
+            raise InvalidImageError(f"seal {seal}", why=f"its record is of {record.seal}")
+        return record
+
+    def entries(self, record: SealRecord) -> Iterator[SnapshotEntry]:
+        """Yield the content list; InvalidImageError, at the end if it is not the recorded one."""
+        with open(self.path(record.seal, "list"), "rb") as file:
+            yield from read_snapshot(file, record.id)
+
+    def ids(self, seal: SealId) -> array[int]:
+        """Return the ids of the cache files, in the order of the list."""
+        ids: array[int] = array("Q")
+        with open(self.path(seal, "ids"), "rb") as file:
+            ids.frombytes(file.read())
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids
+
+    def places(self, seal: SealId) -> list[Place]:
+        try:
+            return self._read(seal, "places.json", list[Place])
+        except PathNotFoundError:
+            return []
+
+    def set_places(self, seal: SealId, places: list[Place]) -> None:
+        """Replace the places of a seal, durably."""
+        path = self.path(seal, "places.json")
+        with open(f"{path}.new", "wb", opener=private) as out:
+            out.write(msgspec.json.encode(places) + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(f"{path}.new", path)
+        _sync_folder(os.path.dirname(path))
+
+    def path(self, seal: SealId, name: str) -> str:
+        return os.path.join(self.folder, str(seal), name)
+
+    @contextmanager
+    def draft(self, seal: SealId) -> Iterator[Draft]:
+        """Give a directory for the files of a new seal, which is removed unless `publish` is called."""
+        make_private(self.folder)
+        if os.path.exists(os.path.join(self.folder, str(seal))):
+            raise _exists(seal)
+        folder = os.path.join(self.folder, f".{seal}.{os.getpid()}.{os.urandom(4).hex()}")
+        os.mkdir(folder, 0o700)
+        try:
+            yield Draft(seal, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, draft: Draft, record: SealRecord) -> None:
+        """Make a draft the seal, durably. PathExistsError if there is one of that name by now."""
+        os.mkdir(os.path.join(draft.folder, "cover"), 0o700)
+        with draft.create("seal.json") as out:
+            out.write(msgspec.json.encode(record) + b"\n")
+        for name in os.listdir(draft.folder):
+            descriptor = os.open(os.path.join(draft.folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _sync_folder(draft.folder)
+        try:
+            os.rename(draft.folder, os.path.join(self.folder, str(draft.seal)))
+        except OSError as error:
+            if os.path.exists(os.path.join(self.folder, str(draft.seal))):
+                raise _exists(draft.seal) from error
+            raise
+        _sync_folder(self.folder)
+
+    def remove(self, seal: SealId) -> None:
+        """Remove a seal: it is gone at once, then its files are. PathNotFoundError."""
+        gone = os.path.join(self.folder, f".{seal}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            os.rename(os.path.join(self.folder, str(seal)), gone)
+        except FileNotFoundError as error:
+            raise _missing(seal) from error
+        _sync_folder(self.folder)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def remove_drafts(self) -> None:
+        """Remove what killed processes left. Only the node may call it, before it makes seals."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return
+        for name in names:
+            if name.startswith("."):
+                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+
+    def _read(self, seal: SealId, name: str, kind: type[Kind]) -> Kind:
+        try:
+            with open(self.path(seal, name), "rb") as file:
+                return decode_json(file.read(RECORD_BYTES_MAX), kind)
+        except FileNotFoundError as error:
+            raise _missing(seal) from error
+        except msgspec.MsgspecError as error:
+            raise InvalidImageError(f"seal {seal}", why=f"{name}: {error}", hint="seal again") from error
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _missing(seal: SealId) -> PathNotFoundError:
+    return PathNotFoundError(
+        f"seal {seal}", why="this node has no such seal", hint="see `headrace seal list`"
+    )
+
+
+def _exists(seal: SealId) -> PathExistsError:
+    return PathExistsError(f"seal {seal}", why="it exists already", hint="name another version")

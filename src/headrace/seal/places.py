@@ -1,0 +1,76 @@
+"""Mount a seal at a place, and unmount it. Only root can."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from headrace.base.errors import MountError
+from headrace.base.libc import c_library, last_errno
+from headrace.base.trusted_owner import only_root_moves
+from headrace.seal.catalogue import Catalogue, Place, SealRecord
+from headrace.seal.mount import attach_view, open_image, open_view
+from headrace.seal.mounted import source_of, source_on_top
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
+
+
+def mount_seal(catalogue: Catalogue, record: SealRecord, volumes: Sequence[str], place: Place) -> None:
+    """Mount a seal, unless it is mounted there already; it takes the place of another seal. volumes: of
+    the node. It reads the whole image. Open files of what it covers or replaces go on, and no open sees what is
+    under both. InvalidImageError, MountError."""
+    replaced = source_on_top(place.mountpoint)
+    if replaced == source_of(record):
+        return
+    seal = record.seal
+    with ExitStack() as stack:
+        folders = [stack.enter_context(_opened(f"{folder}/files")) for folder in volumes]
+        target = stack.enter_context(_opened_place(place))
+        source = stack.enter_context(_opened(catalogue.path(seal, "image"), os.O_RDONLY | os.O_CLOEXEC))
+        cover = None if place.shared else stack.enter_context(_opened(catalogue.path(seal, "cover")))
+        image = stack.enter_context(_closing(open_image(source, record.image)))
+        view = stack.enter_context(_closing(open_view(image, folders, source=source_of(record), cover=cover)))
+        attach_view(view, target, beneath=bool(replaced))
+        if replaced:
+            unmount_seal(place.mountpoint)
+
+
+def unmount_seal(mountpoint: str) -> None:
+    """Unmount the seal that is the last mount at a path; open files go on. MountError where another file system is."""
+    if not source_on_top(mountpoint):
+        raise MountError(f"cannot unmount {mountpoint}", why="another file system is mounted over the seal")
+    if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
+        raise MountError(f"cannot unmount {mountpoint}", why=os.strerror(last_errno()))
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: str, flags: int = _FOLDER) -> AbstractContextManager[int]:
+    return _closing(os.open(path, flags))
+
+
+@contextmanager
+def _opened_place(place: Place) -> Iterator[int]:
+    """Open the directory of a place. Another user must not be able to put one in its place. MountError."""
+    subject = f"cannot mount at {place.mountpoint}"
+    if not place.in_place and not only_root_moves(place.mountpoint):
+        raise MountError(subject, why="users other than root may replace a directory of this path")
+    descriptor = os.open("/", _FOLDER)
+    try:
+        for name in filter(None, place.mountpoint.split("/")):
+            below = os.open(name, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    except OSError as error:
+        raise MountError(subject, why=error.strerror or str(error)) from error
+    finally:
+        os.close(descriptor)
