@@ -67,13 +67,19 @@ def files(list_path: str, root: str, count: str, seed: str, processes: str, limi
         context.Process(target=_read_files, args=(paths[i::workers], float(limit_s), barrier, answers))
         for i in range(workers)
     ]
+    busy = busy_s()
     for process in running:
         process.start()
     got = [answers.get(timeout=float(limit_s) + 60) for _ in running]
     for process in running:
         process.join(5)
     seconds = max(end for _, end, _, _ in got) - min(start for start, _, _, _ in got)
-    return {"seconds": seconds, "files": sum(g[2] for g in got), "bytes": sum(g[3] for g in got)}
+    return {
+        "seconds": seconds,
+        "files": sum(g[2] for g in got),
+        "bytes": sum(g[3] for g in got),
+        "busy_s": busy_s() - busy,
+    }
 
 
 def random_mmap(path: str, count: str, seed: str) -> dict[str, float]:
@@ -184,6 +190,19 @@ def list_and_stat(folder: str, stats: str, limit_s: str) -> dict[str, float]:
     return {"list_s": listed, "entries": len(names), "stat_s": time.perf_counter() - start, "stats": done}
 
 
+def walk(root: str) -> dict[str, float]:
+    """Stats every name below the folder, in the order of the listings."""
+    start, entries, pending = time.perf_counter(), 0, [root]
+    while pending:
+        with os.scandir(pending.pop()) as names:
+            for name in names:
+                entries += 1
+                name.stat(follow_symlinks=False)
+                if name.is_dir(follow_symlinks=False):
+                    pending.append(name.path)
+    return {"seconds": time.perf_counter() - start, "entries": entries}
+
+
 COMMANDS = {
     "sequential": sequential,
     "files": files,
@@ -193,6 +212,7 @@ COMMANDS = {
     "download": download,
     "opens": opens,
     "list_and_stat": list_and_stat,
+    "walk": walk,
 }
 
 if __name__ == "__main__":
