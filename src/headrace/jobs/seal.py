@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ from headrace.base.errors import (
     StoreError,
     UsageError,
 )
-from headrace.base.model import Entry, FileId, Kind, block_count
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind, block_count
 from headrace.base.write_modes import WriteModes
 from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
@@ -43,6 +43,7 @@ from headrace.store.checksum import block_checksum
 from headrace.store.reader import CacheReader
 from headrace.store.recovery import version_of
 from headrace.store.store import Store
+from headrace.store.usage import allocated_bytes
 from headrace.store.volume import DATA_NAME
 
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
@@ -87,8 +88,9 @@ class Sealing:
             kept = self._store.sealed.begin(str(seal))
             try:
                 await self._freeze(path, draft, progress)
-                await self._in_thread(self._check_room, draft, os.fsdecode(path))
-                await self._load(draft, kept, progress)
+                needed = await self._in_thread(self._keep_cached, draft, kept, progress)
+                await self._in_thread(self._check_room, needed, os.fsdecode(path))
+                await self._load_missing(draft, progress)
                 if not progress.failed_files:
                     await self._in_thread(self._publish, draft, os.fsdecode(path), progress)
             finally:
@@ -124,8 +126,7 @@ class Sealing:
         encoder = msgspec.msgpack.Encoder()
         with draft.create("rows") as out:
             async for below, entry in self._walk(top):
-                body = encoder.encode((below, entry))
-                out.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+                _write_row(out, encoder.encode((below, entry)))
                 if entry.kind is Kind.FILE:
                     progress.files_total += 1
                     progress.bytes_total += entry.version.size_bytes
@@ -152,40 +153,60 @@ class Sealing:
                 await listings.list(child.id)
                 stack.append((path + b"/", index.children(child.id)))
 
-    def _check_room(self, draft: Draft, path: str) -> None:
+    def _keep_cached(self, draft: Draft, kept: set[int], progress: JobProgress) -> int:
+        """Keep the files that are in the cache, and write the others to the draft. Return how many bytes of the disks
+        those need."""
+        needed, encoder = 0, msgspec.msgpack.Encoder()
+        with draft.create("missing") as out:
+            for path, entry in _rows(draft, "rows"):
+                if entry.kind is not Kind.FILE:
+                    continue
+                kept.add(entry.id)  # before it is read or loaded, so that it is not evicted from now on
+                if self._is_whole(entry):
+                    progress.files_done += 1
+                    progress.bytes_done += entry.version.size_bytes
+                else:
+                    needed += allocated_bytes(entry.version.size_bytes)
+                    _write_row(out, encoder.encode((path, entry)))
+        return needed
+
+    def _is_whole(self, entry: Entry) -> bool:
+        cached = self._store.index.cached(entry.id)
+        return (
+            cached is not None
+            and cached.trusted
+            and self._store.volumes[cached.volume] is not self._store.spill
+            and self._store.holds(cached)
+        )
+
+    def _check_room(self, needed: int, path: str) -> None:
         """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already."""
-        index, kept, needed = self._store.index, self._store.sealed.kept_ids(), 0
-        for _, entry in _rows(draft):
-            if entry.kind is Kind.FILE and entry.id not in kept:
-                needed += entry.version.size_bytes
-        room = sum(volume.capacity_bytes for volume in self._store.disks) - self._store.sealed.bytes_of(kept)
-        room -= min(index.size_bytes, room) + self._store.space.written_bytes
+        capacity = sum(volume.capacity_bytes for volume in self._store.disks)
+        index_bytes = self._store.index.size_bytes
+        if needed <= capacity - self._store.used_bytes - index_bytes:
+            return  # nothing has to be evicted, and a million records need not be read
+        kept_bytes = self._store.sealed.bytes_of(self._store.sealed.kept_ids())
+        room = capacity - kept_bytes - self._store.space.written_bytes - min(index_bytes, capacity // 2)
         if needed > room:
             raise NoSpaceError(
                 f"seal {path}",
-                why=f"its files take {show_size(needed)}, and beside pinned and sealed files there is room for "
+                why=f"its files need {show_size(needed)} more, and beside pinned and sealed files there is room for "
                 f"{show_size(max(0, room))}",
                 hint="give the cache more capacity, or remove pins and seals",
             )
 
-    async def _load(self, draft: Draft, kept: set[int], progress: JobProgress) -> None:
+    async def _load_missing(self, draft: Draft, progress: JobProgress) -> None:
         async def files() -> AsyncIterator[tuple[bytes, Entry]]:
-            for path, entry in _rows(draft):
-                if entry.kind is Kind.FILE:
-                    yield path, entry
+            for row in _rows(draft, "missing"):
+                yield row
 
         async def load(entry: Entry) -> int:
-            kept.add(entry.id)  # before it is loaded, so that it is never evicted
             size_bytes = await self._files.load(entry, priority=Priority.NORMAL)
-            if size_bytes and not self._is_on_disk(entry):
+            if size_bytes and not self._is_whole(entry):
                 raise NoSpaceError("seal", why="no disk of the cache has room for the file")
             return size_bytes
 
         await each_file(files(), load, progress)
-
-    def _is_on_disk(self, entry: Entry) -> bool:
-        cached = self._store.index.cached(entry.id)
-        return cached is not None and self._store.volumes[cached.volume] is not self._store.spill
 
     def _publish(self, draft: Draft, path: str, progress: JobProgress) -> None:
         ids: array[int] = array("Q")
@@ -194,7 +215,8 @@ class Sealing:
             digest = write_image(self._image_entries(draft, snapshot, ids), image.fileno())
         with draft.create("ids") as out:
             out.write(b"".join(id.to_bytes(8, "little") for id in ids))
-        os.unlink(os.path.join(draft.folder, "rows"))
+        for name in ("rows", "missing"):
+            os.unlink(os.path.join(draft.folder, name))
         self._store.sync()  # a power loss must not leave a seal of files that are not trusted
         self._store.sealed.put(str(draft.seal), ids)
         record = SealRecord(
@@ -210,7 +232,7 @@ class Sealing:
             raise
 
     def _image_entries(self, draft: Draft, snapshot: SnapshotWriter, ids: array[int]) -> Iterator[ImageEntry]:
-        for path, entry in _rows(draft):
+        for path, entry in _rows(draft, "rows"):
             row = self._snapshot_entry(path, entry)
             snapshot.add(row)
             target = b""
@@ -242,12 +264,14 @@ class Sealing:
         cached = self._store.index.cached(entry.id)
         if cached is None or not cached.trusted or version_of(cached) != entry.version:
             raise StoreError(f"seal: {path}", why="the file left the cache meanwhile", hint="seal again")
+        if size_bytes <= BLOCK_SIZE_BYTES:
+            return cached.checksum
         reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
         try:
             sums = [reader.checksum(block) for block in range(block_count(size_bytes))]
         finally:
             reader.close()
-        return sums[0] if len(sums) == 1 else block_checksum(b"".join(s.to_bytes(8, "little") for s in sums))
+        return block_checksum(b"".join(each.to_bytes(8, "little") for each in sums))
 
     # ------------------------------------------------------------ the steps of verify and remove
 
@@ -286,9 +310,13 @@ class Sealing:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
 
 
-def _rows(draft: Draft) -> Iterator[tuple[bytes, Entry]]:
+def _write_row(out: BinaryIO, row: bytes) -> None:
+    out.write(len(row).to_bytes(_LENGTH_BYTES, "little") + row)
+
+
+def _rows(draft: Draft, name: str) -> Iterator[tuple[bytes, Entry]]:
     decoder = msgpack_decoder(tuple[bytes, Entry])
-    with open(os.path.join(draft.folder, "rows"), "rb") as file:
+    with open(os.path.join(draft.folder, name), "rb") as file:
         while head := file.read(_LENGTH_BYTES):
             yield decoder.decode(file.read(int.from_bytes(head, "little")))
 
