@@ -107,6 +107,9 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines += _write_lines(report.get("write") or {})
     lines += _cluster_lines(report)
     lines += _gateway_lines(report["gateways"])
+    for seal in report.get("seals", ()):
+        lines.append(("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}"))
+        lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     for session in report["sessions"]:
         lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
         lines.append(("", session["why"]))

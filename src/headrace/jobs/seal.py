@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ from headrace.jobs.walk import NAMES_AT_ONCE
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
 from headrace.seal.erofs import ImageEntry
-from headrace.seal.mounted import mounts_of
+from headrace.seal.mounted import mounts_of, places_by_source, source_of
 from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
 from headrace.seal.writer import write_image
 from headrace.store.checksum import block_checksum
@@ -99,6 +99,21 @@ class Sealing:
     async def remove(self, seal: SealId) -> None:
         """Remove a seal that is not mounted. Its files may be evicted then. PathNotFoundError, UsageError."""
         await self._in_thread(self._remove, seal)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the seals and where they are mounted. Blocks for small files."""
+        places = places_by_source()
+        records = [self._catalogue.record(seal) for seal in self._catalogue.seals()]
+        return [
+            {
+                "seal": str(record.seal),
+                "path": record.path,
+                "files": record.files,
+                "size_bytes": record.size_bytes,
+                "mounted": places.get(source_of(record), []),
+            }
+            for record in records
+        ]
 
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the

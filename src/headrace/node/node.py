@@ -358,6 +358,7 @@ class Node:
                 {"path": mount.path, "url": mount.url, "sync_interval_s": mount.sync_interval_s}
                 for mount in self.mounts.all()
             ],
+            "seals": self.jobs.sealing.status(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),

@@ -21,6 +21,14 @@ def mounts_of(record: SealRecord) -> list[str]:
     return [path for path, source in _views() if source == source_of(record)]
 
 
+def places_by_source() -> dict[str, list[str]]:
+    """Return where each seal is mounted, by its device, with one look at the mount table."""
+    places: dict[str, list[str]] = {}
+    for path, source in _views():
+        places.setdefault(source, []).append(path)
+    return places
+
+
 def seals_below(top: str) -> list[str]:
     """Return where any seals are mounted at or below a path, in the order of the mounts."""
     return [path for path, _ in _views() if path == top or path.startswith(top.rstrip("/") + "/")]

@@ -39,14 +39,15 @@ def printed(value: object, name: str = "") -> Iterator[str]:
 
 
 def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(write="back:2")
+    cluster = make_cluster(write="off,/out=back:2")
     cluster.put("data/a", 50_000)
     cluster.put("data/b", 60_000)
     cluster.start(2)
     hosts = cluster.hosts
     for host in hosts:
+        host.ok("seal", "/data")
         assert (host.mount / "data/a").read_bytes() == (cluster.truth / "data/a").read_bytes()
-    Writer(hosts[0].mount).run("open('out', 'wb').write(b'x' * 1000)")
+    Writer(hosts[0].mount).run("open('out/file', 'wb').write(b'x' * 1000)")
     settled(hosts[0])
     status = [host.json("status") for host in hosts]
     assert set(printed(status[0])) | set(printed(status[1])) == documented()
