@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,3 +71,23 @@ def test_a_sentence_is_short(page: Path) -> None:
 def test_a_page_has_no_retired_word(page: Path) -> None:
     lines = enumerate(prose(page.read_text()).splitlines(), start=1)
     assert [f"{number}: {word[0]}" for number, line in lines for word in RETIRED.finditer(line)] == []
+
+
+def test_no_text_of_the_program_has_a_retired_word() -> None:
+    """Errors, help and log messages. Docstrings and comments are for readers of the code."""
+    words = [
+        f"{module.relative_to(ROOT)}:{text.lineno} {word[0]}"
+        for module in sorted((ROOT / "src").rglob("*.py"))
+        for text in _texts(ast.parse(module.read_text()))
+        for word in RETIRED.finditer(text.value)
+    ]
+    assert words == []
+
+
+def _texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the strings of several words that the program uses."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            if id(node) not in docstrings:
+                yield node

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import MountError, UsageError
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, print_rows, say, warn
@@ -90,7 +90,7 @@ def make(
 
     node, began_s = running_node(socket, cache, path), time.monotonic()
     if mountpoint or in_place:
-        _check_may_mount()
+        _check_may_mount(node)
     seal = _name_of(node, as_)
     start = JobStart(kind="seal", path=node.path, options={"seal": str(seal)})
     places = node.places(mountpoint, node.path, in_place=in_place, shared=allow_other)
@@ -123,7 +123,7 @@ def mount(
     if not (mountpoint or in_place):
         raise UsageError("seal mount", why="no place is given", hint="use --at MOUNTPOINT, or --in-place")
     node = known_node(socket, cache)
-    _check_may_mount()
+    _check_may_mount(node)
     record = node.catalogue.record(SealId.parse(name))
     places = node.places(mountpoint, record.path, in_place=in_place, shared=allow_other)
     for place in places:
@@ -237,13 +237,18 @@ def remove(
     print_json({"seal": str(seal)}) if json else say(f"removed: {seal}")
 
 
-def _check_may_mount() -> None:
+def _check_may_mount(node: SealNode) -> None:
+    from headrace.seal.probe import seal_trouble
+
     if os.geteuid() != 0:
         raise UsageError(
             "seal",
             why="only root can mount a seal, of a node that runs as root",
             hint="leave --at and --in-place out, or use sudo",
         )
+    trouble = seal_trouble(node.folders[0])
+    if trouble:
+        raise MountError("cannot mount a seal", why=trouble)
 
 
 def _name_of(node: SealNode, name: str | None) -> SealId:

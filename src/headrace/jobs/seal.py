@@ -7,6 +7,7 @@ seal or with none: a file that can't be loaded, or changes meanwhile, fails it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import stat
 import time
@@ -37,6 +38,7 @@ from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
 from headrace.seal.erofs import ImageEntry
 from headrace.seal.mounted import mounts_of, places_by_source, source_of
+from headrace.seal.probe import seal_trouble
 from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
 from headrace.seal.writer import write_image
 from headrace.store.checksum import block_checksum
@@ -114,6 +116,11 @@ class Sealing:
             }
             for record in records
         ]
+
+    @functools.cached_property
+    def trouble(self) -> str:
+        """Return why no seal of this node can be mounted, by a test; "" if they can."""
+        return seal_trouble(self._store.disks[0].folder)
 
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the

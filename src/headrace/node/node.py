@@ -359,6 +359,7 @@ class Node:
                 for mount in self.mounts.all()
             ],
             "seals": self.jobs.sealing.status(),
+            "seal_trouble": self.jobs.sealing.trouble,
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
