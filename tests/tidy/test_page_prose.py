@@ -88,6 +88,5 @@ def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the strings of several words that the program uses, with their lines."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
-        if isinstance(value, str) and " " in value:
-            yield node.lineno, value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value if " " in node.value else ""
