@@ -156,7 +156,9 @@ class Writer:
         top = f"folder-{self._chance.randrange(3)}"
         if os.path.isdir(top):
             names = [
-                os.path.normpath(os.path.join(at, name)) for at, _, found in os.walk(top) for name in found
+                os.path.normpath(os.path.join(folder, name))
+                for folder, _, files in os.walk(top)
+                for name in files
             ]
             self._do("remove", names, lambda: self._unlink_all(top))
             return

@@ -110,7 +110,7 @@ def test_a_cache_folder_of_another_node(host: Host) -> None:
     host.ok("load")
     (host.base / "mnt2").mkdir()
     for word in (f"{host.cache}:1GiB", f"{host.base}/new:1GiB,{host.cache}:1GiB"):
-        words = [part for one in word.split(",") for part in ("--cache", one)]
+        words = [part for folder in word.split(",") for part in ("--cache", folder)]
         done = host.headrace("up", host.truth, host.base / "mnt2", *words)
         assert done.returncode == 22, done.stderr
         assert len(done.stderr.splitlines()) == 1
@@ -151,11 +151,11 @@ def test_a_cache_folder_larger_than_its_disk_is_used_as_far_as_it_goes(
 def open_host() -> Iterator[Host]:
     """Another user's."""
     base = Path(tempfile.mkdtemp(prefix="headrace-test-", dir="/tmp"))
-    one = Host(base)
-    one.put("file", 3 * 1000 * 1000)
+    host = Host(base)
+    host.put("file", 3 * 1000 * 1000)
     run("chown", "-R", "65534:65534", base)
-    yield one
-    one.close()
+    yield host
+    host.close()
     shutil.rmtree(base)
 
 

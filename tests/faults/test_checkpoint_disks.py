@@ -24,8 +24,8 @@ def state_of(step: int) -> dict[str, Any]:
 def assert_right(folder: Path, wanted: list[int]) -> None:
     assert steps(PosixStorage(str(folder))) == wanted
     for step in wanted:
-        found = load(str(folder), step)
-        assert found["step"] == step and np.array_equal(found["w"], state_of(step)["w"])
+        state = load(str(folder), step)
+        assert state["step"] == step and np.array_equal(state["w"], state_of(step)["w"])
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])

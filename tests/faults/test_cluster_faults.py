@@ -70,16 +70,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture
     base = tmp_path_factory.mktemp("apart")
     try:
         with etcd_server() as etcd:
-            made = ClusterFixture(base, etcd.address, sync_interval_s=2, lease_s=30)
+            cluster = ClusterFixture(base, etcd.address, sync_interval_s=2, lease_s=30)
             disk = base / "n1/cache"
             try:
                 for number in range(40):
-                    made.put(f"clock/{number}", 30_000 + number)
-                    made.put(f"rot/{number}", 40_000 + number)
-                    made.put(f"full/{number}", 200_000 + number)
-                    made.put(f"again/{number}", 20_000 + number)
-                    made.put(f"lies/{number}", 20_000 + number)
-                    made.put(f"protocol/{number}", 20_000 + number)
+                    cluster.put(f"clock/{number}", 30_000 + number)
+                    cluster.put(f"rot/{number}", 40_000 + number)
+                    cluster.put(f"full/{number}", 200_000 + number)
+                    cluster.put(f"again/{number}", 20_000 + number)
+                    cluster.put(f"lies/{number}", 20_000 + number)
+                    cluster.put(f"protocol/{number}", 20_000 + number)
                 for name in (
                     "clock/large",
                     "rot/large",
@@ -87,17 +87,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture
                     "full/other",
                     "lies/large",
                 ):
-                    made.put(name, 4 * MIB + 77)
+                    cluster.put(name, 4 * MIB + 77)
                 for shift_s in SHIFTS_S:
-                    run_first(made.add(), CLOCK.format(shift_s=shift_s))
+                    run_first(cluster.add(), CLOCK.format(shift_s=shift_s))
                 disk.mkdir()
                 run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", disk)
-                for host in made.hosts:
-                    made.up(host)
-                made.wait_members(3)
-                yield made
+                for host in cluster.hosts:
+                    cluster.up(host)
+                cluster.wait_members(3)
+                yield cluster
             finally:
-                made.close()
+                cluster.close()
                 if os.path.ismount(disk):
                     run("umount", "-l", disk)
     except ServerMissing as error:
@@ -153,18 +153,18 @@ def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(cluster: ClusterFixture
     names = below(cluster, "rot")
     owners = cluster.owners(names)
     owner = owners["rot/large"]
-    one, other = (host for host in cluster.hosts if host is not owner)
+    peer, other = (host for host in cluster.hosts if host is not owner)
     small = next(name for name in names if owners[name] is owner and name != "rot/large")
     owner.assert_right(*names)
     ids: dict[str, int] = {}
-    for name, at in (("rot/large", 2 * MIB + 500_000), (small, 20_000)):
+    for name, offset in (("rot/large", 2 * MIB + 500_000), (small, 20_000)):
         ids[name] = id = owner.json("stat", owner.mount / name)["id"]
         with next(owner.cache.glob(f"files/*/{id:012x}")).open("r+b") as file:
-            file.seek(at)
+            file.seek(offset)
             byte = file.read(1)
-            file.seek(at)
+            file.seek(offset)
             file.write(bytes([byte[0] ^ 1]))
-    one.assert_right(*names)
+    peer.assert_right(*names)
     for name, id in ids.items():
         line = f"are dropped id={id:x} path=/{name}\n"
         cluster.wait_for(lambda line=line: line in log_of(owner), LIMIT_S)  # type: ignore[misc]

@@ -29,18 +29,18 @@ ROUNDS = (("kill", 0), ("stop", 1), ("kill", 2), ("stop", 0))
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture]:
     try:
         with etcd_server() as etcd:
-            made = ClusterFixture(tmp_path_factory.mktemp("kills"), etcd.address, replicas=2)
+            cluster = ClusterFixture(tmp_path_factory.mktemp("kills"), etcd.address, replicas=2)
             try:
                 for number in range(len(ROUNDS)):
                     for file in range(16):
-                        made.put(f"{number}/{file}", 50_000 + file)
-                    made.put(f"{number}/large", 5 * MIB + number)
+                        cluster.put(f"{number}/{file}", 50_000 + file)
+                    cluster.put(f"{number}/large", 5 * MIB + number)
                 for file in range(16):
-                    made.put(f"twin/{file}", 50_000 + file)
-                made.start(3)
-                yield made
+                    cluster.put(f"twin/{file}", 50_000 + file)
+                cluster.start(3)
+                yield cluster
             finally:
-                made.close()
+                cluster.close()
     except ServerMissing as error:
         pytest.skip(str(error))
 
@@ -57,15 +57,15 @@ def test_killed_and_stopped_at_random_moments(cluster: ClusterFixture) -> None:
         before = host.wait_pid("node")
         with ThreadPoolExecutor(len(cluster.hosts)) as pool:
             reading: dict[int, Future[None]] = {
-                at: pool.submit(one.assert_right, *names, limit_s=LIMIT_S)
-                for at, one in enumerate(cluster.hosts)
+                index: pool.submit(node.assert_right, *names, limit_s=LIMIT_S)
+                for index, node in enumerate(cluster.hosts)
             }
             time.sleep(chance.random() * 0.5)  # the moment is what is tested
             send(before, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             try:
-                for at, one in reading.items():
-                    if at != victim:
-                        one.result()
+                for index, future in reading.items():
+                    if index != victim:
+                        future.result()
             finally:
                 if how == "stop":
                     os.kill(before, signal.SIGCONT)
@@ -74,7 +74,7 @@ def test_killed_and_stopped_at_random_moments(cluster: ClusterFixture) -> None:
             cluster.wait_for(lambda before=before, host=host: host.pid_of("node") not in (0, before), LIMIT_S)  # type: ignore[misc]
             cluster.wait_for(lambda host=host: not host.headrace("status").returncode, LIMIT_S)  # type: ignore[misc]
         for one_host in cluster.hosts:
-            cluster.wait_for(lambda at=one_host: len(cluster.members(at)) == 3, LIMIT_S)  # type: ignore[misc]
+            cluster.wait_for(lambda node=one_host: len(cluster.members(node)) == 3, LIMIT_S)  # type: ignore[misc]
 
 
 def test_a_node_that_hung_and_whose_place_another_took(cluster: ClusterFixture) -> None:
@@ -85,7 +85,7 @@ def test_a_node_that_hung_and_whose_place_another_took(cluster: ClusterFixture) 
     try:
         cluster.up(twin)
         places = {host.environment["HEADRACE_LISTEN"] for host in (*cluster.hosts[:2], twin)}
-        cluster.wait_for(lambda: {one["address"] for one in members(cluster, first)} == places, LIMIT_S)
+        cluster.wait_for(lambda: {member["address"] for member in members(cluster, first)} == places, LIMIT_S)
         for host in (first, twin):
             host.assert_right(*names, limit_s=LIMIT_S)
     finally:
@@ -94,15 +94,15 @@ def test_a_node_that_hung_and_whose_place_another_took(cluster: ClusterFixture) 
     assert "another node took the id" in hung.ok("status")
     for host in cluster.hosts:
         host.assert_right(*names, limit_s=LIMIT_S)
-    assert {one["address"] for one in members(cluster, first)} == places
+    assert {member["address"] for member in members(cluster, first)} == places
     assert not membership(cluster, twin)["trouble"]
 
 
 def members(cluster: ClusterFixture, host: Host) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = cluster.status(host)["cluster"]["members"]
-    return found
+    rows: list[dict[str, str]] = cluster.status(host)["cluster"]["members"]
+    return rows
 
 
 def membership(cluster: ClusterFixture, host: Host) -> dict[str, str]:
-    found: dict[str, str] = cluster.status(host)["cluster"]["membership"]
-    return found
+    report: dict[str, str] = cluster.status(host)["cluster"]["membership"]
+    return report

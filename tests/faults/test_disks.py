@@ -23,11 +23,11 @@ from memory and never written, once the file system is shut down."""
 
 @pytest.fixture
 def host(make_host: MakeHost) -> Host:
-    one = make_host(fill_range_bytes=MIB)
+    host = make_host(fill_range_bytes=MIB)
     for number in range(4):
-        one.put(f"{number}.tar", 3 * MIB + number)
-        one.put(f"small/{number}", 50_000 + number)
-    return one
+        host.put(f"{number}.tar", 3 * MIB + number)
+        host.put(f"small/{number}", 50_000 + number)
+    return host
 
 
 def test_a_disk_that_answers_nothing_but_eio(host: Host, make_disk: MakeDisk) -> None:
@@ -100,8 +100,8 @@ def test_a_disk_that_others_fill_up_and_clear(host: Host, make_disk: MakeDisk) -
                 file.flush()
         except OSError as error:
             assert error.errno == errno.ENOSPC
-    found = host.read(*host.names())
-    for name, row in found.items():
+    rows = host.read(*host.names())
+    for name, row in rows.items():
         assert row["wrong"] == -1
         assert not row["error"] or row["error"] in FAILED, (name, row)
     ballast.unlink()
@@ -134,9 +134,9 @@ def test_index_and_files_on_a_disk_that_dies(host: Host, make_disk: MakeDisk) ->
 
 def errors_only(host: Host) -> None:
     """Every file is right or fails with a clear errno; what came before the error is right."""
-    found = host.read(*host.names())
+    rows = host.read(*host.names())
     for name in host.names():
-        row = found[name]
+        row = rows[name]
         assert row["wrong"] == -1, row
         size = (Path(host.truth) / name).stat().st_size
         assert row["error"] in FAILED or (not row["error"] and row["bytes"] == size), row

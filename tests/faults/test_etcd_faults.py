@@ -25,11 +25,11 @@ def own_etcd() -> Iterator[EtcdServer]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[ClusterFixture]:
-    made = ClusterFixture(tmp_path, own_etcd.address)
+    cluster = ClusterFixture(tmp_path, own_etcd.address)
     for number in range(20):
-        made.put(f"a/{number}", 30_000 + number)
-    yield made
-    made.close()
+        cluster.put(f"a/{number}", 30_000 + number)
+    yield cluster
+    cluster.close()
 
 
 def trouble(cluster: ClusterFixture, host: Host) -> str:
@@ -115,8 +115,8 @@ def test_a_node_that_was_killed_takes_its_place_again(cluster: ClusterFixture) -
         lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode
     )
     cluster.wait_for(well(cluster, 2))
-    for one in cluster.hosts:
-        one.assert_right()
+    for member in cluster.hosts:
+        member.assert_right()
 
 
 def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(
@@ -147,8 +147,8 @@ def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(
     cluster.put("a/new", 40_000)
     cluster.wait_for(lambda: other.headrace("sync", other.mount).returncode == 0)  # it reaches it again
     host.ok("load", "/a")
-    for one in cluster.hosts:
-        one.assert_right()
+    for member in cluster.hosts:
+        member.assert_right()
     assert "WARNING headrace.cluster.membership this node is not in the cluster" in log_of(host)
 
 

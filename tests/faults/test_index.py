@@ -59,11 +59,11 @@ PAGES: list[Damage] = [
 
 @pytest.fixture
 def host(make_host: MakeHost) -> Host:
-    one = make_host()
+    host = make_host()
     for number in range(300):
-        one.put(f"{number % 7}/a-rather-long-name-so-that-the-index-has-pages-{number}.bin", 1000 + number)
-    one.put("large.tar", (5 << 20) + 99)
-    return one
+        host.put(f"{number % 7}/a-rather-long-name-so-that-the-index-has-pages-{number}.bin", 1000 + number)
+    host.put("large.tar", (5 << 20) + 99)
+    return host
 
 
 def test_damaged_after_an_end_in_order(host: Host) -> None:
@@ -96,10 +96,10 @@ def up_and_right(host: Host, *, expected_aside: bool) -> None:
     up = host.up()
     host.assert_right()
     host.ok("load")
-    found = host.headrace("fsck")
+    check = host.headrace("fsck")
     # damage that nobody met so far may be met now: what it says of files is then repaired, and named
-    assert found.returncode in (0, 50), found
-    assert found.returncode == 0 or found.stderr, found
+    assert check.returncode in (0, 50), check
+    assert check.returncode == 0 or check.stderr, check
     host.assert_right()
     aside = list(host.cache.glob("index.corrupt-*"))
     assert aside or not expected_aside

@@ -44,16 +44,16 @@ class Reading:
 
     def stop(self) -> list[dict[str, object]]:
         rows = []
-        for one in self._all:
-            out, _ = one.communicate(timeout=60)
-            assert one.returncode == 0, one.returncode
+        for process in self._all:
+            out, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, process.returncode
             rows.append(json.loads(out))
         return rows
 
     def kill(self) -> None:
-        for one in self._all:
-            one.kill()
-            one.wait()
+        for process in self._all:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("io", ["auto", "splice"])

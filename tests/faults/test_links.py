@@ -75,23 +75,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
     # a lease of 120 s does not end while a link is cut, however busy the machine
     settings = {"sync_interval_s": "3600", "lease_s": "120"}
-    with Lab(str(folder / "lab.json")) as one:
-        one.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
-        store = services.client_of(one.store())
+    with Lab(str(folder / "lab.json")) as lab:
+        lab.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
+        store = services.client_of(lab.store())
         for path in sorted(truth.rglob("*")):
             if path.is_file():
                 store.put(str(path.relative_to(truth)), path.read_bytes())
-        words = [*services.python_words(), "sync", one.mountpoint(BEHIND)]
-        subprocess.run(words, env=one.environment(BEHIND), capture_output=True, timeout=60, check=True)
+        words = [*services.python_words(), "sync", lab.mountpoint(BEHIND)]
+        subprocess.run(words, env=lab.environment(BEHIND), capture_output=True, timeout=60, check=True)
         for number in (BEHIND, *OTHERS):  # names are known before a link is cut
             done = subprocess.run(
-                ["find", one.mountpoint(number), "-type", "f"], capture_output=True, timeout=60, check=True
+                ["find", lab.mountpoint(number), "-type", "f"], capture_output=True, timeout=60, check=True
             )
             assert len(done.stdout.splitlines()) == len(WAYS) * (FILES + 1 + PROBES)
         ports = (folder / "lab/origin" / services.PORTS).read_text().split()
         sockets = [glob(f"/tmp/seaweedfs-*-{port}.sock") for port in ports]
         assert any(sockets)
-        yield one
+        yield lab
     assert not any(map(os.path.exists, chain(*sockets)))
 
 
@@ -109,10 +109,10 @@ def below(truth: Path, folder: str) -> list[str]:
 
 
 def peer(lab: Lab, asker: int, asked: int) -> dict[str, Any]:
-    found: dict[str, Any] = lab.report(asker)["cluster"]["peers"].get(
+    row: dict[str, Any] = lab.report(asker)["cluster"]["peers"].get(
         f"node-{asked}", {"files": 0, "requests": 0}
     )
-    return found
+    return row
 
 
 def all_are_members(lab: Lab) -> bool:
@@ -130,8 +130,8 @@ def test_readers_on_the_other_nodes_go_on_and_come_back(lab: Lab, truth: Path, w
     try:
         with ThreadPoolExecutor(len(OTHERS)) as pool:
             reading = [pool.submit(read, lab, number, truth, names) for number in OTHERS]
-            for one in reading:
-                one.result()
+            for future in reading:
+                future.result()
         read(lab, BEHIND, truth, kept)  # what it has, it serves
     finally:
         lab.heal(BEHIND)

@@ -21,8 +21,8 @@ SMALL = 25 * int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 
 @pytest.fixture
 def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(seaweed) as one:
-        yield one
+    with fault_proxy(seaweed) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_cold_epoch_through_a_bad_link_leaves_right_bytes(spoiled: Host, proxy
     assert checksums["files_wrong"] > 0
     assert checksums["files_corrupt"] == 0
     assert "came with wrong bytes" in spoiled.ok("status")
-    assert any("origin sent wrong bytes" in one.read_text() for one in spoiled.run_folder.glob("*.log"))
+    assert any("origin sent wrong bytes" in log.read_text() for log in spoiled.run_folder.glob("*.log"))
     spoiled.ok("down")
     spoiled.assert_nothing_left()
 

@@ -24,8 +24,8 @@ ERRNOS = ("EHOSTUNREACH", "ETIMEDOUT", "EIO")
 
 @pytest.fixture
 def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(seaweed) as one:
-        yield one
+    with fault_proxy(seaweed) as proxy:
+        yield proxy
 
 
 @pytest.fixture

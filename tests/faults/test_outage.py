@@ -52,8 +52,8 @@ if ALL:
 
 @pytest.fixture
 def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(seaweed) as one:
-        yield one
+    with fault_proxy(seaweed) as proxy:
+        yield proxy
 
 
 def names_of(outage: Outage) -> list[str]:
@@ -164,8 +164,8 @@ def end(proxy: FaultProxy, outage: Outage) -> None:
 
 
 def status_of(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = host.status()["origin"]["mounts"]["/"]
-    return found
+    report: dict[str, Any] = host.status()["origin"]["mounts"]["/"]
+    return report
 
 
 def is_shown(host: Host) -> bool:

@@ -233,8 +233,8 @@ async def test_small_files_that_wait_their_turn_are_not_asked_of_a_silent_peer(t
         ]
         try:
             results = await asyncio.gather(*calls, return_exceptions=True)
-            failures = [one for one in results if isinstance(one, BaseException)]
-            assert all(isinstance(one, PeerError) for one in failures)
+            failures = [result for result in results if isinstance(result, BaseException)]
+            assert all(isinstance(failure, PeerError) for failure in failures)
             assert len(failures) >= turns * FILES_MAX
             requests = pair.peers.table.statistics()["b"]["requests"]  # some of them ask whether it lives
             assert IN_FLIGHT_MAX < requests < IN_FLIGHT_MAX + turns
@@ -265,7 +265,7 @@ async def test_an_owner_that_waits_for_its_origin_is_waited_for(tmp_path: Path) 
         await until(lambda: pings(pair, fetches=2) > 2)
         for wanted in files:
             pair.desk.files[wanted.path].land(0, 1)
-        assert [await small, await large] == [pair.desk.body(one) for one in files]
+        assert [await small, await large] == [pair.desk.body(file) for file in files]
         assert pair.desk.requests == [1, 1]
         assert pair.peers.table.statistics()["b"]["errors"] == 0
 
@@ -410,8 +410,8 @@ async def test_a_rotten_block_of_the_owner_does_not_get_through(tmp_path: Path) 
             await pair.fetch(part)
         with pytest.raises(PeerError, match="checksum"):
             await pair.fetch_small(wanted)
-        told = sorted([(one.start, one.end) for one in (wanted, part, wanted)])
-        await until(lambda: sorted((one.start, one.end) for one in pair.desk.doubted) == told)
+        ranges = sorted([(span.start, span.end) for span in (wanted, part, wanted)])
+        await until(lambda: sorted((span.start, span.end) for span in pair.desk.doubted) == ranges)
 
 
 # ---------------------------------------------------------------- TLS
@@ -428,7 +428,7 @@ async def test_tls(tmp_path: Path) -> None:
         slow = pair.desk.add("slow", 3 * MIB, landed=False)
         waiting = asyncio.ensure_future(pair.fetch(slow))
         bodies = await asyncio.gather(*map(pair.fetch_small, files), pair.fetch(large))
-        assert bodies == [pair.desk.body(one) for one in [*files, large]]
+        assert bodies == [pair.desk.body(file) for file in [*files, large]]
         await until(lambda: pair.desk.files[slow.path].waits == 1)
         pair.desk.files[slow.path].land(0, 1, 2)
         assert await waiting == pair.desk.body(slow)

@@ -64,13 +64,13 @@ class Machine:
                 name: bytes.fromhex(data) for name, data in tree_of(self.host.truth).items() if data != "dir"
             }
         assert self._server.store is not None
-        found: Tree = {}
+        tree: Tree = {}
         for metas in obstore.list(self._server.store, prefix=self._prefix):
             for meta in metas:
                 name = meta["path"].removeprefix(f"{self._prefix}/")
                 if not name.startswith(HIDDEN):
-                    found[name] = bytes(obstore.get(self._server.store, meta["path"]).bytes())
-        return found
+                    tree[name] = bytes(obstore.get(self._server.store, meta["path"]).bytes())
+        return tree
 
     def change_origin(self, name: str, data: bytes | None) -> None:
         """By somebody else. None: removed."""
@@ -87,8 +87,8 @@ class Machine:
             self._server.put(f"{self._prefix}/{name}", data)
 
     def shown(self) -> Tree:
-        found = Writer(self.host.mount).tree()
-        return {name: bytes.fromhex(data) for name, data in found.items() if data != "dir"}
+        tree = Writer(self.host.mount).tree()
+        return {name: bytes.fromhex(data) for name, data in tree.items() if data != "dir"}
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -186,7 +186,7 @@ def test_what_somebody_else_changed_meanwhile_is_a_conflict(
     account = settled(host)
     host.ok("sync")
     wait_until(lambda: machine.shown()["clean"] == b"theirs")
-    kept = {one["path"].strip("/"): one["kept"].strip("/") for one in account["conflicts"]}
+    kept = {row["path"].strip("/"): row["kept"].strip("/") for row in account["conflicts"]}
     assert set(kept) == {"replaced", "same-size", "removed"}
     expected = {**theirs, "ours": b"second state", **dict.fromkeys(kept.values(), b"second state")}
     assert machine.shown() == expected

@@ -137,7 +137,7 @@ def check(stored: dict[str, bytes], promised: States, under_way: dict[str, list[
         allowed = [promised.get(name), *under_way.get(name, [])]
         data = stored.get(name)
         if data not in allowed:
-            wrong[name] = (size_of(data), [size_of(one) for one in allowed])
+            wrong[name] = (size_of(data), [size_of(content) for content in allowed])
     assert not wrong
 
 

@@ -50,11 +50,11 @@ class Handler(BaseHTTPRequestHandler):
         self.say(404, b"{}")
 
     def part(self, start: int, end: int, body: bytes, *, sums: str | None = None, length: int = 0) -> None:
-        told = sums_of(DATA[start:end], start) if sums is None else sums
+        checksums = sums_of(DATA[start:end], start) if sums is None else sums
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(DATA)}")
         self.send_header("ETag", '"v1"')
-        self.send_header("headrace-checksums", told)
+        self.send_header("headrace-checksums", checksums)
         self.send_header("Content-Length", str(length or len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -84,8 +84,8 @@ def without_sums(handler: Handler, start: int, end: int) -> None:
 
 def elsewhere(handler: Handler, start: int, end: int) -> None:
     """True bytes, of another place."""
-    at = start + 1 if end < len(DATA) else start - 1
-    handler.part(at, at + end - start, DATA[at : at + end - start])
+    position = start + 1 if end < len(DATA) else start - 1
+    handler.part(position, position + end - start, DATA[position : position + end - start])
 
 
 def cut_short(handler: Handler, start: int, end: int) -> None:
@@ -128,9 +128,9 @@ def serve() -> Iterator[Callable[[Lie | None], Address]]:
         return Address(f"http://127.0.0.1:{server.server_port}", None)
 
     yield start
-    for one in servers:
-        one.shutdown()
-        one.server_close()
+    for running in servers:
+        running.shutdown()
+        running.server_close()
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)

@@ -36,14 +36,14 @@ class Canary:
 
     def _look(self) -> object:
         def state(path: Path) -> tuple[object, ...]:
-            found = path.lstat()
+            status = path.lstat()
             shown = (
-                found.st_ino,
-                found.st_mode,
-                found.st_uid,
-                found.st_gid,
-                found.st_nlink,
-                found.st_ctime_ns,
+                status.st_ino,
+                status.st_mode,
+                status.st_uid,
+                status.st_gid,
+                status.st_nlink,
+                status.st_ctime_ns,
             )
             return *shown, *os.listxattr(path, follow_symlinks=False)
 
@@ -91,8 +91,8 @@ def exchange_for_ever() -> None:
     exchange = ctypes.CDLL(None).renameat2
     kept = os.open("d/f", os.O_RDWR)
     while True:
-        for one, other in ((b"d", b"l"), (b"x", b"y")):
-            exchange(_AT, one, _AT, other, _EXCHANGE)
+        for name, other in ((b"d", b"l"), (b"x", b"y")):
+            exchange(_AT, name, _AT, other, _EXCHANGE)
         os.utime(kept)  # it is to be persisted again
 
 

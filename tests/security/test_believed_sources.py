@@ -135,7 +135,7 @@ def test_the_token_goes_to_no_address_that_a_node_names(tmp_path: Path) -> None:
     nodes = None
     try:
         nodes = ClusterClient([Address(node.url, None)], tokens_of(tmp_path), patience_s=1)
-        assert [one.address.url for one in nodes._order(b"/a")] == [node.url]
+        assert [believed.address.url for believed in nodes._order(b"/a")] == [node.url]
         assert any(b"the-token" in heard for heard in node.heard)
         assert evil.heard == []
     finally:
@@ -158,13 +158,13 @@ def test_after_https_nobody_is_asked_by_http(tmp_path: Path) -> None:
 def test_a_plain_file_with_our_attribute_leads_to_no_socket(tmp_path: Path) -> None:
     """`load_model` connected wherever the attribute of a plain file led, and mapped the index that was named there."""
     heard: list[bytes] = []
-    file, at = tmp_path / "model.safetensors", tmp_path / "evil.sock"
+    file, socket_path = tmp_path / "model.safetensors", tmp_path / "evil.sock"
     file.write_bytes(b"weights")
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(at))
+        listening.bind(str(socket_path))
         listening.listen()
         listening.settimeout(0.2)
-        os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(at))
+        os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(socket_path))
         assert bytes(LocalFolder(str(tmp_path)).fetch(file.name, Cancel())) == b"weights"
         with pytest.raises(TimeoutError):
             heard.append(listening.accept()[0].recv(100))

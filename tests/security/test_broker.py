@@ -99,15 +99,15 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)  # type: ignore[arg-type]
 
     def connect(self) -> socket.socket:
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        one.settimeout(10)
-        one.connect(self.path)
-        return one
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.settimeout(10)
+        client.connect(self.path)
+        return client
 
     def answers(self) -> bool:
-        with self.connect() as one:
-            one.sendall(GOOD)
-            body, rights, _, _ = one.recvmsg(4096, socket.CMSG_SPACE(4))
+        with self.connect() as client:
+            client.sendall(GOOD)
+            body, rights, _, _ = client.recvmsg(4096, socket.CMSG_SPACE(4))
             for _, _, data in rights:
                 os.close(int.from_bytes(data, "little"))
             return isinstance(decode_answer(body), OpenedFiles) and len(rights) == 1
@@ -126,9 +126,9 @@ def running(tmp_path: Path) -> Iterator[Running]:
     running.close()
 
 
-def is_dropped(one: socket.socket) -> bool:
+def is_dropped(client: socket.socket) -> bool:
     try:
-        return one.recv(4096) == b""
+        return client.recv(4096) == b""
     except ConnectionResetError:
         return True
 
@@ -179,25 +179,25 @@ def open_descriptors() -> int:
 def test_what_is_no_request_is_not_answered(running: Running, packet: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_request(packet)
-    with running.connect() as one:
-        one.sendall(packet)
-        assert is_dropped(one)
+    with running.connect() as client:
+        client.sendall(packet)
+        assert is_dropped(client)
     assert running.answers()
 
 
 def test_a_packet_that_is_too_long_is_dropped_whole(running: Running) -> None:
-    with running.connect() as one:
-        one.sendall(GOOD + b"\0" * REQUEST_BYTES_MAX)
-        assert is_dropped(one)
+    with running.connect() as client:
+        client.sendall(GOOD + b"\0" * REQUEST_BYTES_MAX)
+        assert is_dropped(client)
     assert running.answers()
 
 
 def test_descriptors_are_not_taken(running: Running) -> None:
     """Whoever sends the node descriptors takes its own away."""
     before = open_descriptors()
-    with running.connect() as one:
-        socket.send_fds(one, [GOOD], [0] * 100)
-        assert is_dropped(one)
+    with running.connect() as client:
+        socket.send_fds(client, [GOOD], [0] * 100)
+        assert is_dropped(client)
     assert running.answers()
     while open_descriptors() != before:  # the node closes its end by itself
         pass
@@ -216,10 +216,10 @@ def test_no_packet_does_anything_but_be_refused(packet: bytes) -> None:
 
 
 def mutated(packet: bytes, seed: int) -> bytes:
-    chance, found = random.Random(seed), bytearray(packet)
+    chance, mutant = random.Random(seed), bytearray(packet)
     for _ in range(chance.randrange(1, 4)):
-        found[chance.randrange(len(found))] = chance.randrange(256)
-    return bytes(found)
+        mutant[chance.randrange(len(mutant))] = chance.randrange(256)
+    return bytes(mutant)
 
 
 # ------------------------------------------------------------ how much
@@ -228,15 +228,15 @@ def mutated(packet: bytes, seed: int) -> bytes:
 def test_requests_before_the_answer_was_taken_end_a_connection(running: Running) -> None:
     """Else descriptors on their way, which count for nobody, are as many as the sockets hold."""
     before = open_descriptors()
-    with running.connect() as one:
+    with running.connect() as client:
         for _ in range(2):
-            one.send(encode(OpenFiles([b"/a"] * FILES_MAX, 0, 1)))
+            client.send(encode(OpenFiles([b"/a"] * FILES_MAX, 0, 1)))
             while not running.desk.users:
                 pass
             running.call(asyncio.sleep(0))
         for _ in range(200):
             try:
-                one.send(GOOD)
+                client.send(GOOD)
             except OSError:
                 break
         else:
@@ -246,8 +246,8 @@ def test_requests_before_the_answer_was_taken_end_a_connection(running: Running)
 
 
 def test_whoever_leaves_is_not_worked_for(running: Running) -> None:
-    with running.connect() as one:
-        one.sendall(encode(OpenFiles([b"/wait"], 0, 1)))
+    with running.connect() as client:
+        client.sendall(encode(OpenFiles([b"/wait"], 0, 1)))
         while not running.desk.waiting:
             pass
     assert running.desk.cancelled.wait(10)
@@ -259,16 +259,16 @@ def test_a_user_has_so_many_connections_and_others_have_room(
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_OF_A_USER_MAX", 4)
     kept = [running.connect() for _ in range(4)]
-    for one in kept:
-        one.sendall(GOOD)
-        assert one.recv(4096)
+    for client in kept:
+        client.sendall(GOOD)
+        assert client.recv(4096)
     with running.connect() as fifth:
         assert is_dropped(fifth)
     if os.geteuid() == 0:
         _open_the_way(running.path)
         assert _asks_as_nobody(running.path) == "answered"
-    for one in kept:
-        one.close()
+    for client in kept:
+        client.close()
     while len(running.broker._connections) > 0:
         pass
     assert running.answers()
@@ -279,15 +279,15 @@ def test_requests_that_wait_are_bounded_for_each_user(
 ) -> None:
     monkeypatch.setattr(server, "WAITING_OF_A_USER_MAX", 3)
     kept = [running.connect() for _ in range(10)]
-    for one in kept:
-        one.sendall(encode(OpenFiles([b"/wait"], 0, 1)))
+    for client in kept:
+        client.sendall(encode(OpenFiles([b"/wait"], 0, 1)))
     while len(running.desk.users) < 10:
         pass
     running.call(asyncio.sleep(0))
     assert running.desk.waiting == 3
     assert running.answers()
-    for one in kept:
-        one.close()
+    for client in kept:
+        client.close()
 
 
 @pytest.fixture
@@ -304,10 +304,10 @@ def users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def connect_as(running: Running, users: list[int], uid: int) -> socket.socket:
     users.append(uid)
-    one = running.connect()
+    client = running.connect()
     while users:
         pass
-    return one
+    return client
 
 
 @contextlib.contextmanager
@@ -331,11 +331,11 @@ def test_who_asks_without_end_makes_other_users_wait_for_one_request(
     heavy = [connect_as(running, users, 1001) for _ in range(50)]
     other = connect_as(running, users, 1002)
     with held_up(running):
-        for one in (*heavy, other):
-            one.sendall(GOOD)
-    for one in (*heavy, other):
-        assert one.recv(4096)
-        one.close()
+        for client in (*heavy, other):
+            client.sendall(GOOD)
+    for client in (*heavy, other):
+        assert client.recv(4096)
+        client.close()
     assert [user.uid for user in running.desk.users].index(1002) <= 1
 
 
@@ -359,13 +359,13 @@ def test_the_nodes_own_work_goes_on_between_requests(
 
     monkeypatch.setattr(running.desk, "answer_now", answered)
     with held_up(running):
-        for one in heavy:
-            one.sendall(GOOD)
+        for client in heavy:
+            client.sendall(GOOD)
         going_on = asyncio.run_coroutine_threadsafe(go_on(), running.loop)
     going_on.result(60)
     assert len(set(done)) == len(heavy)
-    for one in heavy:
-        one.close()
+    for client in heavy:
+        client.close()
 
 
 def test_who_has_most_connections_makes_room_for_others(
@@ -380,8 +380,8 @@ def test_who_has_most_connections_makes_room_for_others(
         assert is_dropped(heavy[0])
         with connect_as(running, users, 1001) as fourth:
             assert is_dropped(fourth)
-    for one in heavy:
-        one.close()
+    for client in heavy:
+        client.close()
 
 
 def _open_the_way(path: str) -> None:
@@ -392,7 +392,7 @@ def _open_the_way(path: str) -> None:
 
 
 def _asks_as_nobody(path: str) -> str:
-    found: str = as_nobody(
+    outcome: str = as_nobody(
         f"""
 one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 one.connect(path)
@@ -401,7 +401,7 @@ found = "answered" if one.recv(4096) else "dropped"
 """,
         path=path,
     )
-    return found
+    return outcome
 
 
 def test_without_descriptors_nobody_is_taken_for_a_while(
@@ -425,12 +425,12 @@ def test_without_descriptors_nobody_is_taken_for_a_while(
 
     exhausted = Exhausted()
     running.broker._listener = cast(socket.socket, exhausted)
-    with running.connect() as one:
+    with running.connect() as client:
         while exhausted.calls < 2:
             pass
         running.broker._listener = listener
-        one.sendall(GOOD)
-        assert one.recv(4096)
+        client.sendall(GOOD)
+        assert client.recv(4096)
     assert "connections of other users can't be accepted" in caplog.text
 
 
@@ -476,8 +476,8 @@ def test_all_groups_of_a_user_are_known(count: int) -> None:
         os.setgroups(groups)
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
-            one.connect(listener.getsockname())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+            end.connect(listener.getsockname())
             theirs.recv(1)
         os._exit(0)
     accepted, _ = listener.accept()
@@ -486,8 +486,8 @@ def test_all_groups_of_a_user_are_known(count: int) -> None:
     finally:
         ours.send(b".")
         os.waitpid(child, 0)
-        for one in (ours, theirs, listener, accepted):
-            one.close()
+        for end in (ours, theirs, listener, accepted):
+            end.close()
 
 
 @pytest.mark.root
@@ -499,7 +499,7 @@ def test_modes_mean_what_the_kernel_takes_them_for(tmp_path: Path) -> None:
     _open_the_way(str(tmp_path / "f"))
     places = tmp_path / "f", tmp_path / "d"
     begin, begun = os.pipe()
-    told, tell = os.pipe()
+    verdicts, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(begun)
@@ -522,15 +522,15 @@ def test_modes_mean_what_the_kernel_takes_them_for(tmp_path: Path) -> None:
                 for place in places:
                     place.chmod(mode)
                 os.write(begun, b".")
-                kernel = [bool(one) for one in os.read(told, 3)]
+                kernel = [bool(verdict) for verdict in os.read(verdicts, 3)]
                 modes = Modes(mode, uid, gid)
                 ours = [may(user, modes, wanted) for wanted in (READ, ENTER, READ | ENTER)]
                 assert ours == kernel, (who, oct(mode))
     finally:
         os.close(begun)
         os.waitpid(child, 0)
-        for one in (told, tell):
-            os.close(one)
+        for end in (verdicts, tell):
+            os.close(end)
 
 
 # ------------------------------------------------------------ where

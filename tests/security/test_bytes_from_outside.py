@@ -119,9 +119,9 @@ def test_failure_about_a_name_that_is_no_text() -> None:
     """Else the answer can't be sent, and the connection ends instead."""
     error = PathNotFoundError(os.fsdecode(b"/data/\xff"), why=os.fsdecode(b"\xfe"), hint="")
     sent = frame.encode(frame.failure_of(error))
-    told = frame.error_of(cast(Failure, frame.decode_answer(sent[frame.HEADER_BYTES :])))
-    assert isinstance(told, PathNotFoundError)
-    assert told.what == "/data/\\udcff"
+    failure = frame.error_of(cast(Failure, frame.decode_answer(sent[frame.HEADER_BYTES :])))
+    assert isinstance(failure, PathNotFoundError)
+    assert failure.what == "/data/\\udcff"
 
 
 def test_region_that_is_no_text() -> None:

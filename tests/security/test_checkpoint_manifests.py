@@ -51,16 +51,16 @@ def tamper(folder: Path, change: Evil) -> None:
     """Write a changed manifest with the right checksums, as whoever can write into the folder can."""
     path = folder / "manifests" / f"{1:012d}"
     manifest = decode(path.read_bytes(), "m")
-    found = {"head": msgspec.to_builtins(manifest.head), "body": msgspec.to_builtins(manifest.body)}
-    change(found)
-    head, body = msgspec.json.encode(found["head"]), msgspec.json.encode(found["body"])
+    document = {"head": msgspec.to_builtins(manifest.head), "body": msgspec.to_builtins(manifest.body)}
+    change(document)
+    head, body = msgspec.json.encode(document["head"]), msgspec.json.encode(document["body"])
     first = b" ".join((MAGIC, digest(head).encode(), digest(body).encode()))
     path.write_bytes(b"\n".join((first, head, body, b"")))
 
 
 def leaf(manifest: dict[str, Any], name: str) -> dict[str, Any]:
     leaves: list[dict[str, Any]] = manifest["body"]["parts"][0]["leaves"]
-    return next(one for one in leaves if one["name"] == name)
+    return next(row for row in leaves if row["name"] == name)
 
 
 def setting(name: str, **values: Any) -> Evil:

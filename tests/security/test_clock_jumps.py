@@ -267,7 +267,7 @@ def test_what_was_seen_goes_with_its_save(
 ) -> None:
     place, name = foreign
     prune(place, Retention())
-    assert name in [f"{os.path.dirname(name)}/{one}" for one in place.names(os.path.dirname(name))]
+    assert name in [f"{os.path.dirname(name)}/{entry}" for entry in place.names(os.path.dirname(name))]
     began_s = boot_clock.now_s()
     monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + DAY_S + 60.0)
     prune(place, Retention())

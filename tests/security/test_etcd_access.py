@@ -102,15 +102,15 @@ def _healthy(etcd: Secured) -> bool:
 
 async def use(records: EtcdRecords) -> None:
     """All that a node does with records."""
-    told: list[tuple[str, bytes | None]] = []
+    changes: list[tuple[str, bytes | None]] = []
     await records.start()
     try:
         await records.put("mounts//a", b"1")
         await records.put("nodes/n", b"2", leased=True)
         assert await records.list("") == {"mounts//a": b"1", "nodes/n": b"2"}
-        await records.follow("mounts/", lambda key, value: told.append((key, value)))
+        await records.follow("mounts/", lambda key, value: changes.append((key, value)))
         assert await records.replace("mounts//a", b"1", b"3")
-        await until(lambda: ("mounts//a", b"3") in told)
+        await until(lambda: ("mounts//a", b"3") in changes)
         await records.delete("mounts//a")
     finally:
         await records.close()
@@ -182,20 +182,20 @@ async def test_certificates_and_passwords_are_taken_anew(
     password.write_text(PASSWORD)
     password.chmod(0o600)
     access = replace(secured.access("renewed"), user="pat", password=str(password))
-    told: list[bytes | None] = []
+    values: list[bytes | None] = []
     records, other = secured.records(access), secured.records(secured.access("headrace2"))
     secured.control("user", "add", "headrace2", "--no-password")
     secured.control("user", "grant-role", "headrace2", "headrace")
     await records.start()
     await other.start()
     await records.put("nodes/me", b"here", leased=True)
-    await records.follow("a", lambda _key, value: told.append(value))
+    await records.follow("a", lambda _key, value: values.append(value))
     for turn in range(3):
         before = records._connection._client
         secured.authority.renew("renewed")
         await until(lambda: records._connection._client not in (before, None))  # noqa: B023 - it is awaited here
         await other.put("a", b"%d" % turn)
-        await until(lambda: told[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
+        await until(lambda: values[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
     assert records.leases_lost == 0 and await other.get("nodes/me") == b"here"
     assert records.away_since_s is None
     await records.close()

@@ -122,8 +122,8 @@ def test_webhdfs(webhdfs: WebHdfs, canary: Canary) -> None:
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
     (tmp_path / "rest").mkdir()
-    with serving(tmp_path / "rest", write="/out=back,off") as one:
-        yield one
+    with serving(tmp_path / "rest", write="/out=back,off") as api:
+        yield api
 
 
 def test_rest(api: Api, canary: Canary) -> None:
@@ -156,8 +156,8 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
             monkeypatch.setenv(name, host.environment[name])
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
-        found = open_local_vfs(patience_s=10)
-        yield host, found
+        vfs = open_local_vfs(patience_s=10)
+        yield host, vfs
         HOSTS.close()
     finally:
         host.close()
@@ -185,8 +185,8 @@ def test_the_library(paths: tuple[Host, LocalVfs], canary: Canary) -> None:
         attempt(lambda: here.rename(new, new + b"-moved"))
         attempt(lambda: here.remove(new + b"-moved"))
         attempt(lambda: here.touch(path))
-        attempt(lambda: here.alter(path, lambda at: os.chmod(at, 0o666)))
-        attempt(lambda: here.alter(path, lambda at: os.chown(at, USER, USER)))
+        attempt(lambda: here.alter(path, lambda place: os.chmod(place, 0o666)))
+        attempt(lambda: here.alter(path, lambda place: os.chown(place, USER, USER)))
         attempt(lambda: here.dress(path, lambda fd: os.setxattr(fd, "trusted.headrace.s3", b"x")))
         attempt(lambda: here.make_directory(b"/out/race/d/folder"))
         attempt(lambda: here.remove_all(b"/out/race/d/folder"))
@@ -230,17 +230,17 @@ def test_what_is_persisted(paths: tuple[Host, LocalVfs], canary: Canary) -> None
 
 @pytest.fixture
 def upper(tmp_path: Path) -> Upper:
-    made = Upper(str(tmp_path / "upper"))
-    made.make()
-    return made
+    upper = Upper(str(tmp_path / "upper"))
+    upper.make()
+    return upper
 
 
 def test_snapshots_for_other_nodes(tmp_path: Path, upper: Upper, canary: Canary) -> None:
     def step(number: int) -> bool:
         path = b"/race/" + NAMES[number % 2].encode()
         with contextlib.suppress(OSError):
-            one = take(path, upper.at(path), upper.base_of(path))
-            return one.shape == EntryType.FILE and assert_harmless(one.content)
+            snapshot = take(path, upper.at(path), upper.base_of(path))
+            return snapshot.shape == EntryType.FILE and assert_harmless(snapshot.content)
         return False
 
     with exchanging(tmp_path / "upper/tree/race", canary):
@@ -263,9 +263,9 @@ def test_copies_that_are_placed(tmp_path: Path, canary: Canary) -> None:
             Snapshot(b"/race/d/f", EntryType.GONE),
         ]
         done = 0
-        for one in snapshots:
+        for snapshot in snapshots:
             with contextlib.suppress(OSError):
-                mirror.place(one)
+                mirror.place(snapshot)
                 done += 1
         if not any(os.path.islink(race / name) for name in "dl"):
             with contextlib.suppress(OSError):
@@ -278,9 +278,9 @@ def test_copies_that_are_placed(tmp_path: Path, canary: Canary) -> None:
 
 
 def row_of(path: Path, name: bytes) -> JournalRecord:
-    found = path.lstat()
-    version = Version(found.st_size, found.st_mtime_ns, "token")
-    return JournalRecord(name, found.st_ino, found.st_ctime_ns, found.st_size, version)
+    status = path.lstat()
+    version = Version(status.st_size, status.st_mtime_ns, "token")
+    return JournalRecord(name, status.st_ino, status.st_ctime_ns, status.st_size, version)
 
 
 def test_files_that_leave_the_layer(tmp_path: Path, upper: Upper, canary: Canary) -> None:
@@ -320,9 +320,9 @@ def test_the_session(tmp_path: Path, canary: Canary) -> None:
         with user(lambda: use_the_mount(write), host.mount / "out/race"), user(exchange_for_ever, trap):
 
             def step(_: int) -> bool:
-                told = os.read(read, 1)
-                assert told in b"+-", "the session read, or showed, what is root's"
-                return told == b"+"
+                sign = os.read(read, 1)
+                assert sign in b"+-", "the session read, or showed, what is root's"
+                return sign == b"+"
 
             for_a_while(step)
         canary.check()
@@ -338,7 +338,7 @@ def use_the_mount(report: int) -> None:
     number = 0
     while True:
         number += 1
-        told = b"-"
+        sign = b"-"
         for name in ("d/f", "x"):
             for change in (
                 lambda name=name: os.chmod(name, 0o666, follow_symlinks=True),
@@ -355,12 +355,12 @@ def use_the_mount(report: int) -> None:
                     change()  # type: ignore[no-untyped-call]
             with contextlib.suppress(OSError), open(name, "rb") as file:
                 data = file.read()
-                told = b"!" if SECRET in data else b"+" if data.startswith(MINE) else told
+                sign = b"!" if SECRET in data else b"+" if data.startswith(MINE) else sign
         with contextlib.suppress(OSError):
-            told = b"!" if CLOSED in os.listdir("d") else told
+            sign = b"!" if CLOSED in os.listdir("d") else sign
         with open(f"own/{number % 50}", "wb") as file:
             file.write(b"own")
-        os.write(report, told)
+        os.write(report, sign)
 
 
 # ------------------------------------------------------------ checkpoints

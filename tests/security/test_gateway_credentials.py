@@ -83,7 +83,9 @@ def test_webhdfs_believes_no_name(webhdfs: WebHdfsGateway, target: str) -> None:
 def hadoops(token: str, kind: str = "WEBHDFS delegation", more: bytes = b"") -> str:
     """As Hadoop's Token.encodeToUrlString."""
     fields = (b"owner" * 40, token.encode(), kind.encode(), b"127.0.0.1:9870")
-    data = b"".join(bytes((143, len(one)) if len(one) > 127 else (len(one),)) + one for one in fields)
+    data = b"".join(
+        bytes((143, len(field)) if len(field) > 127 else (len(field),)) + field for field in fields
+    )
     return base64.urlsafe_b64encode(data + more).rstrip(b"=").decode()
 
 
@@ -270,17 +272,17 @@ def test_a_secret_of_a_command_or_the_configuration_comes_from_a_file(tmp_path: 
 def test_only_the_configuration_names_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Else who may attach an origin by REST would have the node read any file, and send it away."""
     path = secret(tmp_path, "of-the-host")
-    seen: list[dict[str, str]] = []
+    given_options: list[dict[str, str]] = []
 
     def build(url: str, options: dict[str, str]) -> Any:
-        seen.append(options)
+        given_options.append(options)
         raise UsageError("enough")
 
     monkeypatch.setattr("headrace.node.attachments.build_origin", build)
     attachments: Any = object.__new__(Attachments)
     with pytest.raises(UsageError):
         asyncio.run(attachments._attach("/x", "s3://b", {"secret_access_key": f"@{path}"}, check=False))
-    assert seen == [{"secret_access_key": f"@{path}"}]
+    assert given_options == [{"secret_access_key": f"@{path}"}]
 
 
 def test_no_thread_waits_for_a_form_of_whoever() -> None:
@@ -362,7 +364,7 @@ def test_each_request_is_verified_for_itself() -> None:
 
 
 def refusals_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.getMessage().startswith("refused ")]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("refused ")]
 
 
 def signed(key: str) -> str:

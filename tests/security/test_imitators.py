@@ -50,7 +50,7 @@ def test_down_ends_no_imitator(host: Host) -> None:
         for word in ("holder", "session_main")
     ]
     host.ok("down", str(host.mount))
-    assert [untouched(one) for one in imitators] == [True, True]
+    assert [untouched(imitator) for imitator in imitators] == [True, True]
     assert not os.path.ismount(host.mount)
 
 
@@ -69,8 +69,8 @@ def test_up_follows_no_imitator(host: Host) -> None:
     (state,) = read_states(str(host.run_folder))
     wait_until(lambda: read_states(str(host.run_folder))[0].holder_pid != up.ready["holder_pid"])
     (state,) = read_states(str(host.run_folder))
-    assert state.holder_pid not in [one.pid for one in imitators]
-    assert [untouched(one) for one in imitators] == [True, True]
+    assert state.holder_pid not in [imitator.pid for imitator in imitators]
+    assert [untouched(imitator) for imitator in imitators] == [True, True]
     host.ok("down", str(host.mount))
     assert up.wait() == 0
 

@@ -26,17 +26,17 @@ def folder(tmp_path: Path) -> Path:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_bytes(b"secret")
-    found = tmp_path / "origin"
-    (found / "blobs").mkdir(parents=True)
-    (found / "blobs/1").write_bytes(b"data")
-    (found / "set").mkdir()
-    (found / "set/relative").symlink_to("../blobs/1")
-    (found / "set/absolute").symlink_to(found / "blobs/1")
-    (found / "set/folder").symlink_to("../blobs")
-    (found / "out").symlink_to(secret)
-    (found / "set/up").symlink_to("../../secret/key")
-    (found / "key").symlink_to(secret / "key")
-    return found
+    origin = tmp_path / "origin"
+    (origin / "blobs").mkdir(parents=True)
+    (origin / "blobs/1").write_bytes(b"data")
+    (origin / "set").mkdir()
+    (origin / "set/relative").symlink_to("../blobs/1")
+    (origin / "set/absolute").symlink_to(origin / "blobs/1")
+    (origin / "set/folder").symlink_to("../blobs")
+    (origin / "out").symlink_to(secret)
+    (origin / "set/up").symlink_to("../../secret/key")
+    (origin / "key").symlink_to(secret / "key")
+    return origin
 
 
 def at(folder: Path, **options: str) -> AbstractAsyncContextManager[Origin]:
@@ -44,9 +44,9 @@ def at(folder: Path, **options: str) -> AbstractAsyncContextManager[Origin]:
 
 
 def version_at(path: Path) -> Version:
-    found = path.stat()
+    status = path.stat()
     return Version(
-        found.st_size, found.st_mtime_ns, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+        status.st_size, status.st_mtime_ns, f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     )
 
 

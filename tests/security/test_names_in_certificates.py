@@ -149,7 +149,7 @@ async def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
 @pytest.mark.parametrize(
     "request_",
     [Replicate("c", []), ReplicateAhead("c", 1, 0, 1), QueryFailover("c"), DirtyNamesChanged("c", [b"/"])],
-    ids=lambda one: type(one).__name__,
+    ids=lambda call: type(call).__name__,
 )
 @pytest.mark.parametrize("tls", [True, False])
 async def test_a_node_speaks_for_no_other(

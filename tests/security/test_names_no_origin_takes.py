@@ -64,8 +64,8 @@ def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch
             f"{plain}-file": b"3",
             "honest": b"4",
         }
-        told = {row["path"]: row["kept"] for row in host.status()["write"]["conflicts"]}
-        assert told == {
+        conflicts = {row["path"]: row["kept"] for row in host.status()["write"]["conflicts"]}
+        assert conflicts == {
             f"/out/{EVIL}": f"/out/{plain}",
             f"/out/{EVIL}-file": f"/out/{plain}-file",
             f"/out/{plain}/{EVIL}": f"/out/{plain}/{plain}",

@@ -54,27 +54,27 @@ def open_host(shared_base: Path) -> Iterator[Host]:
     host.up(host.truth, host.mount, "--allow-other", "--write", "off,/w=back,/keep=local")
     host.ok("load", "/d")
     for folder in ("w", "keep"):
-        at = host.mount / folder
-        _as_others_do(at)
+        directory = host.mount / folder
+        _as_others_do(directory)
     host.ok("persist", "/w")
     yield host
     host.close()
 
 
-def _as_others_do(at: Path) -> None:
+def _as_others_do(directory: Path) -> None:
     """Files and folders with modes that mean something."""
-    os.makedirs(at, exist_ok=True)
-    (at / "open").write_bytes(b"everybody's")
-    (at / "closed").write_bytes(b"patient record 4711")
-    (at / "closed").chmod(0o600)
-    (at / "theirs").write_bytes(b"nobody's own")
-    os.chown(at / "theirs", NOBODY, NOBODY)
-    (at / "theirs").chmod(0o600)
-    (at / "folder").mkdir(mode=0o700)
-    (at / "folder/inner").write_bytes(b"behind a closed folder")
-    (at / "dark").mkdir()
-    (at / "dark/known").write_bytes(b"who knows the name")
-    (at / "dark").chmod(0o711)
+    os.makedirs(directory, exist_ok=True)
+    (directory / "open").write_bytes(b"everybody's")
+    (directory / "closed").write_bytes(b"patient record 4711")
+    (directory / "closed").chmod(0o600)
+    (directory / "theirs").write_bytes(b"nobody's own")
+    os.chown(directory / "theirs", NOBODY, NOBODY)
+    (directory / "theirs").chmod(0o600)
+    (directory / "folder").mkdir(mode=0o700)
+    (directory / "folder/inner").write_bytes(b"behind a closed folder")
+    (directory / "dark").mkdir()
+    (directory / "dark/known").write_bytes(b"who knows the name")
+    (directory / "dark").chmod(0o711)
 
 
 def below(*tops: Path) -> list[str]:
@@ -85,7 +85,7 @@ def test_nothing_below_cache_and_run_folders_is_read_or_changed(open_host: Host)
     paths = below(open_host.cache, open_host.run_folder)
     assert len(paths) > 300
     reached = as_nobody(WALK, paths=paths)
-    assert [one for one in reached if one[1] not in map(str, (open_host.cache, open_host.run_folder))] == []
+    assert [row for row in reached if row[1] not in map(str, (open_host.cache, open_host.run_folder))] == []
     # the folders themselves can be named, as any name in a directory that can be listed
     assert {name for name, _ in reached} == {"path"}
 
@@ -100,7 +100,7 @@ def test_no_file_of_the_cache_means_anything_without_the_folder_s_mode(open_host
 
 
 def test_the_library_of_another_user_reads_what_modes_let_it(open_host: Host) -> None:
-    found = as_nobody(
+    outcomes = as_nobody(
         """
 cache = headrace.connect(socket=at)
 digest = lambda data: hashlib.sha256(data).hexdigest()
@@ -135,7 +135,7 @@ found = {
         name: hashlib.sha256((open_host.truth / name).read_bytes()).hexdigest() for name in open_host.names()
     }
     large = (open_host.truth / "large").read_bytes()
-    assert found == {
+    assert outcomes == {
         "kind": "BrokeredVfs",
         "names": ["/d", "/keep", "/large", "/small", "/w"],
         "listed": 40,
@@ -154,7 +154,7 @@ found = {
 
 
 def test_fsspec_loaders_and_models_go_on_working(open_host: Host) -> None:
-    found = as_nobody(
+    outcomes = as_nobody(
         """
 digest = lambda data: hashlib.sha256(data).hexdigest()
 system = fsspec.filesystem("headrace", socket=at)
@@ -180,7 +180,7 @@ found = {
     truth = {
         name: hashlib.sha256((open_host.truth / name).read_bytes()).hexdigest() for name in open_host.names()
     }
-    assert found == {
+    assert outcomes == {
         "cat": truth["small"],
         "find": 40,
         "place": [truth["d/3"], truth["d/5"]],
@@ -192,7 +192,7 @@ found = {
 
 def test_a_descriptor_can_only_be_read(open_host: Host) -> None:
     """Else a user writes into what all others read: open(2) by /proc asks the modes of the cache file, and so on."""
-    found = as_nobody(
+    errors = as_nobody(
         """
 content = headrace.connect(socket=at).content("/small")
 fd = content.fd
@@ -209,7 +209,7 @@ found = [refused(call) for call in (
         imports=LIBRARY + "import fcntl",
         at=_socket(open_host),
     )
-    assert set(found) <= {"PermissionError", "OSError"}, found
+    assert set(errors) <= {"PermissionError", "OSError"}, errors
 
 
 def test_a_mount_that_is_closed_to_others_has_no_door_for_them(host: Host) -> None:

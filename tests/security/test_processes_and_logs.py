@@ -75,9 +75,9 @@ def test_nothing_is_believed_in_a_run_folder_that_root_gave_away(
     with socket.socket(socket.AF_UNIX) as node:
         node.bind(str(folder / "node.sock"))
         node.listen()
-        for at in (None, str(folder / "node.sock")):
+        for socket_path in (None, str(folder / "node.sock")):
             with pytest.raises(NodeUnavailableError):
-                find_node(socket=at)
+                find_node(socket=socket_path)
 
 
 @pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o720, 0o755), (0o700, 0o757)])

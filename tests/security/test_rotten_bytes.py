@@ -62,7 +62,7 @@ def fill_and_stop(host: Host, *words: object) -> None:
 def cache_file(host: Host, name: str) -> Path:
     """By its bytes."""
     want = (host.truth / name).read_bytes()
-    (found,) = [
+    (file,) = [
         path
         for path in (host.cache / "files").rglob("*")
         if path.is_file()
@@ -70,7 +70,7 @@ def cache_file(host: Host, name: str) -> Path:
         and path.stat().st_size == len(want)
         and path.read_bytes() == want
     ]
-    return found
+    return file
 
 
 def rot(host: Host, names: list[str]) -> list[Path]:
@@ -86,8 +86,8 @@ def rot(host: Host, names: list[str]) -> list[Path]:
 
 
 def scrub_of(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = host.status()["scrub"]
-    return found
+    report: dict[str, Any] = host.status()["scrub"]
+    return report
 
 
 def run_node(host: Host) -> Up:

@@ -56,12 +56,12 @@ def strange(lab: Authority, name: str, **more: object) -> Seals:
 
 
 def test_a_record_is_read_as_it_was_written(lab: Authority) -> None:
-    one, other = seals(lab, "a"), seals(lab, "b")
-    sealed = one.close("mounts/x", MOUNT)
-    assert other.open("mounts/x", sealed) == one.open("mounts/x", sealed) == MOUNT
+    writer, other = seals(lab, "a"), seals(lab, "b")
+    sealed = writer.close("mounts/x", MOUNT)
+    assert other.open("mounts/x", sealed) == writer.open("mounts/x", sealed) == MOUNT
     older = msgspec.json.decode(sealed)  # as one that knows of no seals reads it
     assert older["url"] == "s3://training" and set(older) == {"url", "options", "seal"}
-    assert one.may_close("nodes/a") and not one.may_close("nodes/b") and one.may_close("mounts/x")
+    assert writer.may_close("nodes/a") and not writer.may_close("nodes/b") and writer.may_close("mounts/x")
 
 
 def test_what_no_node_of_the_cluster_sealed_is_refused(lab: Authority, tmp_path: Path) -> None:
@@ -180,33 +180,33 @@ async def test_records_that_nodes_did_not_write_change_nothing(
     etcd: EtcdServer, lab: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    one, other = records(etcd, "forged", seals(lab, "a")), records(etcd, "forged", seals(lab, "b"))
+    writer, other = records(etcd, "forged", seals(lab, "a")), records(etcd, "forged", seals(lab, "b"))
     attacker = records(etcd, "forged", None)
-    for node in (one, other, attacker):
+    for node in (writer, other, attacker):
         await node.start()
-    told: list[tuple[str, bytes | None]] = []
-    await other.follow("mounts/", lambda key, value: told.append((key, value)))
-    await one.put("mounts/x", MOUNT)
+    changes: list[tuple[str, bytes | None]] = []
+    await other.follow("mounts/", lambda key, value: changes.append((key, value)))
+    await writer.put("mounts/x", MOUNT)
     first = await attacker.get("mounts/x")
-    assert first is not None and await one.replace("mounts/x", MOUNT, EVIL)
-    assert await one.replace("mounts/x", EVIL, MOUNT) and not await one.replace("mounts/x", EVIL, EVIL)
-    await until(lambda: told.count(("mounts/x", MOUNT)) >= 2)
-    before = list(told)
+    assert first is not None and await writer.replace("mounts/x", MOUNT, EVIL)
+    assert await writer.replace("mounts/x", EVIL, MOUNT) and not await writer.replace("mounts/x", EVIL, EVIL)
+    await until(lambda: changes.count(("mounts/x", MOUNT)) >= 2)
+    before = list(changes)
     for forged in (EVIL, b"", b"nonsense", first, first.replace(b"training", b"evil----")):
         await attacker.put("mounts/x", forged)
     for number in range(50):
         await attacker.put(f"mounts/{number}", EVIL)
     await attacker.put("mounts/new", EVIL)
     await attacker.put("mounts/moved", first)
-    await one.put("mounts/end", MOUNT)
-    await until(lambda: told[-1:] == [("mounts/end", MOUNT)])
-    assert told == [*before, ("mounts/end", MOUNT)]
+    await writer.put("mounts/end", MOUNT)
+    await until(lambda: changes[-1:] == [("mounts/end", MOUNT)])
+    assert changes == [*before, ("mounts/end", MOUNT)]
     assert await other.list("mounts/") == {"mounts/x": MOUNT, "mounts/end": MOUNT}
-    assert await one.get("mounts/new") == b""  # there is something, and nobody believes it
-    assert not await one.create("mounts/new", MOUNT)
-    assert await one.replace("mounts/new", b"", MOUNT)
+    assert await writer.get("mounts/new") == b""  # there is something, and nobody believes it
+    assert not await writer.create("mounts/new", MOUNT)
+    assert await writer.replace("mounts/new", b"", MOUNT)
     assert await other.get("mounts/new") == MOUNT
-    for node in (one, other, attacker):
+    for node in (writer, other, attacker):
         await node.close()
     lines = [
         record.getMessage() for record in caplog.records if "refused interface=records" in record.getMessage()
@@ -231,8 +231,8 @@ async def test_a_rogue_node_owns_nothing(etcd: EtcdServer, lab: Authority) -> No
         Membership(records(etcd, "rogue", seals(lab, id)), info(id), on_view=views.append, is_alive=alive)
         for id in ("a", "b")
     ]
-    for one in members:
-        await one.start()
+    for member in members:
+        await member.start()
     client = seals(lab, "c")
     await attacker.put("nodes/d", client.close("nodes/d", msgspec.json.encode(info("d"))))
     await attacker.put("nodes/c", client.close("nodes/c", msgspec.json.encode(info("d"))))
@@ -240,8 +240,8 @@ async def test_a_rogue_node_owns_nothing(etcd: EtcdServer, lab: Authority) -> No
     await until(lambda: views and set(views[-1].nodes) == {"a", "b", "c"})
     assert all(node.capacity_bytes == 1 << 30 for view in views for node in view.nodes.values())
     assert all(set(view.nodes) <= {"a", "b", "c"} for view in views)
-    for one in members:
-        await one.stop()
+    for member in members:
+        await member.stop()
     await attacker.close()
 
 
@@ -253,14 +253,14 @@ async def test_records_are_sealed_again_before_their_seal_ends(
     monkeypatch.setattr("headrace.cluster.etcd.RESEAL_S", 0.0)
     monkeypatch.setattr("headrace.cluster.etcd.CHECK_S", 0.05)
     short = Seals(MutualTls(issued(lab, "short", days=0.001)))  # not_before is 5 minutes ago: past its half
-    one, other = records(etcd, "again", short), records(etcd, "again", seals(lab, "b"))
+    writer, other = records(etcd, "again", short), records(etcd, "again", seals(lab, "b"))
     plain = records(etcd, "again", None)
     await plain.start()
-    await one.start()
-    await one.put("mounts/x", MOUNT)
-    await one.put("nodes/short", MOUNT)
+    await writer.start()
+    await writer.put("mounts/x", MOUNT)
+    await writer.put("nodes/short", MOUNT)
     before = await plain.get("mounts/x")
-    await one.close()
+    await writer.close()
     kept = await plain.get("nodes/short")
     await other.start()
     while await plain.get("mounts/x") == before:  # noqa: ASYNC110

@@ -23,68 +23,68 @@ def dangerous(folder: Path) -> list[str]:
     return [
         str(path)
         for path in folder.rglob("*")
-        for found in [path.lstat()]
-        if (stat.S_ISREG(found.st_mode) and found.st_mode & 0o6000)
-        or stat.S_ISBLK(found.st_mode)
-        or (stat.S_ISCHR(found.st_mode) and found.st_rdev != 0)
+        for status in [path.lstat()]
+        if (stat.S_ISREG(status.st_mode) and status.st_mode & 0o6000)
+        or stat.S_ISBLK(status.st_mode)
+        or (stat.S_ISCHR(status.st_mode) and status.st_rdev != 0)
     ]
 
 
 def shown(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_mode, found.st_rdev
+    status = path.lstat()
+    return status.st_mode, status.st_rdev
 
 
 def test_a_set_user_id_program_is_one_in_the_mount_only(host: Host) -> None:
     """`tar xp` of an image by root left programs below the cache that ran as root."""
     host.put("a", 10)
     host.up(host.truth, host.mount, "--allow-other", "--write", "back,/keep=local")
-    at = host.mount
+    mount = host.mount
     modes = {"suid": 0o4755, "sgid": 0o2755, "both": 0o6711, "sticky": 0o1644, "plain": 0o640}
     for name, mode in modes.items():
-        (at / name).write_bytes(b"#!/bin/sh\n")
-        (at / name).chmod(mode)
-    opened = os.open(at / "opened", os.O_CREAT | os.O_WRONLY, 0o4777)
+        (mount / name).write_bytes(b"#!/bin/sh\n")
+        (mount / name).chmod(mode)
+    opened = os.open(mount / "opened", os.O_CREAT | os.O_WRONLY, 0o4777)
     os.fchmod(opened, 0o4755)
     os.close(opened)
     expected = {name: (stat.S_IFREG | mode, 0) for name, mode in {**modes, "opened": 0o4755}.items()}
-    os.mknod(at / "null", stat.S_IFCHR | 0o666, NULL)
-    os.mknod(at / "disk", stat.S_IFBLK | 0o600, os.makedev(8, 1))
-    os.link(at / "suid", at / "linked")
+    os.mknod(mount / "null", stat.S_IFCHR | 0o666, NULL)
+    os.mknod(mount / "disk", stat.S_IFBLK | 0o600, os.makedev(8, 1))
+    os.link(mount / "suid", mount / "linked")
     devices = {
         "null": (stat.S_IFCHR | 0o666 & ~_umask(), NULL),
         "disk": (stat.S_IFBLK | 0o600, os.makedev(8, 1)),
     }
-    assert {name: shown(at / name) for name in expected} == expected
-    assert {name: shown(at / name) for name in devices} == devices
-    assert shown(at / "linked") == expected["suid"]
+    assert {name: shown(mount / name) for name in expected} == expected
+    assert {name: shown(mount / name) for name in devices} == devices
+    assert shown(mount / "linked") == expected["suid"]
     assert dangerous(host.cache) == []
     assert (
-        as_nobody("found = refused(lambda: os.open(path, os.O_RDONLY))", path=f"{at}/null")
+        as_nobody("found = refused(lambda: os.open(path, os.O_RDONLY))", path=f"{mount}/null")
         == "PermissionError"
     )
 
-    (at / "null").chmod(0o4600)
-    (at / "both").chmod(0o755)
+    (mount / "null").chmod(0o4600)
+    (mount / "both").chmod(0o755)
     expected["both"] = stat.S_IFREG | 0o755, 0
-    (at / "disk").unlink()
-    os.chown(at / "sgid", 1, 1)  # takes the bits, as chown(2) does
+    (mount / "disk").unlink()
+    os.chown(mount / "sgid", 1, 1)  # takes the bits, as chown(2) does
     expected["sgid"] = stat.S_IFREG | 0o755, 0
-    assert stat.S_IFMT((at / "null").lstat().st_mode) == stat.S_IFCHR
-    os.unlink(at / "linked")
+    assert stat.S_IFMT((mount / "null").lstat().st_mode) == stat.S_IFCHR
+    os.unlink(mount / "linked")
     host.ok("persist", "/")
     host.ok("load", "/")
-    assert {name: shown(at / name) for name in expected} == expected
+    assert {name: shown(mount / name) for name in expected} == expected
     assert dangerous(host.cache) == []
-    with open(at / "suid", "ab") as file:  # comes back into the layer
+    with open(mount / "suid", "ab") as file:  # comes back into the layer
         file.write(b"exit\n")
-    (at / "suid").chmod(0o4755)
-    host.ok("down", str(at))
+    (mount / "suid").chmod(0o4755)
+    host.ok("down", str(mount))
     host.up(host.truth, host.mount, "--allow-other", "--write", "back,/keep=local")
-    assert {name: shown(at / name) for name in expected} == expected
-    assert shown(at / "null")[1] == NULL
+    assert {name: shown(mount / name) for name in expected} == expected
+    assert shown(mount / "null")[1] == NULL
     assert dangerous(host.cache) == []
-    host.ok("down", str(at))
+    host.ok("down", str(mount))
 
 
 def test_whoever_writes_loses_the_bits(host: Host) -> None:
@@ -101,25 +101,25 @@ def test_whoever_writes_loses_the_bits(host: Host) -> None:
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2711, 0o1600, 0o7777, 0o644, 0])
 def test_a_mode_is_told_as_it_was_given(tmp_path: Path, mode: int) -> None:
-    at = os.fsencode(tmp_path / "file")
+    path = os.fsencode(tmp_path / "file")
     (tmp_path / "file").touch()
     for before in (0o6755, 0o600):
-        give_mode(at, before)
-        give_mode(at, mode)
-        found = os.lstat(at)
-        assert stat.S_IMODE(as_given(found, at).st_mode) == mode
-        assert found.st_mode & 0o6000 == 0
-        assert as_given(found, at).st_mtime_ns == found.st_mtime_ns
+        give_mode(path, before)
+        give_mode(path, mode)
+        status = os.lstat(path)
+        assert stat.S_IMODE(as_given(status, path).st_mode) == mode
+        assert status.st_mode & 0o6000 == 0
+        assert as_given(status, path).st_mtime_ns == status.st_mtime_ns
 
 
 def test_a_device_is_a_fifo_on_the_disk(tmp_path: Path) -> None:
-    at = Root(os.fsencode(tmp_path)).at(b"/device")
-    make_device(at, stat.S_IFBLK | 0o640, os.makedev(259, 70000))
+    path = Root(os.fsencode(tmp_path)).at(b"/device")
+    make_device(path, stat.S_IFBLK | 0o640, os.makedev(259, 70000))
     for mode in (0o640, 0o4600, 0o1777, 0):
-        give_mode(at, mode)
-        found = as_given(at.lstat(), at)
-        assert (found.st_mode, found.st_rdev) == (stat.S_IFBLK | mode, os.makedev(259, 70000))
-        assert stat.S_ISFIFO(at.lstat().st_mode)
+        give_mode(path, mode)
+        status = as_given(path.lstat(), path)
+        assert (status.st_mode, status.st_rdev) == (stat.S_IFBLK | mode, os.makedev(259, 70000))
+        assert stat.S_ISFIFO(path.lstat().st_mode)
 
 
 def test_a_directory_keeps_its_bits(tmp_path: Path) -> None:

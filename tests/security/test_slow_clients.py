@@ -462,7 +462,7 @@ def test_a_network_of_ipv6_is_one_address() -> None:
 def test_what_is_held_longest_goes_first() -> None:
     held: Buffered[Visitor] = Buffered(100)
     a, b, c, d = (Visitor(name) for name in "abcd")
-    assert [held.hold(one, 40) for one in (a, b, c)] == [[], [], [a]]
+    assert [held.hold(visitor, 40) for visitor in (a, b, c)] == [[], [], [a]]
     assert held.hold(b, 0) == []
     assert held.hold(d, 61) == [c]
     assert held.hold(d, 101) == [d]

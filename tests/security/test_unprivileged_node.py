@@ -66,8 +66,8 @@ def lowered(shared_base: Path) -> Iterator[Host]:
 
 def ready(host: Host) -> dict[str, Any]:
     (state,) = host.run_folder.glob("*.json")
-    found: dict[str, Any] = json.loads(state.read_bytes())
-    return found
+    document: dict[str, Any] = json.loads(state.read_bytes())
+    return document
 
 
 def test_each_process_has_what_the_table_says_and_no_more(lowered: Host) -> None:
@@ -81,17 +81,17 @@ def test_each_process_has_what_the_table_says_and_no_more(lowered: Host) -> None
         "s3": gateway,
     }
     for name, pid in pids.items():
-        found = status_of(pid)
-        assert found["Uid"] == found["Gid"] == " ".join([str(NODE_USER)] * 4), name
-        assert (found["Groups"], found["NoNewPrivs"]) == (str(NODE_USER), "1"), name
+        status = status_of(pid)
+        assert status["Uid"] == status["Gid"] == " ".join([str(NODE_USER)] * 4), name
+        assert (status["Groups"], status["NoNewPrivs"]) == (str(NODE_USER), "1"), name
         held = SYS_ADMIN if name in ("up", "holder") else NOTHING
-        assert (found["CapPrm"], found["CapEff"], found["CapInh"], found["CapAmb"]) == (
+        assert (status["CapPrm"], status["CapEff"], status["CapInh"], status["CapAmb"]) == (
             held,
             held,
             NOTHING,
             NOTHING,
         ), name
-        assert found["CapBnd"] == SYS_ADMIN, name
+        assert status["CapBnd"] == SYS_ADMIN, name
     assert set(lowered.processes()) == set(pids.values())
 
 
@@ -170,7 +170,7 @@ def test_no_third_user_reads_or_changes_what_the_node_keeps(lowered: Host) -> No
         status = path.lstat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode) & 0o077) == (NODE_USER, 0), path
     tops = (str(lowered.cache), str(lowered.run_folder))
-    assert [one for one in as_nobody(WALK, paths=paths) if one[1] not in tops] == []
+    assert [row for row in as_nobody(WALK, paths=paths) if row[1] not in tops] == []
 
 
 def test_the_node_s_user_does_not_come_to_the_rights_of_up_and_holder(lowered: Host) -> None:
@@ -181,8 +181,8 @@ found = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
     ("mem", "rb"), ("mem", "r+b"), ("maps", "rb"), ("environ", "rb"))]
     + [refused(lambda: os.listdir(f"/proc/{pid}/fd")), libc.ptrace(16, pid, 0, 0)] for pid in pids]
 """
-    found = as_user(NODE_USER, program, imports="import ctypes", pids=[said["pid"], said["holder_pid"]])
-    assert [one[:3] + one[4:] for one in found] == [["PermissionError"] * 4 + [-1]] * 2
+    rows = as_user(NODE_USER, program, imports="import ctypes", pids=[said["pid"], said["holder_pid"]])
+    assert [row[:3] + row[4:] for row in rows] == [["PermissionError"] * 4 + [-1]] * 2
 
 
 def test_a_hostile_session_registers_no_file_of_others(lowered: Host) -> None:
@@ -208,7 +208,7 @@ found.append(ask(own) > 0)
     folder = lowered.base / "theirs"
     folder.mkdir()
     os.chown(folder, NODE_USER, NODE_USER)
-    found = as_user(
+    outcomes = as_user(
         NODE_USER,
         program,
         imports="import array, struct, ctypes",
@@ -217,9 +217,9 @@ found.append(ask(own) > 0)
         folder=str(folder),
     )
     eperm, einval, ebadf = -1, -22, -9
-    assert found[0:1] + found[2:6] == [eperm, eperm, eperm, einval, einval]
-    assert found[1] in (eperm, ebadf)
-    assert found[6:] == [einval] * 2 + [True, True]
+    assert outcomes[0:1] + outcomes[2:6] == [eperm, eperm, eperm, einval, einval]
+    assert outcomes[1] in (eperm, ebadf)
+    assert outcomes[6:] == [einval] * 2 + [True, True]
     lowered.assert_right("small")
 
 
@@ -285,8 +285,8 @@ def test_a_node_without_a_mount_keeps_nothing_and_is_mounted_by_fuse(shared_base
         host.put("file", 300_000)
         node = host.up(host.truth)
         for pid in (node.pid, node.ready["node_pid"]):
-            found = status_of(pid)
-            assert (found["CapPrm"], found["CapBnd"], found["Uid"].split()[0]) == (
+            status = status_of(pid)
+            assert (status["CapPrm"], status["CapBnd"], status["Uid"].split()[0]) == (
                 NOTHING,
                 NOTHING,
                 str(NODE_USER),
@@ -298,8 +298,8 @@ def test_a_node_without_a_mount_keeps_nothing_and_is_mounted_by_fuse(shared_base
         host.assert_right()
         gateway = host.start("s3", "--address", "127.0.0.1:0", "--user", USER)
         gateway.wait_ready()
-        found = status_of(gateway.pid)
-        assert (found["CapPrm"], found["CapBnd"], found["Uid"].split()[0]) == (
+        status = status_of(gateway.pid)
+        assert (status["CapPrm"], status["CapBnd"], status["Uid"].split()[0]) == (
             NOTHING,
             NOTHING,
             str(NODE_USER),
@@ -332,4 +332,4 @@ def test_what_can_t_be_is_refused_in_one_line(lowered: Host) -> None:
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     wait_until(lambda: set(lowered.processes()) == before[1], what=lambda: f"{lowered.processes()}")
     assert lowered.mounts() == before[0]
-    assert [one.name for one in full.iterdir()] == ["index"]
+    assert [entry.name for entry in full.iterdir()] == ["index"]

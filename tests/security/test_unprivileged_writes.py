@@ -72,8 +72,8 @@ def writing(shared_base: Path) -> Iterator[Host]:
 def host(tmp_path: Path, shared_base: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
     base = shared_base / request.node.name.replace("[", "-").strip("]")[-40:]
     base.mkdir()
-    with unprivileged_host(base) as one:
-        yield one
+    with unprivileged_host(base) as host:
+        yield host
 
 
 def test_no_process_has_a_right_more_than_where_nothing_is_written(writing: Host) -> None:
@@ -87,15 +87,15 @@ def test_no_process_has_a_right_more_than_where_nothing_is_written(writing: Host
         "s3": gateway,
     }.items():
         held = SYS_ADMIN if name in ("up", "holder") else NOTHING
-        found = status_of(pid)
-        assert [found[key] for key in ("CapPrm", "CapEff", "CapInh", "CapAmb", "NoNewPrivs")] == [
+        status = status_of(pid)
+        assert [status[key] for key in ("CapPrm", "CapEff", "CapInh", "CapAmb", "NoNewPrivs")] == [
             held,
             held,
             NOTHING,
             NOTHING,
             "1",
         ], name
-        assert found["Uid"] == " ".join([str(NODE_USER)] * 4), name
+        assert status["Uid"] == " ".join([str(NODE_USER)] * 4), name
 
 
 def test_what_is_written_is_at_the_origin_after_persisting(writing: Host) -> None:
@@ -114,11 +114,11 @@ note(lambda: open("made/below/file").read())
     before = {
         name: (writing.truth / name).read_bytes() for name in ("appended", "folder/moved", "folder/kept")
     }
-    found = of_user(writing, program)
-    assert found[:8] == [None, None, 4, None, None, None, None, None]
-    assert set(found[8]) >= {"new", "replaced", "appended", "made", "renamed"}
-    assert not {"removed", "folder"} & set(found[8])
-    assert found[9] == "deep"
+    outcomes = of_user(writing, program)
+    assert outcomes[:8] == [None, None, 4, None, None, None, None, None]
+    assert set(outcomes[8]) >= {"new", "replaced", "appended", "made", "renamed"}
+    assert not {"removed", "folder"} & set(outcomes[8])
+    assert outcomes[9] == "deep"
     writing.ok("persist", "/")
     assert writing.names() == sorted(
         [
@@ -175,9 +175,9 @@ note(lambda: open("mode-400").read())
         "shared": 0o41777,
         "set-id": 0o100755,
     }
-    found = of_user(writing, program)
-    assert found[:-4] == [None] * (len(found) - 4)
-    assert found[-4:] == [
+    outcomes = of_user(writing, program)
+    assert outcomes[:-4] == [None] * (len(outcomes) - 4)
+    assert outcomes[-4:] == [
         {name: oct(mode) for name, mode in modes.items()},
         "EACCES",
         "EACCES",
@@ -281,7 +281,7 @@ def test_a_removed_name_is_no_file_for_anybody(writing: Host) -> None:
     """A whiteout of this layer is a file on disk."""
     stopped = writing.kill("node", signal.SIGSTOP)
     try:
-        found = of_user(
+        outcomes = of_user(
             writing,
             """
 note(lambda: os.unlink("whiteout"))
@@ -299,7 +299,7 @@ note(lambda: "whiteout" in os.listdir("."))
     finally:
         os.kill(stopped, signal.SIGCONT)
     mine = ["0o100644", NODE_USER, NODE_USER]
-    assert found == [None, "ENOENT", "ENOENT", False, None, mine, None, "EPERM", False]
+    assert outcomes == [None, "ENOENT", "ENOENT", False, None, mine, None, "EPERM", False]
     writing.ok("persist", "/")
     assert not (writing.truth / "whiteout").exists()
 
@@ -315,8 +315,8 @@ note(lambda: [write("named", "x"), os.link("named", "named2"), os.lstat("named2"
 note(lambda: os.symlink("elsewhere", "large"))
 """
     owner = [NODE_USER, NODE_USER]
-    found = of_user(writing, program)
-    assert found == [None, "old", None, None, [owner, ["0o10600", *owner]], 2, "EEXIST"]
+    outcomes = of_user(writing, program)
+    assert outcomes == [None, "old", None, None, [owner, ["0o10600", *owner]], 2, "EEXIST"]
 
 
 def test_gateway_and_library_write_as_the_user(writing: Host) -> None:
@@ -360,7 +360,7 @@ def ask(fd):
     return struct.unpack("<i", holder.recv(4))[0]
 found = [ask(os.open(path, flags)) for flags in (os.O_RDONLY, os.O_RDWR)]
 """
-    found = as_user(
+    descriptors = as_user(
         NODE_USER,
         program,
         imports="import array, struct, ctypes",
@@ -368,7 +368,7 @@ found = [ask(os.open(path, flags)) for flags in (os.O_RDONLY, os.O_RDWR)]
         number=number,
         path=str(writing.cache / "upper/single-owner"),
     )
-    assert found == [-1, -1]
+    assert descriptors == [-1, -1]
     assert ready(writing)["io"] == "splice"
 
 
@@ -421,12 +421,12 @@ note(lambda: write("new", "written", 0o400))
 note(lambda: os.unlink("old"))
 note(lambda: [os.listdir("."), shown("new")[0]])
 """
-    found = [["new"], "0o100400"]
-    assert of_user(host, program) == [None, None, found]
+    listing = [["new"], "0o100400"]
+    assert of_user(host, program) == [None, None, listing]
     assert host.names() == (["old"] if write == "local" else ["new"])
     host.ok("down", str(host.mount))
     up_writing(host, write=write)
-    assert of_user(host, "note(lambda: [os.listdir('.'), shown('new')[0]])") == [found]
+    assert of_user(host, "note(lambda: [os.listdir('.'), shown('new')[0]])") == [listing]
     (host.base / "second").mkdir()
     other = host.start("fuse", host.base / "second", "--allow-other")
     other.wait_ready()
@@ -455,8 +455,8 @@ for number in range(60):
     wait_until(lambda: not (tree / "file0").exists() and not (tree / "copied").exists())
     assert host.json("status")["origin"]["bytes_read"] == 0
     host.assert_right()
-    found = of_user(host, "note(lambda: [shown(name) for name in ('copied', 'file0')])")[0]
-    assert found == [["0o100644", NODE_USER, NODE_USER], ["0o100400", NODE_USER, NODE_USER]]
+    modes = of_user(host, "note(lambda: [shown(name) for name in ('copied', 'file0')])")[0]
+    assert modes == [["0o100644", NODE_USER, NODE_USER], ["0o100400", NODE_USER, NODE_USER]]
     host.ok("down", "--all")
 
 
@@ -509,10 +509,10 @@ os.close(fd)
     for path in host.mounts():
         host.ok("down", path)
     up_writing(host)
-    found = of_user(
+    modes = of_user(
         host, "note(lambda: {name: shown(name)[0] for name in sorted(os.listdir('.'))})", uid=NODE_USER
     )[0]
-    assert found == {
+    assert modes == {
         **{f"by-{role}": "0o100400" for role in ("session", "node", "holder")},
         "made": "0o40500",
         "moved": "0o100644",

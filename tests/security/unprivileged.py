@@ -51,6 +51,6 @@ def unprivileged_host(base: Path, **settings: object) -> Iterator[Host]:
             _libc.umount2(os.fsencode(base / name), MNT_DETACH)
 
 
-def _bind(place: str, at: str) -> None:
-    if _libc.mount(os.fsencode(place), os.fsencode(at), None, ctypes.c_ulong(MS_BIND), None) != 0:
+def _bind(place: str, target: str) -> None:
+    if _libc.mount(os.fsencode(place), os.fsencode(target), None, ctypes.c_ulong(MS_BIND), None) != 0:
         raise OSError(ctypes.get_errno(), "bind", place)
