@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
 
 from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundError
+from headrace.base.model import FileId, Version
 from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
+from headrace.seal.catalogue import Catalogue
 from headrace.store.index import Index
+from headrace.store.recovery import SealedFile
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -33,6 +37,17 @@ def open_store(config: Config) -> Store:
     except CorruptIndexError as error:
         put_aside(config, error)
         return _store_at(config, volumes)
+
+
+def _sealed_files(catalogue: Catalogue) -> Iterator[SealedFile]:
+    for seal in catalogue.seals():
+        try:
+            files = (entry for entry in catalogue.entries(catalogue.record(seal)) if entry.is_file)
+            for id, entry in zip(catalogue.ids(seal), files, strict=False):
+                version = Version(entry.size_bytes, entry.mtime_ns, entry.token)
+                yield SealedFile(FileId(id), version, entry.checksum)
+        except (HeadraceError, OSError) as error:
+            log.warning("the files of a damaged seal are not kept seal=%s error=%s", seal, error)
 
 
 def put_aside(config: Config, error: CorruptIndexError) -> None:
@@ -88,4 +103,5 @@ def _store_at(config: Config, volumes: list[Volume]) -> Store:
         low=config.watermark_low,
         borrowed_share=config.borrowed_share,
         spill=spill_of(config.socket_path),
+        sealed=lambda: _sealed_files(Catalogue.of_cache(config.cache[0].folder)),
     )

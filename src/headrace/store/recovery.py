@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from msgspec import structs
 
@@ -49,9 +50,23 @@ class FsckReport:
         return not self.faults
 
 
-def recover(index: Index, volumes: list[Volume]) -> int:
-    """Mark files that can't be trusted and remove files without a record; return the number of marked ones. Only then
-    the checkpoint is of this boot: if the start is killed before, the next one has the same work to do."""
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that a seal needs, as its catalogue has it. checksum: as CachedFile has it."""
+
+    id: FileId
+    version: Version
+    checksum: int
+
+
+SealedFilesOf = Callable[[], Iterable[SealedFile]]
+"""Reads the files of all seals."""
+
+
+def recover(index: Index, volumes: list[Volume], sealed: SealedFilesOf) -> int:
+    """Mark files that can't be trusted and remove files without a record; return the number of marked ones. Files of
+    seals get their records again. Only then the checkpoint is of this boot: if the start is killed before, the next one
+    has the same work to do."""
     for cached in index.cached_files():
         if cached.volume >= len(volumes):
             raise CorruptIndexError(
@@ -70,12 +85,51 @@ def recover(index: Index, volumes: list[Volume]) -> int:
                 suspects = []
         marked += _mark(index, suspects)
     if index.state.restored or index.state.created:
+        _restore_sealed(index, volumes, sealed())
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
     failpoint.hit("recover.marked")
     if index.state.unsettled:
         index.state.checkpoint()
     return marked
+
+
+def _restore_sealed(index: Index, volumes: list[Volume], sealed: Iterable[SealedFile]) -> None:
+    """Record the complete files of seals again that the index lost. They were synced when they were sealed. No name of
+    the index leads to them, so they count as superseded."""
+    files = iter(sealed)
+    while batch := [*islice(files, BATCH)]:
+        with index.batch():
+            for file in batch:
+                volume = None if index.cached(file.id) is not None else _volume_of(file, volumes)
+                if volume is not None:
+                    index.put_cached(_record_of(file, volume))
+
+
+def _volume_of(file: SealedFile, volumes: list[Volume]) -> Volume | None:
+    for volume in volumes:
+        try:
+            if os.stat(volume.data_path(file.id)).st_size == file.version.size_bytes:
+                return volume
+        except OSError:
+            continue
+    return None
+
+
+def _record_of(file: SealedFile, volume: Volume) -> CachedFile:
+    return CachedFile(
+        id=file.id,
+        volume=volume.number,
+        size_bytes=file.version.size_bytes,
+        mtime_ns=file.version.mtime_ns,
+        token=file.version.token,
+        complete=True,
+        pinned=False,
+        unverified=False,
+        superseded=True,
+        checksum=file.checksum if file.version.size_bytes <= BLOCK_SIZE_BYTES else 0,
+        sequence=0,
+    )
 
 
 def _was_synced(index: Index, volume: Volume, cached: CachedFile) -> bool:

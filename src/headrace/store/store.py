@@ -24,7 +24,7 @@ from headrace.store.checksum import block_checksum
 from headrace.store.file_registry import FileRegistry
 from headrace.store.index import Index
 from headrace.store.object_metadata import numbers_of, unnote
-from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
+from headrace.store.recovery import FsckProgress, FsckReport, OnSound, SealedFilesOf, recover, version_of
 from headrace.store.room import keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import SealedFiles
@@ -61,6 +61,7 @@ class Store:
         low: float,
         borrowed_share: float,
         spill: Volume | None,
+        sealed: SealedFilesOf,
     ) -> None:
         self.index = index
         self.disks = volumes
@@ -69,7 +70,7 @@ class Store:
         """The disks and the spill, by number."""
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
-        self.unverified_found = recover(index, self.disks)
+        self.unverified_found = recover(index, self.disks, sealed)
         self._files = FileRegistry(index, volumes, policy)
         self.space = CacheSpace(
             self._files, self.disks, spill, high=high, low=low, borrowed_share=borrowed_share
@@ -91,10 +92,12 @@ class Store:
         borrowed_share: float = 1.0,
         boot_id: str | None = None,
         spill: tuple[str, str] | None = None,
+        sealed: SealedFilesOf = tuple,
     ) -> Store:
         """Open and recover the cache. high, low: shares of a volume's capacity where eviction begins and ends.
-        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none.
-        StoreBusyError, StoreError, CorruptIndexError; everything is closed then."""
+        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none. sealed:
+        reads the files of seals, which outlive the index. StoreBusyError, StoreError, CorruptIndexError; everything is
+        closed then."""
         index: Index | None = None
         spill_volume: Volume | None = None
         try:
@@ -112,7 +115,12 @@ class Store:
             spill_volume = None if spill is None else open_spill(*spill, volumes)
             by_number += [] if spill_volume is None else [spill_volume]
             store = cls(
-                index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share, spill=spill_volume
+                *(index, volumes, policy),
+                high=high,
+                low=low,
+                borrowed_share=borrowed_share,
+                spill=spill_volume,
+                sealed=sealed,
             )
             store.keep_room()
             return store

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.base.model import ROOT_ID, Entry, Version
+from headrace.store.recovery import SealedFile
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -18,9 +19,16 @@ OpenStore = Callable[..., Store]
 def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     stores: list[Store] = []
 
-    def open(capacity_bytes: int = 64 << 20, *, boot_id: str = "boot-1", policy: str = "s3fifo") -> Store:
+    def open(
+        capacity_bytes: int = 64 << 20,
+        *,
+        boot_id: str = "boot-1",
+        policy: str = "s3fifo",
+        sealed: Iterable[SealedFile] = (),
+    ) -> Store:
         volume = Volume(0, str(tmp_path / "volume"), capacity_bytes, "ssd")
-        store = Store.open(str(tmp_path / "volume/index"), [volume], boot_id=boot_id, policy=policy)
+        index = str(tmp_path / "volume/index")
+        store = Store.open(index, [volume], boot_id=boot_id, policy=policy, sealed=lambda: sealed)
         stores.append(store)
         return store
 
