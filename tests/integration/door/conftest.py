@@ -64,18 +64,18 @@ def forget() -> None:
 @pytest.fixture
 def make_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeDoor]:
     """Call with mounted=True and settings, once a test. → the host and its file system."""
-    made: list[Host] = []
+    hosts: list[Host] = []
 
     def make(**settings: Any) -> tuple[Host, Any]:
-        made.append(start(tmp_path, monkeypatch, **settings))
-        return made[-1], fsspec.filesystem("headrace")
+        hosts.append(start(tmp_path, monkeypatch, **settings))
+        return hosts[-1], fsspec.filesystem("headrace")
 
     yield make
     forget()
-    for one in made:
-        one.close()
+    for host in hosts:
+        host.close()
 
 
 def left_in_work(host: Host) -> list[str]:
     """Of files that were begun."""
-    return [one.name for one in (host.cache / "upper/work").iterdir()]
+    return [path.name for path in (host.cache / "upper/work").iterdir()]

@@ -38,14 +38,14 @@ def save_and_load(url: str) -> None:
     saving = dcp.async_save(state, checkpoint_id=f"{url}/step-2", process_group=apart)
     saving.result(timeout=LIMIT.total_seconds())
     for step in (1, 2):
-        found = tensors_of(mesh, 0)
-        dcp.load(found, checkpoint_id=f"{url}/step-{step}")
-        assert_same(bits(whole(found)), bits(expected))
+        tensors = tensors_of(mesh, 0)
+        dcp.load(tensors, checkpoint_id=f"{url}/step-{step}")
+        assert_same(bits(whole(tensors)), bits(expected))
     other = tensors_of(mesh, 3)
     dcp.save(other, checkpoint_id=f"{url}/step-1")  # over what is there
-    found = tensors_of(mesh, 0)
-    dcp.load(found, checkpoint_id=f"{url}/step-1")
-    assert_same(bits(whole(found)), bits(whole(tensors_of(mesh, 3))))
+    tensors = tensors_of(mesh, 0)
+    dcp.load(tensors, checkpoint_id=f"{url}/step-1")
+    assert_same(bits(whole(tensors)), bits(whole(tensors_of(mesh, 3))))
     expect("no such file", lambda: dcp.load({"x": torch.zeros(1)}, checkpoint_id=f"{url}/step-9"))
 
 

@@ -14,8 +14,8 @@ LIMIT_S = 90.0
 
 def example(title: str) -> str:
     """The Python below `### title`."""
-    _, found, below = PAGE.read_text().partition(f"\n### {title}\n")
-    assert found, f"docs/fsspec.md has no example of {title}"
+    _, heading, below = PAGE.read_text().partition(f"\n### {title}\n")
+    assert heading, f"docs/fsspec.md has no example of {title}"
     _, begin, code = below.partition("```python\n")
     assert begin
     return code.partition("```")[0]

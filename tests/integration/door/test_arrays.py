@@ -52,11 +52,11 @@ def test_a_group_is_written_in_place_and_read_in_pieces(make_door: MakeDoor) -> 
     expected[35:52] = numpy.arange(17)
     settled(host)
     for place in (where, str(host.truth / "fields/all.zarr")):
-        found = zarr.open_group(place, mode="r")
-        assert found.attrs["unit"] == "m/s"
-        assert sorted(name for name, _ in found.members()) == ["deep", "sharded"]
-        numpy.testing.assert_array_equal(found["sharded"][30:70, 100:140], grid[30:70, 100:140])
-        numpy.testing.assert_array_equal(found["sharded"][:], grid)
-        numpy.testing.assert_array_equal(found["deep/plain"][:], expected)
+        root = zarr.open_group(place, mode="r")
+        assert root.attrs["unit"] == "m/s"
+        assert sorted(name for name, _ in root.members()) == ["deep", "sharded"]
+        numpy.testing.assert_array_equal(root["sharded"][30:70, 100:140], grid[30:70, 100:140])
+        numpy.testing.assert_array_equal(root["sharded"][:], grid)
+        numpy.testing.assert_array_equal(root["deep/plain"][:], expected)
     assert not fs.exists("/fields/all.zarr/gone")
     assert not (host.truth / "fields/all.zarr/gone").exists()

@@ -31,8 +31,8 @@ async def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: 
     chance = random.Random(7)
     starts = [chance.randrange(len(large)) for _ in range(40)]
     ends = [start + chance.randrange(1, 200_000) for start in starts]
-    found = await asyncio.gather(*(fs._cat_file(path) for path in truth))
-    assert dict(zip(truth, found, strict=True)) == truth
+    bodies = await asyncio.gather(*(fs._cat_file(path) for path in truth))
+    assert dict(zip(truth, bodies, strict=True)) == truth
     assert await fs._cat(list(truth)) == truth
     ranges = await fs._cat_ranges(["/large.tar"] * 40, starts, ends)
     assert ranges == [large[start:end] for start, end in zip(starts, ends, strict=True)]
@@ -45,11 +45,11 @@ async def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: 
     assert await fs._exists("/none") is False
     with pytest.raises(FileNotFoundError, match=r"^/none: "):
         await fs._cat_file("/none")
-    walked = [one async for one in fs._walk("/")]
+    walked = [row async for row in fs._walk("/")]
     assert walked == list(waiting.walk("/"))
     pruned = []
-    async for at, folders, _ in fs._walk("/"):
-        pruned.append(at)
+    async for path, folders, _ in fs._walk("/"):
+        pruned.append(path)
         folders.clear()
     assert pruned == ["/"]
     await fs._get("/folder", str(tmp_path / "got"), recursive=True)
@@ -57,7 +57,7 @@ async def test_reading_and_names_are_the_origins(make_door: MakeDoor, tmp_path: 
         stream.seek(5_000_000)
         assert await stream.read(1000) == large[5_000_000:5_001_000]
         assert stream.tell() == 5_001_000
-    got = {f"/folder/{one.relative_to(tmp_path / 'got')}": one for one in (tmp_path / "got").rglob("*")}
+    got = {f"/folder/{file.relative_to(tmp_path / 'got')}": file for file in (tmp_path / "got").rglob("*")}
     assert {name: path.read_bytes() for name, path in got.items() if path.is_file()} == {
         name: data for name, data in truth.items() if name.startswith("/folder/")
     }
@@ -106,10 +106,10 @@ def test_it_is_one_file_system_with_two_ways_to_ask(make_door: MakeDoor) -> None
     assert not isinstance(waiting, AsyncHeadraceFileSystem)
     assert (fs.async_impl, fs.asynchronous, waiting.async_impl) == (True, True, False)
     copies: list[Any] = [fs, pickle.loads(pickle.dumps(fs)), type(fs).from_json(json.dumps(fs.to_dict()))]
-    for one in copies:
-        assert isinstance(one, AsyncHeadraceFileSystem)
-        assert one.cat_file("/small") == small
-        assert asyncio.run(one._cat_file("/small")) == small
+    for copied in copies:
+        assert isinstance(copied, AsyncHeadraceFileSystem)
+        assert copied.cat_file("/small") == small
+        assert asyncio.run(copied._cat_file("/small")) == small
     child = os.fork()
     if child == 0:
         os._exit(0 if asyncio.run(fs._cat_file("/small")) == small else 1)

@@ -42,10 +42,10 @@ def test_saved_by_the_door_and_loaded_from_the_origin(make_door: MakeDoor) -> No
         verify(where)
     assert [row["step"] for row in host.json("checkpoint", "list", URL)] == [3, 4]
     held = tree_of(host.truth / "saved/run7")
-    seen = {
+    files = {
         name.removeprefix("/saved/run7/"): data.hex() for name, data in fs.cat(URL, recursive=True).items()
     }
-    assert seen == {name: data for name, data in held.items() if data != "dir"}
+    assert files == {name: data for name, data in held.items() if data != "dir"}
 
 
 def test_what_only_the_origin_has_is_loaded_by_the_cache(make_door: MakeDoor) -> None:

@@ -24,18 +24,18 @@ LIMIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def host(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    one = Host(tmp_path_factory.mktemp("credentials"), write="back", persist_delay_s=3600)
-    (one.truth / "bucket/many").mkdir(parents=True)
-    (one.truth / "bucket/key").write_bytes(BODY)
+    host = Host(tmp_path_factory.mktemp("credentials"), write="back", persist_delay_s=3600)
+    (host.truth / "bucket/many").mkdir(parents=True)
+    (host.truth / "bucket/key").write_bytes(BODY)
     for number in range(NAMES):
-        (one.truth / f"bucket/many/{number:06d}").touch()
-    config = one.base / "config.toml"
-    config.write_text(f'[mounts."/"]\nurl = "{one.truth}"\n')
+        (host.truth / f"bucket/many/{number:06d}").touch()
+    config = host.base / "config.toml"
+    config.write_text(f'[mounts."/"]\nurl = "{host.truth}"\n')
     try:
-        one.start("node", "run", "--config", config, "--cache", f"{one.cache}:1GiB").wait_ready()
-        yield one
+        host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
+        yield host
     finally:
-        one.close()
+        host.close()
 
 
 def sourced(line: str) -> dict[str, str]:
@@ -74,8 +74,8 @@ def test_the_line_that_s3_prints_is_all_a_user_needs(host: Host) -> None:
         up.signal(15)
         up.wait()
     assert keys[0] == keys[1]
-    made = host.cache / "s3-credentials"
-    assert (made.stat().st_mode & 0o777, made.stat().st_uid) == (0o600, os.geteuid())
+    path = host.cache / "s3-credentials"
+    assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, os.geteuid())
 
 
 def test_up_tells_of_what_its_gateways_made(tmp_path: Path, host: Host) -> None:

@@ -26,7 +26,7 @@ def fill_with_texts(host: Host) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     (host.truth / "texts").mkdir()
     for number in range(3):
-        some = [{"number": number * 100 + one, "text": f"text {number} {one}"} for one in range(100)]
+        some = [{"number": number * 100 + index, "text": f"text {number} {index}"} for index in range(100)]
         pandas.DataFrame(some).to_parquet(host.truth / f"texts/{number}.parquet")
         rows += some
     return rows
@@ -70,13 +70,13 @@ print(json.dumps({
 """,
         tmp_path / "home",
     )
-    found = json.loads(said.splitlines()[-1])
-    assert found["first"] == rows[0]
-    assert found["rows"] == [rows] * 3
+    report = json.loads(said.splitlines()[-1])
+    assert report["first"] == rows[0]
+    assert report["rows"] == [rows] * 3
     expected = sorted([path.split("/")[2], data.hex()] for path, data in pixels.items())
-    assert found["pictures"] == [expected] * 2
+    assert report["pictures"] == [expected] * 2
     settled(host)
-    assert sorted(one.name for one in (host.truth / "saved/texts").iterdir()) == [
+    assert sorted(file.name for file in (host.truth / "saved/texts").iterdir()) == [
         "data-00000-of-00001.arrow",
         "dataset_info.json",
         "state.json",

@@ -23,10 +23,10 @@ def test_two_ranks_save_at_once_and_later_and_load(make_door: MakeDoor, tmp_path
     folder = tmp_path / "ranks"
     folder.mkdir()
     run_ranks("tests.integration.door.door_ranks", folder, "headrace:///saved/run7", limit_s=150)
-    assert sorted(one.name for one in folder.glob("seen-*")) == ["seen-0", "seen-1"]
+    assert sorted(file.name for file in folder.glob("seen-*")) == ["seen-0", "seen-1"]
     names = {".metadata", "__0_0.distcp", "__1_0.distcp"}
     for step in ("step-1", "step-2"):
-        assert {Path(one).name for one in fs.ls(f"/saved/run7/{step}", detail=False)} == names
+        assert {Path(path).name for path in fs.ls(f"/saved/run7/{step}", detail=False)} == names
     saved = {f"/saved/{name}": held for name, held in tree_of(host.truth / "saved").items() if held != "dir"}
     assert {name: held.hex() for name, held in fs.cat("/saved", recursive=True).items()} == saved
     assert len(saved) == 6
@@ -37,6 +37,6 @@ def test_without_a_node_a_save_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(tmp_path))
     with pytest.raises(dcp.CheckpointException) as caught:
         dcp.save({"x": torch.ones(3)}, checkpoint_id="headrace:///saved", no_dist=True)
-    (error,) = [one[0] for one in caught.value.failures.values()]
+    (error,) = [failure[0] for failure in caught.value.failures.values()]
     assert isinstance(error, NodeUnavailableError)
     assert "headrace up" in str(error)

@@ -29,14 +29,14 @@ pytestmark = [
 
 def processes_below(folder: str) -> dict[int, bytes]:
     """Those whose command line names it."""
-    found = {}
-    for one in os.listdir("/proc"):
-        if one.isdigit():
+    processes = {}
+    for pid in os.listdir("/proc"):
+        if pid.isdigit():
             with contextlib.suppress(OSError):
-                line = Path(f"/proc/{one}/cmdline").read_bytes()
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if folder.encode() in line:
-                    found[int(one)] = line
-    return found
+                    processes[int(pid)] = line
+    return processes
 
 
 def test_the_example_of_ray(make_door: MakeDoor, tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ print(json.dumps({
         )
         assert processes_below(short) == {}
     finally:
-        for one in processes_below(short):
+        for pid in processes_below(short):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(short)
-    found = json.loads(said.splitlines()[-1])
-    assert found["rows"] == rows
-    assert found["pictures"] == {path: data.hex() for path, data in pixels.items()}
+    report = json.loads(said.splitlines()[-1])
+    assert report["rows"] == rows
+    assert report["pictures"] == {path: data.hex() for path, data in pixels.items()}
     settled(host)
     doubled = pandas.read_parquet(host.truth / "doubled")
     assert sorted(doubled["twice"]) == [int(str(row["number"])) * 2 for row in rows]

@@ -24,18 +24,18 @@ COUNT = 700
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """One node for all tests of the module."""
     with pytest.MonkeyPatch.context() as patch:
-        one = start(tmp_path_factory.mktemp("many"), patch)
+        host = start(tmp_path_factory.mktemp("many"), patch)
         for number in range(COUNT):
-            one.put(f"many/d{number % 3}/f{number}", 100 + 37 * number)
-        yield one
+            host.put(f"many/d{number % 3}/f{number}", 100 + 37 * number)
+        yield host
         forget()
-        one.close()
+        host.close()
 
 
 @pytest.fixture
 def cache(host: Host) -> Iterator[Cache]:
-    with headrace.connect() as one:
-        yield one
+    with headrace.connect() as cache:
+        yield cache
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def truth(host: Host) -> dict[str, bytes]:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_groups(cache: Cache, truth: dict[str, bytes], *, ordered: bool) -> None:
     cache.free("/")
-    found = list(cache.read_many(truth, ordered=ordered))
-    assert {one.path: one.data for one in found} == truth
-    assert not ordered or [one.path for one in found] == list(truth)
-    assert {one.path: one.data for one in cache.read_many(truth, ordered=ordered)} == truth  # all cached
+    parts = list(cache.read_many(truth, ordered=ordered))
+    assert {part.path: part.data for part in parts} == truth
+    assert not ordered or [part.path for part in parts] == list(truth)
+    assert {part.path: part.data for part in cache.read_many(truth, ordered=ordered)} == truth  # all cached
 
 
 def test_some_are_cached_and_some_come_twice(cache: Cache, truth: dict[str, bytes]) -> None:
@@ -61,7 +61,7 @@ def test_some_are_cached_and_some_come_twice(cache: Cache, truth: dict[str, byte
     for path in chance.sample(paths, 200):
         cache.read(path)
     wanted = [path for path in chance.choices(paths, k=COUNT) for _ in range(2)]
-    assert [one.data for one in cache.read_many(wanted)] == [truth[path] for path in wanted]
+    assert [part.data for part in cache.read_many(wanted)] == [truth[path] for path in wanted]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -74,9 +74,9 @@ def test_one_that_is_gone_is_not_the_others_trouble(
     for path in gone:
         (host.truth / path[1:]).unlink()
     try:
-        found = list(cache.read_many(truth, ordered=ordered, on_error="return"))
-        assert sorted(one.path for one in found if one.error is not None) == sorted(gone)
-        assert {one.path: one.data for one in found if one.error is None} == {
+        parts = list(cache.read_many(truth, ordered=ordered, on_error="return"))
+        assert sorted(part.path for part in parts if part.error is not None) == sorted(gone)
+        assert {part.path: part.data for part in parts if part.error is None} == {
             path: body for path, body in truth.items() if path not in gone
         }
     finally:
@@ -88,11 +88,11 @@ def test_one_that_is_gone_is_not_the_others_trouble(
 def test_left_early(cache: Cache, truth: dict[str, bytes]) -> None:
     cache.free("/")
     for ordered in (True, False):
-        found = cache.read_many(truth, ordered=ordered)
-        one = next(found)
-        assert one.data == truth[one.path]
-        found.close()  # type: ignore[attr-defined]
-    assert [one.data for one in cache.read_many(truth)] == list(truth.values())
+        parts = cache.read_many(truth, ordered=ordered)
+        first = next(parts)
+        assert first.data == truth[first.path]
+        parts.close()  # type: ignore[attr-defined]
+    assert [part.data for part in cache.read_many(truth)] == list(truth.values())
 
 
 @pytest.fixture
@@ -116,12 +116,12 @@ def test_the_node_is_killed_meanwhile(alone: Host) -> None:
     bodies = [alone.put(f"f{number}", 5000 + number) for number in range(COUNT)]
     node = node_of(alone)
     with headrace.connect(socket=node.ready["socket"]) as cache:
-        found = cache.read_many([f"/f{number}" for number in range(COUNT)])
-        first = next(found)
+        parts = cache.read_many([f"/f{number}" for number in range(COUNT)])
+        first = next(parts)
         node.process.kill()
         node.wait()
         node_of(alone)
-        assert [first.data, *(one.data for one in found)] == bodies
+        assert [first.data, *(part.data for part in parts)] == bodies
 
 
 def test_no_node_any_more(alone: Host) -> None:
@@ -134,7 +134,7 @@ def test_no_node_any_more(alone: Host) -> None:
         assert len(list(cache.list("/"))) == len(names)
         node.process.kill()
         node.wait()
-        found = list(cache.read_many(names, on_error="return"))
-    assert [number for number, part in enumerate(found) if part.error is None] == [3]
-    assert found[3].data == bodies[3]
-    assert {type(part.error) for part in found} == {type(None), NodeUnavailableError}
+        parts = list(cache.read_many(names, on_error="return"))
+    assert [number for number, part in enumerate(parts) if part.error is None] == [3]
+    assert parts[3].data == bodies[3]
+    assert {type(part.error) for part in parts} == {type(None), NodeUnavailableError}

@@ -44,15 +44,15 @@ def test_ranges_and_seeks_of_a_file_that_is_not_cached(make_door: MakeDoor) -> N
     chance = random.Random(5)
     with fs.open("/large.tar") as stream:
         for _ in range(40):
-            at, count = chance.randrange(len(data) + 100), chance.randrange(1, 3 << 20)
-            assert stream.seek(at) == at
-            assert stream.read(count) == data[at : at + count]
+            position, count = chance.randrange(len(data) + 100), chance.randrange(1, 3 << 20)
+            assert stream.seek(position) == position
+            assert stream.read(count) == data[position : position + count]
         stream.seek(-1000, os.SEEK_END)
         assert stream.read() == data[-1000:]
     starts = [chance.randrange(len(data)) for _ in range(30)]
     ends = [start + chance.randrange(1, 200_000) for start in starts]
-    found = fs.cat_ranges(["/large.tar"] * 30, starts, ends)
-    assert found == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    pieces = fs.cat_ranges(["/large.tar"] * 30, starts, ends)
+    assert pieces == [data[start:end] for start, end in zip(starts, ends, strict=True)]
     for start, end in ((None, 10), (-10, None), (5, -5), (-7, -3), (0, 0), (9, 3), (len(data), None)):
         assert fs.cat_file("/large.tar", start, end) == data[start:end]
     assert fs.head("/large.tar", 100) == data[:100]
@@ -64,10 +64,10 @@ def test_what_can_not_be_read_does_not_spoil_the_rest(make_door: MakeDoor) -> No
     small = (host.truth / "small").read_bytes()
     paths = ["/small", "/nothing", "/folder"]
     assert fs.cat(paths, on_error="omit") == {"/small": small}
-    found = fs.cat(paths, on_error="return")
-    assert found["/small"] == small
-    assert isinstance(found["/nothing"], FileNotFoundError)
-    assert isinstance(found["/folder"], IsADirectoryError)
+    contents = fs.cat(paths, on_error="return")
+    assert contents["/small"] == small
+    assert isinstance(contents["/nothing"], FileNotFoundError)
+    assert isinstance(contents["/folder"], IsADirectoryError)
     with pytest.raises(FileNotFoundError, match=r"^/nothing: "):
         fs.cat(paths)
     (data, error) = fs.cat_ranges(["/small", "/nothing"], 3, [9, 9])
@@ -82,23 +82,23 @@ def test_names_are_as_a_walk_of_the_origin_has_them(make_door: MakeDoor) -> None
     truth = truth_of(host)
     assert fs.find("/") == sorted(truth)
     assert fs.du("/") == sum(map(len, truth.values()))
-    walked = {at: (sorted(folders), sorted(files)) for at, folders, files in fs.walk("/")}
+    walked = {path: (sorted(folders), sorted(files)) for path, folders, files in fs.walk("/")}
     expected = {
-        "/" + os.path.relpath(at, host.truth).lstrip("."): (sorted(folders), sorted(files))
-        for at, folders, files in os.walk(host.truth)
+        "/" + os.path.relpath(path, host.truth).lstrip("."): (sorted(folders), sorted(files))
+        for path, folders, files in os.walk(host.truth)
     }
     assert walked == expected
-    assert [one for one in fs.glob("/folder/**") if fs.isfile(one)] == fs.find("/folder")
+    assert [name for name in fs.glob("/folder/**") if fs.isfile(name)] == fs.find("/folder")
     assert fs.glob("headrace:///*e") == ["/one", "/more"][::-1]
     assert fs.isdir("folder/deeper")
     assert fs.isfile("headrace://folder/small")
     assert not fs.exists("/folder/none")
     assert not fs.exists("/small/none")
     about = fs.info("/small")
-    seen = (host.truth / "small").stat()
+    stat = (host.truth / "small").stat()
     assert (about["size"], about["type"], about["name"]) == (110_000, "file", "/small")
-    assert about["mtime"] == pytest.approx(seen.st_mtime)
-    assert fs.modified("/small").timestamp() == pytest.approx(seen.st_mtime)
+    assert about["mtime"] == pytest.approx(stat.st_mtime)
+    assert fs.modified("/small").timestamp() == pytest.approx(stat.st_mtime)
     before = fs.checksum("/small"), fs.checksum("/one")
     host.put("small", 110_000, seed=9)
     host.ok("sync", "/")
@@ -141,11 +141,11 @@ def test_forked_children_and_copies_by_pickle_read(make_door: MakeDoor) -> None:
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     children = [context.Process(target=child, args=(results,)) for _ in range(2)]
-    for one in children:
-        one.start()
+    for process in children:
+        process.start()
     assert [results.get() for _ in children] == [True, True]
-    for one in children:
-        one.join()
+    for process in children:
+        process.join()
     assert fs.cat("/more") == truth["/more"]
 
 

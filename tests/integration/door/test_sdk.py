@@ -38,16 +38,16 @@ pytestmark = pytest.mark.timeout(90)
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """One node for all tests of the module, that persists; each test has a folder of its own to write to."""
     with pytest.MonkeyPatch.context() as patch:
-        one = start(tmp_path_factory.mktemp("sdk"), patch, write="back", persist_delay_s="0.1")
-        yield one
+        host = start(tmp_path_factory.mktemp("sdk"), patch, write="back", persist_delay_s="0.1")
+        yield host
         forget()
-        one.close()
+        host.close()
 
 
 @pytest.fixture
 def cache(host: Host) -> Iterator[Cache]:
-    with headrace.connect() as one:
-        yield one
+    with headrace.connect() as cache:
+        yield cache
 
 
 def truth_of(host: Host) -> dict[str, bytes]:
@@ -62,8 +62,8 @@ def test_every_byte_by_every_way(host: Host, cache: Cache) -> None:
         host.ok("free", "/")
         for ordered in (True, False):
             parts = list(cache.read_many(truth, ordered=ordered))
-            assert {one.path: one.data for one in parts} == truth
-            numbers = [one.number for one in parts]
+            assert {part.path: part.data for part in parts} == truth
+            numbers = [part.number for part in parts]
             assert numbers == list(range(len(truth))) or (
                 not ordered and sorted(numbers) == list(range(len(truth)))
             )
@@ -87,23 +87,23 @@ def test_ranges_of_many_files(host: Host, cache: Cache) -> None:
         end = chance.choice([None, first + chance.randrange(200_000)])
         wanted.append((path, first, end))
         expected.append(truth[path][first:end])
-    assert [one.data for one in cache.read_many(wanted)] == expected
+    assert [part.data for part in cache.read_many(wanted)] == expected
 
 
 def test_an_endless_request_is_read_only_a_little_ahead(cache: Cache) -> None:
     asked = itertools.count()
     wanted = ("/small" for _ in asked)
     for ordered in (True, False):
-        found = cache.read_many(wanted, ordered=ordered)
-        assert len(list(itertools.islice(found, 500))) == 500
-        found.close()  # type: ignore[attr-defined]
+        parts = cache.read_many(wanted, ordered=ordered)
+        assert len(list(itertools.islice(parts, 500))) == 500
+        parts.close()  # type: ignore[attr-defined]
         assert next(asked) < 2000
 
 
 def test_what_can_not_be_read(cache: Cache) -> None:
     wanted = ["/small", "/nothing", "/folder", "/one"]
-    found = list(cache.read_many(wanted, on_error="return"))
-    assert [type(one.error) for one in found] == [
+    parts = list(cache.read_many(wanted, on_error="return"))
+    assert [type(part.error) for part in parts] == [
         type(None),
         PathNotFoundError,
         IsADirectoryPathError,
@@ -122,16 +122,16 @@ def test_what_can_not_be_read(cache: Cache) -> None:
 
 
 def test_names(host: Host, cache: Cache) -> None:
-    walked = {at: (sorted(folders), sorted(files)) for at, folders, files in cache.walk("/folder")}
+    walked = {path: (sorted(folders), sorted(files)) for path, folders, files in cache.walk("/folder")}
     assert walked == {
-        "/" + os.path.relpath(at, host.truth): (sorted(folders), sorted(files))
-        for at, folders, files in os.walk(host.truth / "folder")
+        "/" + os.path.relpath(path, host.truth): (sorted(folders), sorted(files))
+        for path, folders, files in os.walk(host.truth / "folder")
     }
-    assert [one.path for one in cache.list("/folder/deeper")] == ["/folder/deeper/still"]
+    assert [entry.path for entry in cache.list("/folder/deeper")] == ["/folder/deeper/still"]
     assert sorted(cache.glob("/*e")) == ["/more", "/one"]
     assert sorted(cache.glob("/folder/[mo]*")) == ["/folder/more", "/folder/one"]
     files = {f"/{name}" for name in host.names() if name.startswith("folder/")}
-    assert {one for one in cache.glob("/folder/**") if cache.stat(one).kind == "file"} == files
+    assert {path for path in cache.glob("/folder/**") if cache.stat(path).kind == "file"} == files
     assert list(cache.glob("/**/file")) == ["/folder/deeper/still/file"]
     assert list(cache.glob("/folder/none/*")) == []
     assert cache.exists("/small")
@@ -181,7 +181,7 @@ def test_what_is_cached_hides_nothing_that_was_written(host: Host, cache: Cache)
     names = ["/out-seen/a/f", "/out-seen/a/g", "/out-top"]
     now = [b"written", first["out-seen/a/g"], b"too"]
     assert [cache.read(name) for name in names] == now
-    assert [one.data for one in cache.read_many(names)] == now
+    assert [part.data for part in cache.read_many(names)] == now
     cache.remove("/out-seen/a/g")
     cache.rename("/out-seen/a", "/out-seen/b")
     for name in ("/out-seen/a/f", "/out-seen/a/g", "/out-seen/b/g"):
@@ -239,8 +239,8 @@ def test_load_and_status(host: Host, cache: Cache) -> None:
 
 
 def _in_a_child(cache: Cache | None, answer: Connection) -> None:
-    one = headrace.connect() if cache is None else cache
-    answer.send({part.path: part.data for part in one.read_many(["/small", "/large.tar", "/folder/more"])})
+    reader = headrace.connect() if cache is None else cache
+    answer.send({part.path: part.data for part in reader.read_many(["/small", "/large.tar", "/folder/more"])})
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -254,25 +254,25 @@ def test_workers_read_too(host: Host, cache: Cache, method: str) -> None:
     theirs.close()
     try:
         assert mine.poll(60)
-        found = mine.recv()
+        bodies = mine.recv()
     finally:
         worker.join(20)
         worker.kill()
-    assert found == {path: truth[path] for path in ("/small", "/large.tar", "/folder/more")}
+    assert bodies == {path: truth[path] for path in ("/small", "/large.tar", "/folder/more")}
 
 
 async def test_async(host: Host) -> None:
     truth = truth_of(host)
     async with await headrace.connect_async() as cache:
-        found = {one.path: one.data async for one in cache.read_many(truth, ordered=False)}
-        assert found == truth
+        bodies = {part.path: part.data async for part in cache.read_many(truth, ordered=False)}
+        assert bodies == truth
         assert await asyncio.gather(*map(cache.read, truth)) == list(truth.values())
-        assert {one.path async for one in cache.list("/folder/deeper")} == {"/folder/deeper/still"}
+        assert {entry.path async for entry in cache.list("/folder/deeper")} == {"/folder/deeper/still"}
         await cache.put("/out-async/x", b"written")
         assert (await cache.stat("/out-async/x")).size_bytes == 7
         await cache.remove("/out-async", recursive=True)
-        async for one in cache.read_many(["/small"] * 500):
-            assert one.data == truth["/small"]
+        async for part in cache.read_many(["/small"] * 500):
+            assert part.data == truth["/small"]
             break  # left early: nothing hangs
         assert (await cache.load("/")).failed_files == 0
 
@@ -293,8 +293,8 @@ def test_to_import_it_costs_little() -> None:
     (docs/decisions/0015-what-bounds-the-doors.md), and each of these is several."""
     code = "import sys; before = set(sys.modules); import headrace; headrace.connect; "
     code += "print(*sorted(set(sys.modules) - before))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = set(found.stdout.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = set(done.stdout.split())
     roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
     assert roots <= {"headrace", "msgspec", "lmdb", "xxhash", "typing_extensions", "org"}
     dear = {"asyncio", "ssl", "ctypes", "dataclasses", "tomllib", "urllib.parse", "shutil", "random", "json"}

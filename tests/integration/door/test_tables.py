@@ -31,15 +31,15 @@ def clicks(seed: int = 0) -> Any:
 
 
 def parquet_files(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*.parquet")}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.parquet")}
 
 
-def same(found: Any, wanted: Any) -> None:
+def same(table: Any, wanted: Any) -> None:
     """Row by row, in any order."""
     columns = sorted(wanted.columns)
     left, right = (
-        one[columns].astype({"shop": str}).sort_values(columns).reset_index(drop=True)
-        for one in (found, wanted)
+        frame[columns].astype({"shop": str}).sort_values(columns).reset_index(drop=True)
+        for frame in (table, wanted)
     )
     pandas.testing.assert_frame_equal(left, right, check_dtype=False)
 

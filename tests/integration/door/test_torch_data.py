@@ -29,31 +29,31 @@ TOKENS = 4_000_037
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     with pytest.MonkeyPatch.context() as patch:
-        one = start(tmp_path_factory.mktemp("torch"), patch)
+        host = start(tmp_path_factory.mktemp("torch"), patch)
         for number in range(CLASSES * EACH):
-            one.put(f"samples/class-{number % CLASSES}/{number:03d}.bin", 500 + number, seed=number)
+            host.put(f"samples/class-{number % CLASSES}/{number:03d}.bin", 500 + number, seed=number)
         chance = np.random.default_rng(3)
-        (one.truth / "tokens.bin").write_bytes(chance.integers(0, 65536, TOKENS, dtype=np.uint16).tobytes())
-        (one.truth / "shards").mkdir()
+        (host.truth / "tokens.bin").write_bytes(chance.integers(0, 65536, TOKENS, dtype=np.uint16).tobytes())
+        (host.truth / "shards").mkdir()
         for number in range(SHARDS):
-            shard(one.truth / f"shards/{number:02d}.tar", number)
-        yield one
+            shard(host.truth / f"shards/{number:02d}.tar", number)
+        yield host
         forget()
-        one.close()
+        host.close()
 
 
 def shard(path: Path, number: int) -> None:
     chance = random.Random(number)
     with tarfile.open(path, "w") as tar:
-        for at in range(IN_SHARD):
-            for extension, body in (("bin", chance.randbytes(300 + at)), ("cls", b"%d" % (at % 4))):
-                member = tarfile.TarInfo(f"folder.x/{number:02d}-{at:03d}.{extension}")
+        for index in range(IN_SHARD):
+            for extension, body in (("bin", chance.randbytes(300 + index)), ("cls", b"%d" % (index % 4))):
+                member = tarfile.TarInfo(f"folder.x/{number:02d}-{index:03d}.{extension}")
                 member.size = len(body)
                 tar.addfile(member, io.BytesIO(body))
 
 
 @pytest.fixture(params=["node", "folder"])
-def at(request: pytest.FixtureRequest, host: Host) -> Callable[[str], str]:
+def location_of(request: pytest.FixtureRequest, host: Host) -> Callable[[str], str]:
     """Where a folder of the origin is read: by the node, or as any folder."""
     if request.param == "node":
         return lambda name: f"headrace:///{name}"
@@ -72,8 +72,8 @@ def name_of(body: bytes, name: str) -> str:
     return name
 
 
-def test_samples_are_the_origins_with_their_labels(host: Host, at: Callable[[str], str]) -> None:
-    data = Samples(at("samples"))
+def test_samples_are_the_origins_with_their_labels(host: Host, location_of: Callable[[str], str]) -> None:
+    data = Samples(location_of("samples"))
     assert data.classes == [f"class-{number}" for number in range(CLASSES)]
     assert len(data) == CLASSES * EACH
     for (body, label), name in zip(data.__getitems__(range(len(data))), data.names, strict=True):
@@ -83,7 +83,7 @@ def test_samples_are_the_origins_with_their_labels(host: Host, at: Callable[[str
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy[5][0], data[5][0])
     with pytest.raises(PathNotFoundError, match=r"\.jpg"):
-        Samples(at("samples"), suffixes=(".jpg",))
+        Samples(location_of("samples"), suffixes=(".jpg",))
 
 
 def body_of(body: bytes, name: str) -> tuple[str, bytes]:
@@ -106,22 +106,22 @@ def test_a_loader_of_torchs_own(host: Host, method: str, *, cached: bool) -> Non
         persistent_workers=True,  # an epoch of its own would be some seconds of `import torch`
     )
     for _ in range(2):
-        found = {name: body for batch in batches for (name, body), _ in batch}
-        assert found == {name: (host.truth / "samples" / name).read_bytes() for name in data.names}
+        bodies = {name: body for batch in batches for (name, body), _ in batch}
+        assert bodies == {name: (host.truth / "samples" / name).read_bytes() for name in data.names}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_sample_once_an_epoch_over_all_ranks(at: Callable[[str], str], workers: int) -> None:
-    data = Samples(at("samples"), decode=name_of)
+def test_each_sample_once_an_epoch_over_all_ranks(location_of: Callable[[str], str], workers: int) -> None:
+    data = Samples(location_of("samples"), decode=name_of)
     orders = []
     loaders = [
         Loader(data, 4, workers=workers, rank=rank, world=3, drop_last=False, seed=1, collate=as_list)
         for rank in range(3)
     ]
     for _ in range(2):
-        seen = [name for loader in loaders for batch in loader for name, _ in batch]
-        assert sorted(seen) == data.names  # 51 samples are 17 each
-        orders.append(seen)
+        names = [name for loader in loaders for batch in loader for name, _ in batch]
+        assert sorted(names) == data.names  # 51 samples are 17 each
+        orders.append(names)
     assert orders[0] != orders[1]
     assert [len(loader) for loader in loaders] == [5, 5, 5]
     uneven = [
@@ -134,12 +134,12 @@ def test_each_sample_once_an_epoch_over_all_ranks(at: Callable[[str], str], work
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["samples", "shards"])
 def test_a_run_that_is_resumed_goes_on_with_the_next_batch(
-    at: Callable[[str], str], kind: str, workers: int
+    location_of: Callable[[str], str], kind: str, workers: int
 ) -> None:
     def make() -> Loader:
-        data: Any = Samples(at("samples"), decode=name_of)
+        data: Any = Samples(location_of("samples"), decode=name_of)
         if kind == "shards":
-            data = Shards(at("shards"), decode=key_of, shuffle=8)
+            data = Shards(location_of("shards"), decode=key_of, shuffle=8)
         return Loader(data, 4, workers=workers, rank=1, world=2, seed=9, collate=as_list, drop_last=False)
 
     whole = make()
@@ -158,8 +158,8 @@ def taken(loader: Loader, count: int) -> list[Any]:
     return list(itertools.islice(loader, count)) if count else []
 
 
-def test_a_state_of_something_else_is_refused(at: Callable[[str], str]) -> None:
-    data = Samples(at("samples"), decode=name_of)
+def test_a_state_of_something_else_is_refused(location_of: Callable[[str], str]) -> None:
+    data = Samples(location_of("samples"), decode=name_of)
     begun = Loader(data, 4, collate=as_list)
     taken(begun, 2)
     state = begun.state_dict()
@@ -171,7 +171,7 @@ def test_a_state_of_something_else_is_refused(at: Callable[[str], str]) -> None:
         Loader(data, 4, rank=2, world=2)
 
 
-def test_shards_are_what_their_tar_files_say(host: Host, at: Callable[[str], str]) -> None:
+def test_shards_are_what_their_tar_files_say(host: Host, location_of: Callable[[str], str]) -> None:
     expected = {}
     for path in sorted((host.truth / "shards").iterdir()):
         with tarfile.open(path) as tar:
@@ -179,15 +179,15 @@ def test_shards_are_what_their_tar_files_say(host: Host, at: Callable[[str], str
                 body = tar.extractfile(member)
                 assert body is not None
                 expected[member.name] = body.read()
-    found = {}
-    for sample in Shards(at("shards"), shuffle=0):
+    bodies = {}
+    for sample in Shards(location_of("shards"), shuffle=0):
         for word in ("bin", "cls"):
-            found[f"{sample['__key__']}.{word}"] = bytes(sample[word].numpy())
-    assert found == expected
-    batches = list(Loader(Shards(at("shards")), 1, collate=as_list, workers=2))
-    assert sorted(one["__key__"] for (one,) in batches) == sorted({name[:-4] for name in expected})
+            bodies[f"{sample['__key__']}.{word}"] = bytes(sample[word].numpy())
+    assert bodies == expected
+    batches = list(Loader(Shards(location_of("shards")), 1, collate=as_list, workers=2))
+    assert sorted(sample["__key__"] for (sample,) in batches) == sorted({name[:-4] for name in expected})
     with pytest.raises(UsageError, match="6 shards"):
-        list(Loader(Shards(at("shards")), 4, workers=2, rank=0, world=4, collate=as_list))
+        list(Loader(Shards(location_of("shards")), 4, workers=2, rank=0, world=4, collate=as_list))
 
 
 def test_a_shard_that_is_none(host: Host, tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_shard_that_is_none(host: Host, tmp_path: Path) -> None:
         Shards(str(host.truth / "samples"))
 
 
-def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
+def test_windows_of_tokens(host: Host, location_of: Callable[[str], str]) -> None:
     truth = np.fromfile(host.truth / "tokens.bin", dtype=np.uint16)
-    data = TokenWindows(at("tokens.bin"), window=513, stride=512)
+    data = TokenWindows(location_of("tokens.bin"), window=513, stride=512)
     assert len(data) == (TOKENS - 513) // 512 + 1
     for index in (0, 1, 1000, len(data) - 1):
         assert np.array_equal(data[index].numpy(), truth[index * 512 : index * 512 + 513])
@@ -210,7 +210,7 @@ def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
         assert batch.shape == (64, 513)
         break
     with pytest.raises(PathNotFoundError, match="window"):
-        TokenWindows(at("tokens.bin"), window=TOKENS + 1)
+        TokenWindows(location_of("tokens.bin"), window=TOKENS + 1)
 
 
 def test_of_tokens_only_the_windows_are_fetched(host: Host) -> None:

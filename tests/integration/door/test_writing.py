@@ -26,11 +26,11 @@ pytestmark = pytest.mark.timeout(120)
 
 def seen_by(fs: Any) -> dict[str, str]:
     """As tree_of, through the door."""
-    found = {}
+    files = {}
     for path, about in fs.find("/", withdirs=True, detail=True).items():
         if path != "/":
-            found[path[1:]] = "dir" if about["type"] == "directory" else fs.cat(path).hex()
-    return found
+            files[path[1:]] = "dir" if about["type"] == "directory" else fs.cat(path).hex()
+    return files
 
 
 @pytest.mark.fuse
@@ -287,17 +287,17 @@ def test_what_is_appended_stays_behind_what_was_there(make_door: MakeDoor) -> No
     with fs.open("/small", "ab") as stream:
         assert stream.tell() == len(small)
         stream.write(b"first ")
-    with fs.open("/log", "ab") as one, fs.open("/log", "ab") as other:
+    with fs.open("/log", "ab") as appender, fs.open("/log", "ab") as other:
         for number in range(50):
-            for stream, name in ((one, b"one"), (other, b"other")):
+            for stream, name in ((appender, b"one"), (other, b"other")):
                 stream.write(b"%s %d\n" % (name, number))
                 stream.flush()
     assert fs.cat("/small") == small + b"first "
     lines = fs.cat("/log").splitlines()
     assert lines == [b"%s %d" % (name, number) for number in range(50) for name in (b"one", b"other")]
-    with pytest.raises(KeyError), fs.open("/log", "ab") as one:
-        one.write(b"is not cut off\n")
-        one.flush()
+    with pytest.raises(KeyError), fs.open("/log", "ab") as appender:
+        appender.write(b"is not cut off\n")
+        appender.flush()
         with fs.open("/log", "ab") as other:
             other.write(b"of somebody else\n")
         raise KeyError
@@ -341,9 +341,9 @@ def test_many_writers_and_readers_at_once(make_door: MakeDoor) -> None:
         for turn in range(15):
             door.pipe(f"/many/{number}/{turn}", b"%d %d" % (number, turn))
             door.pipe("/many/shared", b"%d" % number * 100_000)
-            seen = door.cat("/many/shared")
-            assert len(seen) == 100_000
-            assert len(set(seen)) == 1
+            body = door.cat("/many/shared")
+            assert len(body) == 100_000
+            assert len(set(body)) == 1
             door.mv(f"/many/{number}/{turn}", f"/many/moved-{number}-{turn}")
 
     def child(number: int) -> None:
@@ -352,8 +352,8 @@ def test_many_writers_and_readers_at_once(make_door: MakeDoor) -> None:
 
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=child, args=(number,)) for number in (7, 8)]
-    for one in processes:
-        one.start()
+    for process in processes:
+        process.start()
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -368,17 +368,17 @@ def test_many_writers_and_readers_at_once(make_door: MakeDoor) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    for one in processes:
-        one.join(60)
-    assert ([one.exitcode for one in processes], failed) == ([0, 0], [])
+    for process in processes:
+        process.join(60)
+    assert ([process.exitcode for process in processes], failed) == ([0, 0], [])
     expected = {
         f"/many/moved-{number}-{turn}": b"%d %d" % (number, turn)
         for number in (0, 1, 2, 3, 7, 8)
         for turn in range(15)
     }
-    found = fs.cat("/many", recursive=True)
-    del found["/many/shared"]
-    assert found == expected
+    files = fs.cat("/many", recursive=True)
+    del files["/many/shared"]
+    assert files == expected
     settled(host)
     assert tree_of(host.truth) == seen_by(fs)
 
@@ -425,8 +425,8 @@ def test_a_folder_above_one_that_can_be_written_is_listed(make_door: MakeDoor) -
     host, fs = make_door(mounted=True, write="off,/folder/deeper=local")
     listed = Writer(host.mount).run("print(json.dumps([sorted(os.listdir(one)) for one in ('.', 'folder')]))")
     truth = [host.truth, host.truth / "folder"]
-    assert json.loads(listed) == [sorted(one.name for one in folder.iterdir()) for folder in truth]
-    assert [one.removeprefix("/") for one in fs.ls("/", detail=False)] == json.loads(listed)[0]
+    assert json.loads(listed) == [sorted(entry.name for entry in folder.iterdir()) for folder in truth]
+    assert [path.removeprefix("/") for path in fs.ls("/", detail=False)] == json.loads(listed)[0]
 
 
 def test_links_out_of_the_namespace_are_refused(make_door: MakeDoor, tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_links_out_of_the_namespace_are_refused(make_door: MakeDoor, tmp_path: P
     for path in ("/a/b/out/outside", "/a/b/around"):
         with pytest.raises(NotSupportedError, match="symbolic link"):
             fs.cat(path)
-    assert {one["name"][5:]: one["type"] for one in fs.ls("/a/b")} == {
+    assert {row["name"][5:]: row["type"] for row in fs.ls("/a/b")} == {
         "above": "file",
         "around": "other",
         "file": "file",
@@ -457,13 +457,13 @@ def test_links_out_of_the_namespace_are_refused(make_door: MakeDoor, tmp_path: P
 def test_a_replaced_file_keeps_mode_and_owner(make_door: MakeDoor) -> None:
     host, fs = make_door(write="local")
     fs.pipe("/new", b"x")
-    at = host.cache / "upper/tree/new"
+    path = host.cache / "upper/tree/new"
     umask = LocalVfs(fs._vfs.client)._umask
-    assert at.stat().st_mode & 0o777 == 0o666 & ~umask
-    at.chmod(0o640)
-    os.chown(at, 1234, 2345)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    path.chmod(0o640)
+    os.chown(path, 1234, 2345)
     fs.pipe("/new", b"y")
-    seen = at.stat()
-    assert (seen.st_mode & 0o7777, seen.st_uid, seen.st_gid) == (0o640, 1234, 2345)
+    stat = path.stat()
+    assert (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid) == (0o640, 1234, 2345)
     fs.mkdir("/folder2")
     assert (host.cache / "upper/tree/folder2").stat().st_mode & 0o777 == 0o777 & ~umask

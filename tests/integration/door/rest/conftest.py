@@ -63,8 +63,8 @@ class Api:
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with serving(tmp_path_factory.mktemp("rest"), write="/out=back,off") as one:
-        yield one
+    with serving(tmp_path_factory.mktemp("rest"), write="/out=back,off") as api:
+        yield api
 
 
 @contextmanager

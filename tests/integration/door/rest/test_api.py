@@ -35,16 +35,16 @@ def ended(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def job(api: Api, kind: str, path: str, **options: str) -> dict[str, Any]:
-    told = api.ask("POST", "/v1/jobs", body={"kind": kind, "path": path, "options": options})
-    assert told.status == 202, told
-    assert told.headers["Location"] == f"/v1/jobs/{told.json['id']}"
-    return ended(api, told.json)
+    answer = api.ask("POST", "/v1/jobs", body={"kind": kind, "path": path, "options": options})
+    assert answer.status == 202, answer
+    assert answer.headers["Location"] == f"/v1/jobs/{answer.json['id']}"
+    return ended(api, answer.json)
 
 
 def sums(data: bytes, start: int = 0) -> str:
     cuts = [0, *range(MIB - start % MIB, len(data), MIB), len(data)]
-    pieces = [data[one:two] for one, two in itertools.pairwise(cuts)]
-    return ",".join(xxhash.xxh3_64_hexdigest(one) for one in pieces)
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
+    return ",".join(xxhash.xxh3_64_hexdigest(piece) for piece in pieces)
 
 
 def test_every_byte_whole_and_by_ranges(api: Api) -> None:
@@ -71,11 +71,11 @@ def test_every_byte_whole_and_by_ranges(api: Api) -> None:
 def test_checksums_of_what_is_sent(api: Api) -> None:
     truth = (api.truth / "large").read_bytes()
     for start, end in ((0, len(truth)), (MIB, 3 * MIB), (MIB + 7, 2 * MIB + 9), (5 * MIB, len(truth))):
-        told = api.ask(
+        answer = api.ask(
             "GET", content("/data/large"), Range=f"bytes={start}-{end - 1}", headrace_checksums="xxh3-64"
         )
-        assert told.body == truth[start:end]
-        assert told.headers["headrace-checksums"] == sums(truth[start:end], start), (start, end)
+        assert answer.body == truth[start:end]
+        assert answer.headers["headrace-checksums"] == sums(truth[start:end], start), (start, end)
 
 
 def test_a_rotten_block_is_never_sent_as_a_good_one(api: Api) -> None:
@@ -115,16 +115,16 @@ def test_names_in_pages(api: Api) -> None:
         api.host.put(f"many/{number}", 1)
     (api.truth / "many/\udcff-no-utf-8").write_bytes(b"x")
     assert job(api, "sync", "/data")["state"] == "done"
-    seen: list[str] = []
+    paths: list[str] = []
     after: str | None = ""
     while after is not None:
         page = api.ask(
             "GET", f"/v1/entries?path=/data/many&limit=3&after={quote(after, errors='surrogateescape')}"
         ).json
         assert len(page["entries"]) <= 3
-        seen += [row["path"] for row in page["entries"]]
+        paths += [row["path"] for row in page["entries"]]
         after = page["next"]
-    assert seen == [*(f"/data/many/{number}" for number in range(7)), "/data/many/\udcff-no-utf-8"]
+    assert paths == [*(f"/data/many/{number}" for number in range(7)), "/data/many/\udcff-no-utf-8"]
     assert api.ask("GET", content("/data/many/") + "%FF-no-utf-8").body == b"x"
     root = {row["path"]: row["kind"] for row in api.ask("GET", "/v1/entries?path=/").json["entries"]}
     assert root == {"/data": "directory", "/out": "directory"}
@@ -145,7 +145,7 @@ def test_what_is_written_is_at_the_origin_and_goes(api: Api) -> None:
     assert api.ask("DELETE", "/v1/entry?path=/out/a&recursive=true").status == 204
     assert api.ask("GET", content("/out/a/c")).status == 404
     assert job(api, "persist", "/out")["state"] == "done"
-    assert sorted(one.name for one in api.origin.iterdir()) == ["x"]
+    assert sorted(file.name for file in api.origin.iterdir()) == ["x"]
 
 
 def test_what_is_not_what_its_checksum_says_is_not_kept(api: Api) -> None:
@@ -160,9 +160,9 @@ def test_what_is_not_what_its_checksum_says_is_not_kept(api: Api) -> None:
 
 def test_a_put_that_breaks_off_leaves_nothing(api: Api) -> None:
     host, port = api.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as one:
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
         head = f"PUT {content('/out/half')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
-        one.sendall(head.encode() + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000)
+        connection.sendall(head.encode() + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000)
     wait_until(lambda: not list((api.host.cache / "upper/work").iterdir()))
     assert api.ask("GET", "/v1/entry?path=/out/half").status == 404
 
@@ -173,23 +173,23 @@ def test_nothing_is_written_where_nothing_may_be(api: Api) -> None:
 
 
 def test_who_shows_no_token_is_told_nothing(api: Api) -> None:
-    for one in OPERATIONS:
-        path = one.path.replace("{id}", "1")
+    for operation in OPERATIONS:
+        path = operation.path.replace("{id}", "1")
         for token in ("", "wrong"):
-            told = api.ask(one.method, path, token=token)
-            if one.open:
-                assert told.status in (200, 503), one.name
+            answer = api.ask(operation.method, path, token=token)
+            if operation.open:
+                assert answer.status in (200, 503), operation.name
             else:
-                assert (told.status, told.json["code"]) == (401, "node.denied"), one.name
-                assert told.headers["WWW-Authenticate"] == "Bearer"
+                assert (answer.status, answer.json["code"]) == (401, "node.denied"), operation.name
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_the_unix_socket_is_for_the_user_who_runs_it(api: Api) -> None:
-    at = rest_socket_of(api.up.ready["socket"])
-    assert os.stat(at).st_mode & 0o777 == 0o600
+    path = rest_socket_of(api.up.ready["socket"])
+    assert os.stat(path).st_mode & 0o777 == 0o600
     connection = http.client.HTTPConnection("node")
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(at)
+    connection.sock.connect(path)
     connection.request("GET", "/v1/status")
     assert connection.getresponse().status == 200
     connection.close()
@@ -214,7 +214,7 @@ def test_jobs_are_followed_cancelled_and_told_of(api: Api) -> None:
     assert (done["state"], done["files_done"], done["scope"]) == ("done", 1, "node")
     failed = api.ask("POST", "/v1/jobs", body={"kind": "load", "path": "/nowhere"})
     assert (failed.status, failed.json["code"]) == (404, "path.not_found")
-    assert done["id"] in [one["id"] for one in api.ask("GET", "/v1/jobs").json["jobs"]]
+    assert done["id"] in [row["id"] for row in api.ask("GET", "/v1/jobs").json["jobs"]]
     over = api.ask("POST", f"/v1/jobs/{done['id']}/cancel")
     assert (over.status, over.json["state"]) == (202, "done")
     assert api.ask("GET", "/v1/jobs/nobody").status == 404
@@ -230,10 +230,10 @@ def test_a_job_that_is_cancelled_ends(api: Api) -> None:
         (slow / str(number)).write_bytes(b"x")
     options = {"request_limit_per_s": "0.5"}
     api.ask("POST", "/v1/mounts", body={"path": "/slow", "url": f"file://{slow}", "options": options})
-    told = api.ask("POST", "/v1/jobs", body={"kind": "load", "path": "/slow"}).json
-    assert told["state"] == "running"
+    load_job = api.ask("POST", "/v1/jobs", body={"kind": "load", "path": "/slow"}).json
+    assert load_job["state"] == "running"
     began_s = time.monotonic()
-    assert api.ask("POST", f"/v1/jobs/{told['id']}/cancel").json["state"] == "cancelled"
+    assert api.ask("POST", f"/v1/jobs/{load_job['id']}/cancel").json["state"] == "cancelled"
     assert time.monotonic() - began_s < 20
     api.ask("DELETE", "/v1/mounts?path=/slow")
 

@@ -64,10 +64,10 @@ class S3:
 
     def raw(self, data: bytes, *, limit_s: float = 10.0) -> bytes:
         """What is answered until the connection ends."""
-        with socket.create_connection(self.address, timeout=limit_s) as one:
-            one.sendall(data)
+        with socket.create_connection(self.address, timeout=limit_s) as connection:
+            connection.sendall(data)
             answer = b""
-            while piece := one.recv(65536):
+            while piece := connection.recv(65536):
                 answer += piece
         return answer
 
@@ -142,10 +142,10 @@ def client(s3: S3) -> Any:
 
 def program(name: str) -> str:
     """Its path; skips where it is not installed."""
-    found = shutil.which(name, path=f"{sysconfig.get_path('scripts')}:{os.environ.get('PATH', '')}")
-    if found is None:
+    path = shutil.which(name, path=f"{sysconfig.get_path('scripts')}:{os.environ.get('PATH', '')}")
+    if path is None:
         pytest.skip(f"server: {name} is not installed")
-    return found
+    return path
 
 
 def code_of(raised: Any) -> tuple[str, int]:

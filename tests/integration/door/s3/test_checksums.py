@@ -42,9 +42,9 @@ def test_what_was_put_with_a_checksum_is_told_with_it(client: Any, algorithm: st
     assert {word: put[word] for word in wanted} == wanted
     head = client.head_object(Bucket=WRITE, Key=key, ChecksumMode="ENABLED")
     assert {word: head[word] for word in wanted} == wanted
-    found = client.get_object(Bucket=WRITE, Key=key, ChecksumMode="ENABLED")
-    assert {word: found[word] for word in wanted} == wanted
-    assert found["Body"].read() == data
+    answer = client.get_object(Bucket=WRITE, Key=key, ChecksumMode="ENABLED")
+    assert {word: answer[word] for word in wanted} == wanted
+    assert answer["Body"].read() == data
     assert name not in client.head_object(Bucket=WRITE, Key=key)
     part = client.get_object(Bucket=WRITE, Key=key, ChecksumMode="ENABLED", Range="bytes=5-9")
     assert name not in part
@@ -59,9 +59,9 @@ def test_what_was_put_with_a_checksum_is_told_with_it(client: Any, algorithm: st
 
 def test_what_was_put_elsewhere_has_none_and_a_new_object_has_its_own(s3: S3, client: Any) -> None:
     for _ in range(2):
-        found = client.get_object(Bucket=READ, Key="small.bin", ChecksumMode="ENABLED")
-        assert found["Body"].read() == (s3.truth / "small.bin").read_bytes()
-        assert not set(ELEMENTS.values()) & set(found)
+        answer = client.get_object(Bucket=READ, Key="small.bin", ChecksumMode="ENABLED")
+        assert answer["Body"].read() == (s3.truth / "small.bin").read_bytes()
+        assert not set(ELEMENTS.values()) & set(answer)
     about = client.get_object_attributes(Bucket=READ, Key="small.bin", ObjectAttributes=ALL)
     assert (about["ObjectSize"], "Checksum" in about) == (4096, False)
     client.put_object(Bucket=WRITE, Key="checks/other", Body=b"one", ChecksumAlgorithm="SHA256")
@@ -96,16 +96,16 @@ def test_a_checksum_that_does_not_match_and_a_type_that_can_not_be(client: Any) 
 def test_an_upload_in_parts_has_the_checksum_it_was_begun_for(client: Any, algorithm: str, kind: str) -> None:
     key, name = f"checks/parts-{algorithm}", ELEMENTS[algorithm]
     named = {"Bucket": WRITE, "Key": key}
-    made = client.create_multipart_upload(**named, ChecksumAlgorithm=algorithm.upper(), ChecksumType=kind)
-    assert (made["ChecksumAlgorithm"], made["ChecksumType"]) == (algorithm.upper(), kind)
-    named["UploadId"] = made["UploadId"]
+    upload = client.create_multipart_upload(**named, ChecksumAlgorithm=algorithm.upper(), ChecksumType=kind)
+    assert (upload["ChecksumAlgorithm"], upload["ChecksumType"]) == (algorithm.upper(), kind)
+    named["UploadId"] = upload["UploadId"]
     sent = [
         client.upload_part(**named, PartNumber=number, Body=piece, ChecksumAlgorithm=algorithm.upper())
         for number, piece in enumerate(PIECES, 1)
     ]
-    assert [one[name] for one in sent] == [sum_of(algorithm, piece) for piece in PIECES]
-    assert [one[name] for one in client.list_parts(**named)["Parts"]] == [one[name] for one in sent]
-    parts = [{"PartNumber": n, "ETag": one["ETag"], name: one[name]} for n, one in enumerate(sent, 1)]
+    assert [part[name] for part in sent] == [sum_of(algorithm, piece) for piece in PIECES]
+    assert [part[name] for part in client.list_parts(**named)["Parts"]] == [part[name] for part in sent]
+    parts = [{"PartNumber": n, "ETag": part["ETag"], name: part[name]} for n, part in enumerate(sent, 1)]
     wrong = [parts[0] | {name: parts[1][name]}, *parts[1:]]
     with pytest.raises(ClientError) as raised:
         client.complete_multipart_upload(**named, MultipartUpload={"Parts": wrong})
@@ -116,7 +116,7 @@ def test_an_upload_in_parts_has_the_checksum_it_was_begun_for(client: Any, algor
     assert code_of(raised) == ("BadDigest", 400)
     whole = sum_of(algorithm, DATA)
     if kind == "COMPOSITE":
-        whole = sum_of(algorithm, b"".join(base64.b64decode(one[name]) for one in sent)) + "-3"
+        whole = sum_of(algorithm, b"".join(base64.b64decode(part[name]) for part in sent)) + "-3"
     said = {name: whole, "ChecksumType": kind, "MpuObjectSize": len(DATA)}
     done = client.complete_multipart_upload(**named, MultipartUpload={"Parts": parts}, **said)
     assert (done[name], done["ChecksumType"]) == (whole, kind)
@@ -133,11 +133,11 @@ def check_parts(client: Any, key: str, checksum: dict[str, str]) -> None:
     assert about["Checksum"] == checksum
     listed = about["ObjectParts"]
     assert (listed["TotalPartsCount"], listed["IsTruncated"]) == (3, True)
-    assert [one["Size"] for one in listed["Parts"]] == [PART, PART]
+    assert [part["Size"] for part in listed["Parts"]] == [PART, PART]
     for number, piece in enumerate(PIECES, 1):
-        found = client.get_object(**named, PartNumber=number)
-        assert found["PartsCount"] == 3
-        assert found["Body"].read() == piece
+        answer = client.get_object(**named, PartNumber=number)
+        assert answer["PartsCount"] == 3
+        assert answer["Body"].read() == piece
         assert client.head_object(**named, PartNumber=number)["ContentLength"] == len(piece)
     with pytest.raises(ClientError) as raised:
         client.get_object(**named, PartNumber=4)
@@ -145,8 +145,8 @@ def check_parts(client: Any, key: str, checksum: dict[str, str]) -> None:
 
 
 def test_part_one_of_an_object_in_one_piece(s3: S3, client: Any) -> None:
-    found = client.get_object(Bucket=READ, Key="small.bin", PartNumber=1)
-    assert found["Body"].read() == (s3.truth / "small.bin").read_bytes()
+    answer = client.get_object(Bucket=READ, Key="small.bin", PartNumber=1)
+    assert answer["Body"].read() == (s3.truth / "small.bin").read_bytes()
     assert client.get_object(Bucket=READ, Key="empty.bin", PartNumber=1)["Body"].read() == b""
     with pytest.raises(ClientError) as raised:
         client.get_object(Bucket=READ, Key="small.bin", PartNumber=2)

@@ -35,12 +35,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def run(s3: S3, *words: object, **environment: str) -> str:
     done = subprocess.run(
-        [str(one) for one in words],
+        [str(word) for word in words],
         env=s3.environment() | environment,
         capture_output=True,
         text=True,
@@ -53,7 +53,7 @@ def run(s3: S3, *words: object, **environment: str) -> str:
 
 def keys(s3: S3, prefix: str) -> list[str]:
     rows = s3.client().list_objects_v2(Bucket=WRITE, Prefix=prefix).get("Contents", [])
-    return [one["Key"] for one in rows]
+    return [row["Key"] for row in rows]
 
 
 def test_s5cmd(s3: S3, tree: Path, tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_obstore(s3: S3, tree: Path) -> None:
     wanted = content(tree)
     for name, data in wanted.items():
         obstore.put(store, name, data)
-    assert sorted(one["path"] for page in obstore.list(store) for one in page) == sorted(wanted)
+    assert sorted(entry["path"] for page in obstore.list(store) for entry in page) == sorted(wanted)
     for name, data in wanted.items():
         assert bytes(obstore.get(store, name).bytes()) == data
     ranges = obstore.get_ranges(
         store, "large.bin", starts=[0, 5 << 20, 9 << 20], ends=[7, 6 << 20, (9 << 20) + 1]
     )
-    assert [bytes(one) for one in ranges] == [
+    assert [bytes(body) for body in ranges] == [
         wanted["large.bin"][start:end]
         for start, end in ((0, 7), (5 << 20, 6 << 20), (9 << 20, (9 << 20) + 1))
     ]
@@ -135,7 +135,7 @@ def test_s3fs(s3: S3, tree: Path, tmp_path: Path) -> None:
     fs = s3fs.S3FileSystem(key=ACCESS, secret=SECRET, client_kwargs=where, skip_instance_cache=True)
     fs.put(f"{tree}/", f"{WRITE}/s3fs/", recursive=True)
     wanted = {f"{WRITE}/s3fs/{name}": data for name, data in content(tree).items()}
-    assert {one: fs.cat(one) for one in fs.find(f"{WRITE}/s3fs")} == wanted
+    assert {path: fs.cat(path) for path in fs.find(f"{WRITE}/s3fs")} == wanted
     with fs.open(f"{WRITE}/s3fs/streamed", "wb", block_size=5 << 20) as out:
         out.write(wanted[f"{WRITE}/s3fs/large.bin"])
     with fs.open(f"{WRITE}/s3fs/streamed") as source:

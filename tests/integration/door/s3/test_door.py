@@ -26,8 +26,8 @@ class Open:
         self.s3 = S3(url, host.truth, host.base / "origin", host)
 
     def gateway_pid(self) -> int:
-        found = self.host.processes().items()
-        return next((pid for pid, words in found if " s3 " in words and "--credentials" not in words), 0)
+        processes = self.host.processes().items()
+        return next((pid for pid, words in processes if " s3 " in words and "--credentials" not in words), 0)
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,11 @@ def test_requests_in_one_piece_are_answered_in_order(open_: Open) -> None:
 
 
 def test_a_head_byte_by_byte(open_: Open) -> None:
-    with socket.create_connection(open_.s3.address, timeout=10) as one:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in f"GET /{READ}/one.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode():
-            one.sendall(bytes([at]))
-        assert status_of(one.recv(65536)) == 200
+    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in f"GET /{READ}/one.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode():
+            connection.sendall(bytes([byte]))
+        assert status_of(connection.recv(65536)) == 200
 
 
 @pytest.mark.parametrize(
@@ -130,35 +130,35 @@ def test_bodies_by_every_framing(open_: Open) -> None:
 
 
 def test_who_asks_first_whether_to_send(open_: Open) -> None:
-    with socket.create_connection(open_.s3.address, timeout=10) as one:
-        one.sendall(put_head("expected", f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
-        assert one.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        one.sendall(BODY)
-        assert status_of(one.recv(65536)) == 200
+    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+        connection.sendall(put_head("expected", f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(BODY)
+        assert status_of(connection.recv(65536)) == 200
     refused = put_head("x", "Content-Length: 5", "Expect: 100-continue").replace(b"/out/", b"/data/")
     assert status_of(open_.s3.raw(refused)) == 403
 
 
 def test_a_large_body_that_is_refused_is_told_so(open_: Open) -> None:
     """The answer arrives, though the client has sent on."""
-    with socket.create_connection(open_.s3.address, timeout=10) as one:
-        one.sendall(put_head("x", f"Content-Length: {4 << 20}").replace(b"/out/", b"/data/"))
-        one.sendall(bytes(4 << 20))
-        assert status_of(one.recv(65536)) == 403
+    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+        connection.sendall(put_head("x", f"Content-Length: {4 << 20}").replace(b"/out/", b"/data/"))
+        connection.sendall(bytes(4 << 20))
+        assert status_of(connection.recv(65536)) == 403
 
 
 def test_a_put_that_breaks_off_leaves_what_was_there(open_: Open) -> None:
     assert status_of(open_.s3.raw(put_head("cut", f"Content-Length: {len(BODY)}") + BODY)) == 200
-    with socket.create_connection(open_.s3.address, timeout=10) as one:
-        one.sendall(put_head("cut", "Content-Length: 1000000") + bytes(500_000))
+    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+        connection.sendall(put_head("cut", "Content-Length: 1000000") + bytes(500_000))
     assert get(open_, f"/{WRITE}/cut") == BODY
     assert list((open_.host.cache / "upper/work").iterdir()) == []
 
 
 def test_a_killed_gateway_leaves_the_old_object(open_: Open) -> None:
     assert status_of(open_.s3.raw(put_head("killed", f"Content-Length: {len(BODY)}") + BODY)) == 200
-    with socket.create_connection(open_.s3.address, timeout=10) as one:
-        one.sendall(put_head("killed", f"Content-Length: {1 << 20}") + bytes((1 << 20) - 1))
+    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+        connection.sendall(put_head("killed", f"Content-Length: {1 << 20}") + bytes((1 << 20) - 1))
         time.sleep(0.1)  # most of it is in the file
         os.kill(open_.gateway_pid(), signal.SIGKILL)
     wait_until(lambda: not open_.gateway_pid())
@@ -223,9 +223,9 @@ def test_where_it_does_not_listen(open_: Open) -> None:
 def operations(s3: S3) -> dict[str, dict[str, int]]:
     """Of the gateway of this folder, as `headrace status` tells them."""
     gateways = s3.host.status()["gateways"]
-    (found,) = [one for one in gateways if one["address"] == "{}:{}".format(*s3.address)]
-    assert found["kind"] == "s3"
-    result: dict[str, dict[str, int]] = found["operations"]
+    (gateway,) = [row for row in gateways if row["address"] == "{}:{}".format(*s3.address)]
+    assert gateway["kind"] == "s3"
+    result: dict[str, dict[str, int]] = gateway["operations"]
     return result
 
 

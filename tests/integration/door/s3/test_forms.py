@@ -32,15 +32,15 @@ def read(client: Any, key: str) -> bytes | None:
 
 
 def form_of(client: Any, key: str, *conditions: Any, seconds: int = 600, **fields: Any) -> dict[str, Any]:
-    made = client.generate_presigned_post(
+    form = client.generate_presigned_post(
         WRITE,
         key,
         Fields=fields,
         Conditions=[*({n: v} for n, v in fields.items()), *conditions],
         ExpiresIn=seconds,
     )
-    assert "x-amz-signature" in made["fields"]
-    return dict(made)
+    assert "x-amz-signature" in form["fields"]
+    return dict(form)
 
 
 @pytest.fixture

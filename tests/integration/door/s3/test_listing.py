@@ -14,27 +14,27 @@ PREFIXES = ("", "names/", "names/a", "names/a/", "names/a/b", "names/ü", "nothi
 
 def keys_of_truth(s3: S3, prefix: str = "") -> list[str]:
     """As S3 orders them: by the bytes of whole keys."""
-    found = [str(one.relative_to(s3.truth)) for one in s3.truth.rglob("*") if one.is_file()]
-    return sorted((one for one in found if one.startswith(prefix)), key=str.encode)
+    keys = [str(file.relative_to(s3.truth)) for file in s3.truth.rglob("*") if file.is_file()]
+    return sorted((key for key in keys if key.startswith(prefix)), key=str.encode)
 
 
 def grouped(keys: list[str], prefix: str, delimiter: str) -> list[str]:
-    found: dict[str, None] = {}
+    groups: dict[str, None] = {}
     for key in keys:
         end = key.find(delimiter, len(prefix))
-        found[key if end < 0 else key[: end + len(delimiter)]] = None
-    return sorted(found, key=str.encode)
+        groups[key if end < 0 else key[: end + len(delimiter)]] = None
+    return sorted(groups, key=str.encode)
 
 
 def listed(client: Any, **arguments: Any) -> list[str]:
     """All pages: keys and common prefixes in their order."""
-    found: list[str] = []
+    names: list[str] = []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=READ, **arguments):
-        rows = [one["Key"] for one in page.get("Contents", [])]
-        rows += [one["Prefix"] for one in page.get("CommonPrefixes", [])]
-        found += sorted(rows, key=str.encode)
+        rows = [row["Key"] for row in page.get("Contents", [])]
+        rows += [row["Prefix"] for row in page.get("CommonPrefixes", [])]
+        names += sorted(rows, key=str.encode)
         assert page["KeyCount"] == len(rows)
-    return found
+    return names
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
@@ -46,26 +46,28 @@ def test_pages(s3: S3, client: Any, prefix: str, delimiter: str, size: int) -> N
     truth = keys_of_truth(s3, prefix)
     wanted = grouped(truth, prefix, delimiter) if delimiter else truth
     arguments = {"Delimiter": delimiter} if delimiter else {}
-    found = listed(client, Prefix=prefix, PaginationConfig={"PageSize": size}, **arguments)
-    assert found == wanted
+    names = listed(client, Prefix=prefix, PaginationConfig={"PageSize": size}, **arguments)
+    assert names == wanted
 
 
 def test_where_to_begin(s3: S3, client: Any) -> None:
     truth = keys_of_truth(s3)
     for key in [*truth, "names/a/", "names/a", "names/a/b/", "n", "zzz"]:
-        assert listed(client, StartAfter=key) == [one for one in truth if one.encode() > key.encode()]
+        assert listed(client, StartAfter=key) == [
+            candidate for candidate in truth if candidate.encode() > key.encode()
+        ]
 
 
 def test_the_first_version_pages_too(s3: S3, client: Any) -> None:
-    found, marker = [], ""
+    names, marker = [], ""
     while True:
         page = client.list_objects(Bucket=READ, Delimiter="/", MaxKeys=2, Marker=marker)
-        rows = [one["Key"] for one in page.get("Contents", [])]
-        found += sorted([*rows, *(one["Prefix"] for one in page.get("CommonPrefixes", []))])
+        rows = [row["Key"] for row in page.get("Contents", [])]
+        names += sorted([*rows, *(row["Prefix"] for row in page.get("CommonPrefixes", []))])
         if not page["IsTruncated"]:
             break
         marker = page["NextMarker"]
-    assert found == grouped(keys_of_truth(s3), "", "/")
+    assert names == grouped(keys_of_truth(s3), "", "/")
 
 
 def test_rows_say_what_head_says(s3: S3, client: Any) -> None:
@@ -76,7 +78,7 @@ def test_rows_say_what_head_says(s3: S3, client: Any) -> None:
         assert (row["Size"], row["ETag"]) == (head["ContentLength"], head["ETag"])
         assert int(row["LastModified"].timestamp()) == int(head["LastModified"].timestamp())
     versions = client.list_object_versions(Bucket=WRITE, Prefix="rows/")["Versions"]
-    assert [(one["Key"], one["VersionId"], one["IsLatest"]) for one in versions] == [
+    assert [(version["Key"], version["VersionId"], version["IsLatest"]) for version in versions] == [
         ("rows/ours", "null", True)
     ]
 
@@ -95,11 +97,11 @@ def test_two_layers_are_one_listing(s3: S3, client: Any) -> None:
     pages = client.get_paginator("list_objects_v2").paginate(
         Bucket=WRITE, Prefix="layers/", PaginationConfig={"PageSize": 3}
     )
-    assert [one["Key"] for page in pages for one in page["Contents"]] == wanted
+    assert [row["Key"] for page in pages for row in page["Contents"]] == wanted
 
 
 def test_buckets(client: Any) -> None:
-    assert [one["Name"] for one in client.list_buckets()["Buckets"]] == [READ, WRITE]
+    assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == [READ, WRITE]
     client.head_bucket(Bucket=READ)
     assert client.get_bucket_location(Bucket=READ)["LocationConstraint"] is None
     assert "Status" not in client.get_bucket_versioning(Bucket=READ)

@@ -44,17 +44,17 @@ def start(origin: S3Server, base: Path, **settings: object) -> S3:
 
 @pytest.fixture(scope="module")
 def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    one = start(origin, tmp_path_factory.mktemp("lake"), write="through")
-    yield one
-    one.host.close()
+    lake = start(origin, tmp_path_factory.mktemp("lake"), write="through")
+    yield lake
+    lake.host.close()
 
 
 @pytest.fixture(scope="module")
 def other(origin: S3Server, lake: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A node that knows nothing of the first one, and of an object only what the origin tells."""
-    one = start(origin, tmp_path_factory.mktemp("other"), write="through", sync_interval_s=0)
-    yield one
-    one.host.close()
+    other = start(origin, tmp_path_factory.mktemp("other"), write="through", sync_interval_s=0)
+    yield other
+    other.host.close()
 
 
 def straight(origin: S3Server) -> tuple[Any, str]:
@@ -76,12 +76,12 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags_of(client: Any, key: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = client.get_object_tagging(Bucket=PREFIX, Key=key)["TagSet"]
-    return sorted(found, key=lambda one: one["Key"])
+    tags: list[dict[str, str]] = client.get_object_tagging(Bucket=PREFIX, Key=key)["TagSet"]
+    return sorted(tags, key=lambda tag: tag["Key"])
 
 
 def in_order(tags: list[dict[str, str]]) -> list[dict[str, str]]:
-    return sorted(tags, key=lambda one: one["Key"])
+    return sorted(tags, key=lambda tag: tag["Key"])
 
 
 @pytest.mark.parametrize("size", [10, (6 << 20) + 1])
@@ -94,8 +94,8 @@ def test_what_is_given_is_told_and_is_at_the_origin(origin: S3Server, lake: S3, 
         head = client.head_object(Bucket=PREFIX, Key=key)
         assert told(head) == GIVEN
         assert head["TagCount"] == 2
-        found = client.get_object(Bucket=PREFIX, Key=key)
-        assert (found["Body"].read(), told(found)) == (data, GIVEN)
+        answer = client.get_object(Bucket=PREFIX, Key=key)
+        assert (answer["Body"].read(), told(answer)) == (data, GIVEN)
         assert tags_of(client, key) == in_order(TAGS)
     client, bucket = straight(origin)
     head = client.head_object(Bucket=bucket, Key=key)
@@ -177,8 +177,8 @@ def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) 
         return int(lake.host.status()["origin"]["mounts"][f"/{PREFIX}"]["requests"])
 
     for turn in range(4):
-        found = ours.get_object(Bucket=PREFIX, Key="theirs")
-        assert (found["Body"].read(), told(found)) == (b"abc", GIVEN)
+        answer = ours.get_object(Bucket=PREFIX, Key="theirs")
+        assert (answer["Body"].read(), told(answer)) == (b"abc", GIVEN)
         assert told(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
         if turn == 0:
             before = asked()

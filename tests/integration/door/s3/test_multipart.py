@@ -46,19 +46,19 @@ def test_parts_in_any_order_and_again(s3: S3, client: Any) -> None:
     data = [random_.randbytes(size) for size in (PART, PART + 1, 1000)]
     upload = begin(client, "parts/whole")
     send(client, upload, 1, random_.randbytes(PART))
-    last, first, middle = (send(client, upload, n, data[at]) for n, at in ((9, 2), (1, 0), (4, 1)))
+    last, first, middle = (send(client, upload, n, data[index]) for n, index in ((9, 2), (1, 0), (4, 1)))
     rows = client.list_parts(**upload)["Parts"]
-    assert [(one["PartNumber"], one["Size"]) for one in rows] == [(1, PART), (4, PART + 1), (9, 1000)]
+    assert [(row["PartNumber"], row["Size"]) for row in rows] == [(1, PART), (4, PART + 1), (9, 1000)]
     listed = client.list_multipart_uploads(Bucket=WRITE, Prefix="parts/")["Uploads"]
-    assert [(one["Key"], one["UploadId"]) for one in listed] == [("parts/whole", upload["UploadId"])]
+    assert [(row["Key"], row["UploadId"]) for row in listed] == [("parts/whole", upload["UploadId"])]
     with pytest.raises(ClientError):
         client.head_object(Bucket=WRITE, Key="parts/whole")
     etag = complete(client, upload, [first, middle, last])["ETag"]
-    digests = b"".join(hashlib.md5(one).digest() for one in data)
+    digests = b"".join(hashlib.md5(part).digest() for part in data)
     assert etag == f'"{hashlib.md5(digests).hexdigest()}-3"'
-    found = client.get_object(Bucket=WRITE, Key="parts/whole")
-    assert (found["Body"].read(), found["ETag"]) == (b"".join(data), etag)
-    assert not any(one.name == upload["UploadId"] for one in staged(s3))
+    answer = client.get_object(Bucket=WRITE, Key="parts/whole")
+    assert (answer["Body"].read(), answer["ETag"]) == (b"".join(data), etag)
+    assert not any(path.name == upload["UploadId"] for path in staged(s3))
     with pytest.raises(ClientError) as raised:
         complete(client, upload, [first, middle, last])
     assert code_of(raised) == ("NoSuchUpload", 404)
@@ -109,7 +109,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3, client: Any) -> None:
     upload = begin(client, "parts/aborted")
     send(client, upload, 1, b"x" * 1000)
     client.abort_multipart_upload(**upload)
-    assert not any(upload["UploadId"] in one.name for one in staged(s3))
+    assert not any(upload["UploadId"] in path.name for path in staged(s3))
     calls: list[tuple[Any, dict[str, Any]]] = [
         (client.upload_part, {**upload, "PartNumber": 1, "Body": b"x"}),
         (client.list_parts, upload),
@@ -133,4 +133,4 @@ def test_silent_uploads_and_what_crashes_left_go(tmp_path: Path) -> None:
     for name in (old, f"gone-{old}"):
         os.setxattr(tmp_path / "uploads" / name, LAST_PART_ATTRIBUTE, msgspec.json.encode(long_ago))
     assert uploads.remove_idle() == 2
-    assert [one.name for one in (tmp_path / "uploads").iterdir()] == [young]
+    assert [path.name for path in (tmp_path / "uploads").iterdir()] == [young]

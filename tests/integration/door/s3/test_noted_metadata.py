@@ -29,9 +29,9 @@ pytestmark = pytest.mark.timeout(90)
 
 @pytest.fixture(scope="module")
 def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    one = start(origin, tmp_path_factory.mktemp("noted"), write="off", sync_interval_s=3600)
-    yield one
-    one.host.close()
+    lake = start(origin, tmp_path_factory.mktemp("noted"), write="off", sync_interval_s=3600)
+    yield lake
+    lake.host.close()
 
 
 def put(origin: S3Server, key: str, size: int, **given: Any) -> bytes:
@@ -46,12 +46,12 @@ def asked(s3: S3, call: str = "requests") -> int:
 
 
 def listing(s3: S3) -> str:
-    return str([one["Key"] for one in s3.client().list_objects_v2(Bucket=PREFIX)["Contents"]])
+    return str([row["Key"] for row in s3.client().list_objects_v2(Bucket=PREFIX)["Contents"]])
 
 
 def got(s3: S3, key: str, **more: Any) -> tuple[bytes, dict[str, Any]]:
-    found = s3.client().get_object(Bucket=PREFIX, Key=key, **more)
-    return found["Body"].read(), told(found)
+    answer = s3.client().get_object(Bucket=PREFIX, Key=key, **more)
+    return answer["Body"].read(), told(answer)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -134,8 +134,8 @@ def test_one_without_any_has_none(origin: S3Server, lake: S3) -> None:
     lake.host.ok("sync")
     before = asked(lake, "head_requests")
     for _ in range(2):
-        body, found = got(lake, "bare")
-        assert (body, found["Metadata"], found["CacheControl"]) == (data, {}, None)
+        body, answer = got(lake, "bare")
+        assert (body, answer["Metadata"], answer["CacheControl"]) == (data, {}, None)
         assert got(lake, "jpeg.txt")[1]["ContentType"] == "image/jpeg"
         head = lake.client().head_object(Bucket=PREFIX, Key="jpeg.txt")
         assert head["ContentType"] == "image/jpeg"
@@ -160,9 +160,9 @@ def test_an_object_whose_metadata_is_not_ascii_is_read(origin: S3Server, lake: S
     head = lake.client().head_object(Bucket=PREFIX, Key=key)
     assert (head["ContentLength"], head["MissingMeta"]) == (size, 1)
     for _ in range(2):
-        found = lake.client().get_object(Bucket=PREFIX, Key=key)
-        assert found["Body"].read() == data
-        assert found["ContentDisposition"].encode("latin-1").decode() == name
+        answer = lake.client().get_object(Bucket=PREFIX, Key=key)
+        assert answer["Body"].read() == data
+        assert answer["ContentDisposition"].encode("latin-1").decode() == name
     assert got(lake, f"odd/other-{size}") == (other, GIVEN)
     lake.host.ok("load", f"/{PREFIX}/odd")
 
@@ -178,8 +178,8 @@ def test_cached_objects_keep_it_while_the_origin_is_away(tmp_path: Path) -> None
         try:
             assert got(s3, "object") == (data, GIVEN)
             assert told(s3.client().head_object(Bucket=PREFIX, Key="object")) == GIVEN
-            found = s3.client().get_object(Bucket=PREFIX, Key="empty")
-            assert (found["Body"].read(), found["Metadata"], found["MissingMeta"]) == (b"", {}, 1)
+            answer = s3.client().get_object(Bucket=PREFIX, Key="empty")
+            assert (answer["Body"].read(), answer["Metadata"], answer["MissingMeta"]) == (b"", {}, 1)
         finally:
             s3.host.close()
     except ServerMissing as missing:
@@ -198,23 +198,23 @@ def test_what_comes_from_another_node_comes_with_it(origin: S3Server, tmp_path: 
             both = []
             for number, port in enumerate(free_ports(2)):
                 (tmp_path / str(number)).mkdir()
-                one = start(
+                node = start(
                     origin, tmp_path / str(number), write="back", persist_delay_s=3600, sync_interval_s=3600,
                     cluster=f"etcd://{etcd.address}/{tmp_path.name}", node_id=f"n{number}",
                     listen=f"127.0.0.1:{port}", lease_s=2,
                 )  # fmt: skip
-                stack.callback(one.host.close)
-                both.append(one)
-            for one in both:
-                wait_until(lambda one=one: len(one.host.status()["cluster"]["members"]) == 2, 30)  # type: ignore[misc]
+                stack.callback(node.host.close)
+                both.append(node)
+            for node in both:
+                wait_until(lambda node=node: len(node.host.status()["cluster"]["members"]) == 2, 30)  # type: ignore[misc]
             for key in keys:
-                for one in both:
-                    assert got(one, key) == (data[key], GIVEN), key
-                    assert told(one.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN
-            status = [one.host.status() for one in both]
-            assert all(one["peers"]["bytes_read"] for one in status)
-            assert sum(one["origin"]["bytes_read"] for one in status) == sum(map(len, data.values()))
-            assert [asked(one, "head_requests") for one in both] == [0, 0]
+                for node in both:
+                    assert got(node, key) == (data[key], GIVEN), key
+                    assert told(node.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN
+            status = [node.host.status() for node in both]
+            assert all(report["peers"]["bytes_read"] for report in status)
+            assert sum(report["origin"]["bytes_read"] for report in status) == sum(map(len, data.values()))
+            assert [asked(node, "head_requests") for node in both] == [0, 0]
             given = os.urandom(SMALL)
             both[0].client().put_object(Bucket=PREFIX, Key="peers/new", Body=given, **GIVEN)
             wait_until(lambda: "peers/new" in listing(both[1]), 10)

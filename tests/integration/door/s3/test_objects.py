@@ -42,10 +42,10 @@ def test_objects_of_an_origin_are_read_whole_twice(s3: S3, client: Any) -> None:
     ]
     for _ in range(2):
         for name in names:
-            found = client.get_object(Bucket=READ, Key=name)
-            assert body_of(found) == (s3.truth / name).read_bytes(), name
+            answer = client.get_object(Bucket=READ, Key=name)
+            assert body_of(answer) == (s3.truth / name).read_bytes(), name
             head = client.head_object(Bucket=READ, Key=name)
-            assert (head["ETag"], head["LastModified"]) == (found["ETag"], found["LastModified"])
+            assert (head["ETag"], head["LastModified"]) == (answer["ETag"], answer["LastModified"])
             assert head["ContentLength"] == (s3.truth / name).stat().st_size
             assert int(head["LastModified"].timestamp()) == int((s3.truth / name).stat().st_mtime)
 
@@ -62,10 +62,10 @@ def test_ranges(s3: S3, client: Any, name: str) -> None:
         (0, size),
         (size // 3, size // 2),
     ):
-        found = client.get_object(Bucket=READ, Key=name, Range=f"bytes={start}-{end - 1}")
-        assert body_of(found) == truth[start:end]
-        assert found["ContentRange"] == f"bytes {start}-{end - 1}/{size}"
-        assert found["ResponseMetadata"]["HTTPStatusCode"] == 206
+        answer = client.get_object(Bucket=READ, Key=name, Range=f"bytes={start}-{end - 1}")
+        assert body_of(answer) == truth[start:end]
+        assert answer["ContentRange"] == f"bytes {start}-{end - 1}/{size}"
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 206
     assert body_of(client.get_object(Bucket=READ, Key=name, Range="bytes=-10")) == truth[-10:]
     assert body_of(client.get_object(Bucket=READ, Key=name, Range=f"bytes=5-{size + 99}")) == truth[5:]
     with pytest.raises(ClientError) as raised:
@@ -87,10 +87,10 @@ def test_many_readers_at_once_of_what_is_not_cached(s3: S3) -> None:
                 wrong.append(f"{n} {round_}")
 
     threads = [threading.Thread(target=read, args=(n,)) for n in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert wrong == []
     (s3.truth / "cold.tar").unlink()
 
@@ -100,8 +100,8 @@ def test_what_is_put_is_read_and_persisted(s3: S3, client: Any, size: int) -> No
     data, key = data_of(size), f"put/deep/{size}"
     etag = client.put_object(Bucket=WRITE, Key=key, Body=data)["ETag"]
     assert etag == f'"{hashlib.md5(data).hexdigest()}"'
-    found = client.get_object(Bucket=WRITE, Key=key)
-    assert (body_of(found), found["ETag"]) == (data, etag)
+    answer = client.get_object(Bucket=WRITE, Key=key)
+    assert (body_of(answer), answer["ETag"]) == (data, etag)
     persisted = s3.origin / key
     wait_until(lambda: persisted.exists() and persisted.read_bytes() == data)
 
@@ -110,8 +110,8 @@ def test_a_put_replaces_whole_and_its_etag_follows(client: Any) -> None:
     for seed in range(3):
         data = data_of(100_000 - seed, seed)
         etag = client.put_object(Bucket=WRITE, Key="again", Body=data)["ETag"]
-        found = client.get_object(Bucket=WRITE, Key="again", IfMatch=etag)
-        assert body_of(found) == data
+        answer = client.get_object(Bucket=WRITE, Key="again", IfMatch=etag)
+        assert body_of(answer) == data
 
 
 def test_who_reads_keeps_the_version_that_was_opened(s3: S3) -> None:
@@ -167,14 +167,14 @@ def test_of_many_who_make_a_key_one_does(s3: S3) -> None:
             outcomes.append(error.response["Error"]["Code"])
 
     threads = [threading.Thread(target=make, args=(n,)) for n in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
-    made = [one for one in outcomes if one.isdigit()]
-    assert len(made) == 1
-    assert sorted(set(outcomes) - set(made)) == ["PreconditionFailed"]
-    assert body_of(s3.client().get_object(Bucket=WRITE, Key="race")).decode() == made[0]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    winners = [outcome for outcome in outcomes if outcome.isdigit()]
+    assert len(winners) == 1
+    assert sorted(set(outcomes) - set(winners)) == ["PreconditionFailed"]
+    assert body_of(s3.client().get_object(Bucket=WRITE, Key="race")).decode() == winners[0]
 
 
 def test_checksums_that_do_not_match_leave_what_was_there(client: Any) -> None:
@@ -223,8 +223,8 @@ def test_deletes(s3: S3, client: Any) -> None:
     answer = client.delete_objects(
         Bucket=WRITE, Delete={"Objects": [{"Key": key} for key in [*keys, "never", "a//b"]]}
     )
-    assert [one["Key"] for one in answer["Deleted"]] == [*keys, "never"]
-    assert [(one["Key"], one["Code"]) for one in answer["Errors"]] == [("a//b", "InvalidArgument")]
+    assert [row["Key"] for row in answer["Deleted"]] == [*keys, "never"]
+    assert [(row["Key"], row["Code"]) for row in answer["Errors"]] == [("a//b", "InvalidArgument")]
     assert client.list_objects_v2(Bucket=WRITE, Prefix="many/")["KeyCount"] == 0
 
 
@@ -234,7 +234,7 @@ def test_folders_as_keys(client: Any) -> None:
     client.put_object(Bucket=WRITE, Key="marker/x", Body=b"1")
     client.delete_object(Bucket=WRITE, Key="marker/x")
     rows = client.list_objects_v2(Bucket=WRITE, Prefix="marker")["Contents"]
-    assert [one["Key"] for one in rows] == ["marker/"]
+    assert [row["Key"] for row in rows] == ["marker/"]
     for key, code in (("marker", "KeyIsAFolder"), ("again2/x", "")):
         if code:
             with pytest.raises(ClientError) as raised:
@@ -273,9 +273,9 @@ def test_what_can_not_be_done_truly_is_refused(client: Any) -> None:
 
 def test_a_time_that_a_client_gives(client: Any) -> None:
     client.put_object(Bucket=WRITE, Key="timed", Body=b"x", Metadata={"mtime": "1500000000.25"})
-    found = client.head_object(Bucket=WRITE, Key="timed")
-    assert found["Metadata"] == {"mtime": "1500000000.25"}
-    assert found["LastModified"].timestamp() == 1_500_000_000
+    head = client.head_object(Bucket=WRITE, Key="timed")
+    assert head["Metadata"] == {"mtime": "1500000000.25"}
+    assert head["LastModified"].timestamp() == 1_500_000_000
 
 
 def test_presigned_urls(s3: S3) -> None:

@@ -54,8 +54,8 @@ def test_etags_are_the_origins(origin: S3Server, lake: S3) -> None:
     lake.host.ok("sync")
     wanted = obstore.head(origin.store, "ours/object")["e_tag"]
     for _ in range(2):  # not cached, and cached
-        found = client.get_object(Bucket=PREFIX, Key="ours/object")
-        assert (found["Body"].read(), found["ETag"]) == (data, wanted)
+        answer = client.get_object(Bucket=PREFIX, Key="ours/object")
+        assert (answer["Body"].read(), answer["ETag"]) == (data, wanted)
     assert client.list_objects_v2(Bucket=PREFIX, Prefix="ours/")["Contents"][0]["ETag"] == wanted
 
 

@@ -43,8 +43,8 @@ def make_certificate(folder: Path, name: str) -> None:
     words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     files = ["-keyout", str(folder / "new-key.pem"), "-out", str(folder / "new-certificate.pem")]
     subprocess.run([openssl, *words, *files], check=True, capture_output=True, timeout=30)
-    for one in ("key.pem", "certificate.pem"):
-        (folder / f"new-{one}").rename(folder / one)
+    for file in ("key.pem", "certificate.pem"):
+        (folder / f"new-{file}").rename(folder / file)
 
 
 @contextlib.contextmanager
@@ -87,12 +87,12 @@ def tls(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     make_certificate(folder, "first")
     given = {"s3_tls_certificate": folder / "certificate.pem", "s3_tls_key": folder / "key.pem"}
     with settings(s3.host, **given):
-        one = s3.host.start("s3", "--address", "127.0.0.1:0", "--credentials", s3.host.base / "keys")
-        url = one.wait_ready()["url"]
+        gateway = s3.host.start("s3", "--address", "127.0.0.1:0", "--credentials", s3.host.base / "keys")
+        url = gateway.wait_ready()["url"]
     assert url.startswith("https://127.0.0.1:")
     yield Tls(s3, url, folder)
-    one.signal(15)
-    one.wait()
+    gateway.signal(15)
+    gateway.wait()
 
 
 def test_reads_and_writes_are_the_same(tls: Tls) -> None:
@@ -109,7 +109,7 @@ def test_reads_and_writes_are_the_same(tls: Tls) -> None:
         etag = client.put_object(Bucket=WRITE, Key=f"tls/{size}", Body=data)["ETag"]
         assert etag == f'"{hashlib.md5(data).hexdigest()}"'
         assert tls.s3.client().get_object(Bucket=WRITE, Key=f"tls/{size}")["Body"].read() == data
-    keys = [one["Key"] for one in client.list_objects_v2(Bucket=WRITE, Prefix="tls/")["Contents"]]
+    keys = [row["Key"] for row in client.list_objects_v2(Bucket=WRITE, Prefix="tls/")["Contents"]]
     assert len(keys) == 4
 
 
@@ -128,10 +128,10 @@ def test_many_at_once_and_requests_that_follow_each_other_at_once(tls: Tls) -> N
                 wrong.append(number)
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert wrong == []
     with raw(tls) as sock:  # two requests in one record
         head = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n"
@@ -157,11 +157,11 @@ def test_who_speaks_no_tls_or_nothing_holds_nobody_up(tls: Tls) -> None:
             plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert b"HTTP/1.1 " not in plain.recv(4096)
-        found = tls.client().get_object(Bucket=READ, Key="one.bin")["Body"].read()
-        assert found == (tls.s3.truth / "one.bin").read_bytes()
+        body = tls.client().get_object(Bucket=READ, Key="one.bin")["Body"].read()
+        assert body == (tls.s3.truth / "one.bin").read_bytes()
     finally:
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
 def test_a_renewed_certificate_is_taken(tls: Tls) -> None:
@@ -200,7 +200,7 @@ def test_where_others_reach_it_it_needs_tls_and_keys(s3: S3, tls: Tls, tmp_path:
         assert lacking in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
     with settings(s3.host, **files, s3_credentials=keys):
-        one = s3.host.start("s3", "--address", "0.0.0.0:0")
-        assert one.wait_ready()["url"].startswith("https://0.0.0.0:")
-        one.signal(15)
-        one.wait()
+        gateway = s3.host.start("s3", "--address", "0.0.0.0:0")
+        assert gateway.wait_ready()["url"].startswith("https://0.0.0.0:")
+        gateway.signal(15)
+        gateway.wait()

@@ -76,18 +76,18 @@ class WebHdfs:
 
     def persisted(self, name: str) -> bytes | None:
         """What the origin has of it below WRITE; None: nothing yet."""
-        at = self.origin / name
-        return at.read_bytes() if at.is_file() else None
+        path = self.origin / name
+        return path.read_bytes() if path.is_file() else None
 
     def wait_persisted(self, name: str, data: bytes) -> None:
         wait_until(lambda: self.persisted(name) == data, LIMIT_S, what=lambda: f"{name} at the origin")
 
     def raw(self, data: bytes) -> bytes:
         """What is answered until the connection ends."""
-        with socket.create_connection(self.address, timeout=LIMIT_S) as one:
-            one.sendall(data)
+        with socket.create_connection(self.address, timeout=LIMIT_S) as connection:
+            connection.sendall(data)
             answer = b""
-            while piece := one.recv(65536):
+            while piece := connection.recv(65536):
                 answer += piece
         return answer
 

@@ -34,10 +34,10 @@ def session() -> SparkSession:
     return builder.getOrCreate()
 
 
-def same_rows(one: DataFrame, other: DataFrame) -> bool:
+def same_rows(frame: DataFrame, other: DataFrame) -> bool:
     """Row by row, as often in one as in the other."""
-    other = other.select(one.columns)
-    return bool(one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty())
+    other = other.select(frame.columns)
+    return bool(frame.exceptAll(other).isEmpty() and other.exceptAll(frame).isEmpty())
 
 
 def write_origin(spark: SparkSession, truth: Path) -> None:
@@ -82,7 +82,7 @@ def job(spark: SparkSession, url: str, truth: Path, origin: Path) -> dict[str, A
         "copy_is_right": same_rows(direct, spark.read.parquet(f"file://{origin}/copy")),
         "summed_rows": spark.read.parquet(f"file://{origin}/summed").agg(f.sum("rows")).collect()[0][0],
         "again": spark.read.json(f"file://{origin}/again").count(),
-        "left": [one.name for one in (origin / "copy").iterdir() if one.name.startswith("_temp")],
+        "left": [file.name for file in (origin / "copy").iterdir() if file.name.startswith("_temp")],
     }
 
 
@@ -96,45 +96,45 @@ def client(spark: SparkSession, url: str, truth: Path) -> dict[str, Any]:
     def path(text: str) -> Any:
         return hadoop.fs.Path(text)
 
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "class": fs.getClass().getName(),
         "version": hadoop.util.VersionInfo.getVersion(),
     }
     data = (truth / "large.tar").read_bytes()
     stream = fs.open(path(f"/{READ}/large.tar"))
     digest = jvm.org.apache.commons.codec.digest.DigestUtils
-    found["whole"] = digest.sha256Hex(stream) == hashlib.sha256(data).hexdigest()
+    report["whole"] = digest.sha256Hex(stream) == hashlib.sha256(data).hexdigest()
     stream.seek(20 << 20)
-    found["seek"] = digest.sha256Hex(stream) == hashlib.sha256(data[20 << 20 :]).hexdigest()
+    report["seek"] = digest.sha256Hex(stream) == hashlib.sha256(data[20 << 20 :]).hexdigest()
     stream.close()
-    found["checksum"] = fs.getFileChecksum(path(f"/{READ}/small.bin")).getAlgorithmName()
-    found["hosts"] = len(fs.getFileBlockLocations(path(f"/{READ}/large.tar"), 0, 1000)[0].getHosts())
-    found["summary"] = fs.getContentSummary(path(f"/{READ}/names")).getFileCount()
-    found["defaults"] = fs.getServerDefaults(path("/")).getBlockSize()
-    found["home"] = fs.getHomeDirectory().toUri().getPath()
+    report["checksum"] = fs.getFileChecksum(path(f"/{READ}/small.bin")).getAlgorithmName()
+    report["hosts"] = len(fs.getFileBlockLocations(path(f"/{READ}/large.tar"), 0, 1000)[0].getHosts())
+    report["summary"] = fs.getContentSummary(path(f"/{READ}/names")).getFileCount()
+    report["defaults"] = fs.getServerDefaults(path("/")).getBlockSize()
+    report["home"] = fs.getHomeDirectory().toUri().getPath()
     names = fs.listStatusIterator(path(f"/{READ}/names"))
     listed = []
     while names.hasNext():
         listed.append(names.next().getPath().getName())
-    found["listed"] = sorted(listed)
+    report["listed"] = sorted(listed)
     odd = fs.open(path(f"/{READ}/names/sp ace+plus&<.txt"))
     sha = hashlib.sha256((truth / "names/sp ace+plus&<.txt").read_bytes()).hexdigest()
-    found["odd"] = digest.sha256Hex(odd) == sha
-    one, two = path(f"/{WRITE}/client/one"), path(f"/{WRITE}/client/two")
-    out = fs.create(one, True)
+    report["odd"] = digest.sha256Hex(odd) == sha
+    source, target = path(f"/{WRITE}/client/one"), path(f"/{WRITE}/client/two")
+    out = fs.create(source, True)
     out.writeBytes("written ")
     out.close()
-    out = fs.append(one)
+    out = fs.append(source)
     out.writeBytes("and appended")
     out.close()
-    found["length"] = fs.getFileStatus(one).getLen()
-    found["renamed"] = fs.rename(one, two)
-    found["renamed again"] = fs.rename(one, two)
-    found["truncated"] = fs.truncate(two, 7)
-    fs.setTimes(two, 1_500_000_000_000, -1)
-    found["mtime"] = fs.getFileStatus(two).getModificationTime()
-    found["deleted"] = fs.delete(path(f"/{WRITE}/client"), True)
-    found["exists"] = fs.exists(two)
+    report["length"] = fs.getFileStatus(source).getLen()
+    report["renamed"] = fs.rename(source, target)
+    report["renamed again"] = fs.rename(source, target)
+    report["truncated"] = fs.truncate(target, 7)
+    fs.setTimes(target, 1_500_000_000_000, -1)
+    report["mtime"] = fs.getFileStatus(target).getModificationTime()
+    report["deleted"] = fs.delete(path(f"/{WRITE}/client"), True)
+    report["exists"] = fs.exists(target)
     refused: dict[str, Callable[[], Any]] = {
         "missing": lambda: fs.getFileStatus(path(f"/{READ}/nothing")),
         "read-only": lambda: fs.mkdirs(path(f"/{READ}/new")),
@@ -143,11 +143,11 @@ def client(spark: SparkSession, url: str, truth: Path) -> dict[str, Any]:
     for name, work in refused.items():
         try:
             work()
-            found[name] = "no error"
+            report[name] = "no error"
         except Exception as error:  # noqa: BLE001  (py4j's, or pyspark's own, of whatever the client raised)
             java: Any = getattr(error, "java_exception", None)
-            found[name] = type(error).__name__ if java is None else java.getClass().getName()
-    return found
+            report[name] = type(error).__name__ if java is None else java.getClass().getName()
+    return report
 
 
 def main() -> None:
@@ -156,9 +156,9 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     write_origin(spark, truth)
     url = f"webhdfs://{address}"
-    found = {"client": client(spark, url, truth), "job": job(spark, url, truth, origin)}
+    report = {"client": client(spark, url, truth), "job": job(spark, url, truth, origin)}
     spark.stop()
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

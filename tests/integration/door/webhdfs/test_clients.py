@@ -29,10 +29,10 @@ def test_fsspec_reads(webhdfs: WebHdfs, fs: Any) -> None:
         assert file.read(100) == data[20 << 20 :][:100]
         file.seek(5)
         assert file.read(3 << 20) == data[5:][: 3 << 20]
-    names = {f"/{READ}/names/{one}" for one in ("a", "b", "sp ace+plus&<.txt", "übergrößen")}
+    names = {f"/{READ}/names/{entry}" for entry in ("a", "b", "sp ace+plus&<.txt", "übergrößen")}
     assert names <= set(fs.ls(f"/{READ}/names", detail=False))
-    found = fs.find(f"/{READ}/names")
-    assert f"/{READ}/names/b/d/e" in found
+    paths = fs.find(f"/{READ}/names")
+    assert f"/{READ}/names/b/d/e" in paths
     assert fs.info(f"/{READ}/more.bin")["size"] == (1 << 20) + 1
     assert fs.ukey(f"/{READ}/more.bin")["algorithm"] == "MD5-of-0MD5-of-512CRC32C"
     assert fs.content_summary(f"/{READ}/names")["fileCount"] == 7
@@ -121,8 +121,8 @@ def test_pandas_and_pyarrow_by_fsspec(webhdfs: WebHdfs, fs: Any) -> None:
     dataset.write_dataset(table, webhdfs.truth / "parquet", **options)
     webhdfs.host.ok("sync", f"/{READ}")
     through = dataset.dataset(f"/{READ}/parquet", filesystem=fs, format="parquet", partitioning="hive")
-    found = through.to_table().sort_by("id").select(table.column_names)
-    assert found.cast(table.schema).equals(table)
+    rows = through.to_table().sort_by("id").select(table.column_names)
+    assert rows.cast(table.schema).equals(table)
     assert through.count_rows(filter=dataset.field("part") == 1) == 16_667
     dataset.write_dataset(table, f"/{WRITE}/parquet", filesystem=fs, **options)
     webhdfs.host.ok("persist", "--wait", f"/{WRITE}")

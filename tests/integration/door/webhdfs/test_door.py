@@ -16,8 +16,10 @@ from tests.integration.door.webhdfs.conftest import READ, WRITE, WebHdfs, start
 
 
 def gateway_of(host: Host) -> int:
-    found = host.processes().items()
-    return next((pid for pid, words in found if "headrace.webhdfs.main" in words or " webhdfs " in words), 0)
+    processes = host.processes().items()
+    return next(
+        (pid for pid, words in processes if "headrace.webhdfs.main" in words or " webhdfs " in words), 0
+    )
 
 
 def test_where_it_does_not_listen(webhdfs: WebHdfs) -> None:
@@ -76,11 +78,13 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
         webhdfs = WebHdfs(start(host), host.truth, host.base / "origin", host)
         webhdfs.put(f"/{WRITE}/file", b"old")
         head = f"PUT /webhdfs/v1/{WRITE}/file?op=CREATE&overwrite=true&data=true HTTP/1.1\r\n"
-        with socket.create_connection(webhdfs.address, timeout=10) as one:
-            one.sendall(f"{head}Host: localhost\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000))
+        with socket.create_connection(webhdfs.address, timeout=10) as connection:
+            connection.sendall(
+                f"{head}Host: localhost\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000)
+            )
             os.kill(gateway_of(host), signal.SIGKILL)
             with contextlib.suppress(ConnectionResetError):  # it had not read all that came
-                assert one.recv(1) == b""
+                assert connection.recv(1) == b""
         wait_until(lambda: gateway_of(host) == 0)
         again = host.start("webhdfs", "--insecure", "--address", f"127.0.0.1:{webhdfs.address[1]}")
         again.wait_ready()

@@ -23,8 +23,8 @@ def test_bytes_are_those_of_the_origin(webhdfs: WebHdfs) -> None:
 def test_ranges(webhdfs: WebHdfs) -> None:
     data = (webhdfs.truth / "large.tar").read_bytes()
     for start, count in ((0, 1), (0, 4096), (1 << 20, 5 << 20), (len(data) - 1, 1), (len(data), 5), (7, 0)):
-        found = webhdfs.bytes_of(f"/{READ}/large.tar", offset=start, length=count)
-        assert found == data[start : start + count], (start, count)
+        body = webhdfs.bytes_of(f"/{READ}/large.tar", offset=start, length=count)
+        assert body == data[start : start + count], (start, count)
     assert webhdfs.bytes_of(f"/{READ}/large.tar", offset=21 << 20) == data[21 << 20 :]
     assert webhdfs.bytes_of(f"/{READ}/large.tar", offset=21 << 20, length=1 << 40) == data[21 << 20 :]
 
@@ -32,11 +32,11 @@ def test_ranges(webhdfs: WebHdfs) -> None:
 def test_the_place_of_the_bytes(webhdfs: WebHdfs) -> None:
     """As Hadoop's client asks at first, and as clients do that want no redirect."""
     data = (webhdfs.truth / "small.bin").read_bytes()
-    told = webhdfs.ask("GET", f"/{READ}/small.bin", "OPEN", buffersize=4096)
-    assert (told.status_code, told.content) == (307, b"")
+    redirect = webhdfs.ask("GET", f"/{READ}/small.bin", "OPEN", buffersize=4096)
+    assert (redirect.status_code, redirect.content) == (307, b"")
     said = webhdfs.ask("GET", f"/{READ}/small.bin", "OPEN", noredirect="true")
     assert said.status_code == 200
-    for url in (told.headers["Location"], said.json()["Location"]):
+    for url in (redirect.headers["Location"], said.json()["Location"]):
         assert requests.get(url, allow_redirects=False, timeout=10).content == data
         assert requests.get(f"{url}&offset=4000", allow_redirects=False, timeout=10).content == data[4000:]
     missing = webhdfs.ask("GET", f"/{READ}/nothing", "OPEN", buffersize=4096)
@@ -45,9 +45,9 @@ def test_the_place_of_the_bytes(webhdfs: WebHdfs) -> None:
 
 def test_statuses(webhdfs: WebHdfs) -> None:
     about = webhdfs.get(f"/{READ}/more.bin", "GETFILESTATUS")["FileStatus"]
-    at = (webhdfs.truth / "more.bin").stat()
+    stat = (webhdfs.truth / "more.bin").stat()
     assert (about["type"], about["length"], about["pathSuffix"]) == ("FILE", (1 << 20) + 1, "")
-    assert about["modificationTime"] == at.st_mtime_ns // 1_000_000
+    assert about["modificationTime"] == stat.st_mtime_ns // 1_000_000
     assert (about["owner"], about["permission"]) == (getpass.getuser(), "644")
     assert about["blockSize"] == 128 << 20
     for path in ("/", f"/{READ}", f"/{READ}/names/b/", f"//{READ}//names"):
@@ -57,7 +57,7 @@ def test_statuses(webhdfs: WebHdfs) -> None:
 
 def test_listings(webhdfs: WebHdfs) -> None:
     rows = webhdfs.get(f"/{READ}/names", "LISTSTATUS")["FileStatuses"]["FileStatus"]
-    wanted = sorted(os.fsencode(one) for one in os.listdir(webhdfs.truth / "names"))
+    wanted = sorted(os.fsencode(file) for file in os.listdir(webhdfs.truth / "names"))
     assert [row["pathSuffix"].encode() for row in rows] == wanted
     assert {row["pathSuffix"]: row["type"] for row in rows}["b"] == "DIRECTORY"
     for row in rows:
@@ -75,29 +75,29 @@ def test_listings_in_batches(webhdfs: WebHdfs) -> None:
     for name in wanted:
         (folder / name).touch()
     webhdfs.host.ok("sync", f"/{READ}")
-    found: list[str] = []
+    names: list[str] = []
     pages = 0
     left = 1
     while left:
-        listing = webhdfs.get(f"/{READ}/many", "LISTSTATUS_BATCH", startAfter=found[-1] if found else "")
+        listing = webhdfs.get(f"/{READ}/many", "LISTSTATUS_BATCH", startAfter=names[-1] if names else "")
         rows = listing["DirectoryListing"]["partialListing"]["FileStatuses"]["FileStatus"]
-        found += [row["pathSuffix"] for row in rows]
+        names += [row["pathSuffix"] for row in rows]
         left = listing["DirectoryListing"]["remainingEntries"]
         pages += 1
-        assert left == min(1000, len(wanted) - len(found))
-    assert (found, pages) == (wanted, 3)
+        assert left == min(1000, len(wanted) - len(names))
+    assert (names, pages) == (wanted, 3)
 
 
 def test_sums(webhdfs: WebHdfs) -> None:
-    files = [one for one in (webhdfs.truth / "names").rglob("*") if one.is_file()]
+    files = [file for file in (webhdfs.truth / "names").rglob("*") if file.is_file()]
     about = webhdfs.get(f"/{READ}/names", "GETCONTENTSUMMARY")["ContentSummary"]
     assert (about["fileCount"], about["directoryCount"]) == (len(files), 3)
-    assert about["length"] == about["spaceConsumed"] == sum(one.stat().st_size for one in files)
+    assert about["length"] == about["spaceConsumed"] == sum(file.stat().st_size for file in files)
     assert (about["quota"], about["spaceQuota"]) == (-1, -1)
     quota = webhdfs.get(f"/{READ}/names", "GETQUOTAUSAGE")["QuotaUsage"]
     assert quota["fileAndDirectoryCount"] == len(files) + 3
-    one = webhdfs.get(f"/{READ}/small.bin", "GETCONTENTSUMMARY")["ContentSummary"]
-    assert (one["fileCount"], one["directoryCount"], one["length"]) == (1, 0, 4096)
+    summary = webhdfs.get(f"/{READ}/small.bin", "GETCONTENTSUMMARY")["ContentSummary"]
+    assert (summary["fileCount"], summary["directoryCount"], summary["length"]) == (1, 0, 4096)
 
 
 def test_checksums(webhdfs: WebHdfs) -> None:

@@ -48,8 +48,8 @@ def test_a_spark_job(spark_host: WebHdfs) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    job, client = found["job"], found["client"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    job, client = report["job"], report["client"]
     assert job == {
         "rows": spark_job.ROWS,
         "read_is_right": True,
@@ -70,7 +70,7 @@ def test_a_spark_job(spark_host: WebHdfs) -> None:
         "summary": 7,
         "defaults": 128 << 20,
         "home": f"/user/{getpass.getuser()}",
-        "listed": sorted(one.name for one in (spark_host.truth / "names").iterdir()),
+        "listed": sorted(file.name for file in (spark_host.truth / "names").iterdir()),
         "odd": True,
         "length": 20,
         "renamed": True,

@@ -37,16 +37,16 @@ def tls(webhdfs: WebHdfs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     make_certificate(folder, "first")
     files = {"webhdfs_tls_certificate": folder / "certificate.pem", "webhdfs_tls_key": folder / "key.pem"}
     with settings(webhdfs.host, **files):
-        one = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
-        url = one.wait_ready()["url"]
+        gateway = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
+        url = gateway.wait_ready()["url"]
     assert url.startswith("https://127.0.0.1:")
     yield Tls(url, str(folder / "certificate.pem"))
-    one.signal(15)
-    one.wait()
+    gateway.signal(15)
+    gateway.wait()
 
 
 def test_reads_and_writes_are_the_same(webhdfs: WebHdfs, tls: Tls) -> None:
-    for name in sorted(one.name for one in webhdfs.truth.iterdir() if one.is_file()):
+    for name in sorted(file.name for file in webhdfs.truth.iterdir() if file.is_file()):
         for _ in range(2):
             answer = tls.ask("GET", f"/{READ}/{name}", "OPEN")
             assert answer.content == (webhdfs.truth / name).read_bytes(), name
@@ -54,9 +54,9 @@ def test_reads_and_writes_are_the_same(webhdfs: WebHdfs, tls: Tls) -> None:
     first = tls.ask("PUT", f"/{WRITE}/tls", "CREATE")
     place = first.headers["Location"]
     assert (first.status_code, place.startswith(tls.url)) == (307, True)
-    made = requests.put(place, data=data, verify=tls.certificate, timeout=LIMIT_S)
-    assert made.status_code == 201
-    assert made.headers["Location"] == f"swebhdfs://{tls.url.partition('//')[2]}/{WRITE}/tls"
+    response = requests.put(place, data=data, verify=tls.certificate, timeout=LIMIT_S)
+    assert response.status_code == 201
+    assert response.headers["Location"] == f"swebhdfs://{tls.url.partition('//')[2]}/{WRITE}/tls"
     assert webhdfs.bytes_of(f"/{WRITE}/tls") == data
 
 
@@ -91,26 +91,28 @@ def test_settings_that_make_no_sense_are_named(webhdfs: WebHdfs, tls: Tls, tmp_p
 
 
 def test_status_tells_what_was_answered(webhdfs: WebHdfs) -> None:
-    one = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
-    fresh = replace(webhdfs, url=one.wait_ready()["url"])
-    name = next(one for one in webhdfs.truth.iterdir() if one.is_file() and one.stat().st_size)
+    process = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
+    fresh = replace(webhdfs, url=process.wait_ready()["url"])
+    name = next(file for file in webhdfs.truth.iterdir() if file.is_file() and file.stat().st_size)
     for _ in range(2):
         fresh.bytes_of(f"/{READ}/{name.name}")
     fresh.ask("GET", f"/{READ}/never", "GETFILESTATUS")
     fresh.put(f"/{WRITE}/counted", b"12345")
 
     def rows() -> dict[str, tuple[int, ...]]:
-        found = [one for one in webhdfs.host.status()["gateways"] if one["address"] in fresh.url]
-        assert all(one["kind"] == "webhdfs" for one in found)
+        gateways = [
+            gateway for gateway in webhdfs.host.status()["gateways"] if gateway["address"] in fresh.url
+        ]
+        assert all(gateway["kind"] == "webhdfs" for gateway in gateways)
         asked = ("requests", "refused", "failed", "bytes_in")
         return {
             operation: tuple(row[word] for word in asked)
-            for one in found
-            for operation, row in one["operations"].items()
+            for gateway in gateways
+            for operation, row in gateway["operations"].items()
         }
 
     wanted = {"open": (2, 0, 0, 0), "get_status": (1, 1, 0, 0), "create": (2, 0, 0, 5)}
     wait_until(lambda: rows() == wanted, 10, what=lambda: str(rows()))
     assert "webhdfs" in webhdfs.host.ok("status")
-    one.signal(15)
-    one.wait()
+    process.signal(15)
+    process.wait()

@@ -44,10 +44,10 @@ def test_a_file_is_made_and_persisted(webhdfs: WebHdfs) -> None:
 
 def test_where_to_send_it_is_told_without_a_redirect(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/noredirect.bin"
-    told = webhdfs.ask("PUT", path, "CREATE", noredirect="true")
-    assert told.status_code == 200
+    answer = webhdfs.ask("PUT", path, "CREATE", noredirect="true")
+    assert answer.status_code == 200
     assert webhdfs.ask("GET", path, "GETFILESTATUS").status_code == 404
-    assert requests.put(told.json()["Location"], data=iter([DATA, DATA]), timeout=20).status_code == 201
+    assert requests.put(answer.json()["Location"], data=iter([DATA, DATA]), timeout=20).status_code == 201
     assert webhdfs.bytes_of(path) == DATA + DATA
     more = webhdfs.ask("POST", path, "APPEND", noredirect="true")
     assert requests.post(more.json()["Location"], data=b"end", timeout=20).status_code == 200
@@ -69,14 +69,14 @@ def test_a_body_that_breaks_off_leaves_nothing(webhdfs: WebHdfs) -> None:
     for framing in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
         head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n"
         body = b"5\r\nabcde\r\n" if "chunked" in framing else b"abcde"
-        with socket.create_connection(webhdfs.address, timeout=10) as one:
-            one.sendall(head.encode() + body)
+        with socket.create_connection(webhdfs.address, timeout=10) as connection:
+            connection.sendall(head.encode() + body)
     # and one whose framing is nonsense, which is answered
     head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n"
     head += "Transfer-Encoding: chunked\r\n\r\n"
     assert webhdfs.raw(head.encode() + b"zz\r\n\r\n").startswith(b"HTTP/1.1 400 ")
     assert webhdfs.ask("GET", path, "GETFILESTATUS").status_code == 404
-    assert [one for one in os.listdir(webhdfs.origin) if "broken" in one] == []
+    assert [name for name in os.listdir(webhdfs.origin) if "broken" in name] == []
 
 
 def test_appends(webhdfs: WebHdfs) -> None:
@@ -97,8 +97,8 @@ def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/cut.bin"
     webhdfs.put(path, b"kept")
     head = f"POST /webhdfs/v1{path}?op=APPEND&data=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
-    with socket.create_connection(webhdfs.address, timeout=10) as one:
-        one.sendall(head.encode() + DATA)
+    with socket.create_connection(webhdfs.address, timeout=10) as connection:
+        connection.sendall(head.encode() + DATA)
         wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, what=lambda: "others see what was appended")
         assert webhdfs.failure(webhdfs.append(path, b"x")) == ("AlreadyBeingCreatedException", 403)
     wait_until(lambda: webhdfs.bytes_of(path) == b"kept", 10, what=lambda: "nothing of the append is left")
@@ -194,8 +194,8 @@ def test_attributes(webhdfs: WebHdfs) -> None:
     times = {"modificationtime": 1_500_000_000_123, "accesstime": -1}
     assert webhdfs.ask("PUT", path, "SETTIMES", **times).status_code == 200
     about = webhdfs.get(path, "GETFILESTATUS")["FileStatus"]
-    found = (about["permission"], about["owner"], about["group"], about["modificationTime"])
-    assert found == ("751", "daemon", "daemon", 1_500_000_000_123)
+    attributes = (about["permission"], about["owner"], about["group"], about["modificationTime"])
+    assert attributes == ("751", "daemon", "daemon", 1_500_000_000_123)
     stranger = webhdfs.ask("PUT", path, "SETOWNER", owner="nobody-knows-me")
     assert webhdfs.failure(stranger) == ("IllegalArgumentException", 400)
     assert webhdfs.failure(webhdfs.ask("PUT", path, "SETPERMISSION", permission="9"))[1] == 400
@@ -206,8 +206,8 @@ def test_attributes(webhdfs: WebHdfs) -> None:
 
     def kept() -> bool:
         with contextlib.suppress(FileNotFoundError):
-            at = (webhdfs.origin / "attributes").stat()
-            return (at.st_mode & 0o777, at.st_mtime_ns // 10**6) == (0o751, 1_500_000_000_123)
+            stat = (webhdfs.origin / "attributes").stat()
+            return (stat.st_mode & 0o777, stat.st_mtime_ns // 10**6) == (0o751, 1_500_000_000_123)
         return False
 
     wait_until(kept, 20, what=lambda: "attributes at the origin")
@@ -237,10 +237,10 @@ def test_of_two_who_rename_to_one_name_one_is_told_true(webhdfs: WebHdfs, attemp
         said[name] = boolean(webhdfs.ask("PUT", f"{top}/{name}", "RENAME", destination=f"{top}/committed"))
 
     threads = [threading.Thread(target=rename, args=(name,)) for name in ("a", "b")]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(20)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
     (winner,) = [name for name, won in said.items() if won]
     (loser,) = [name for name, won in said.items() if not won]
     assert webhdfs.bytes_of(f"{top}/committed") == winner.encode()
