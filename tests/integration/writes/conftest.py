@@ -197,15 +197,15 @@ def get_folder(needs_fuse: None) -> Iterator[GetFolder]:
     """Call with "plain" or the write mode of a mount; each is made once."""
     base = Path(tempfile.mkdtemp(prefix="headrace-writes-"))
     base.chmod(0o755)  # another user looks at it, too
-    made: dict[str, Folder] = {}
+    folders: dict[str, Folder] = {}
 
     def get(kind: str) -> Folder:
-        if kind not in made:
+        if kind not in folders:
             (base / kind).mkdir()
-            made[kind] = Folder(base / kind) if kind == "plain" else MountedFolder(base / kind, kind)
-        return made[kind]
+            folders[kind] = Folder(base / kind) if kind == "plain" else MountedFolder(base / kind, kind)
+        return folders[kind]
 
     yield get
-    for one in made.values():
-        one.close()
+    for folder in folders.values():
+        folder.close()
     shutil.rmtree(base)

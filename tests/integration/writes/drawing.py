@@ -105,7 +105,7 @@ class Drawing:
 
     def _path(self, kind: str) -> str:
         there = [path for path in self._kinds if "/" in path]
-        new = [one for one in PATHS if one not in self._kinds and os.path.dirname(one) in self._kinds]
+        new = [path for path in PATHS if path not in self._kinds and os.path.dirname(path) in self._kinds]
         fitting = {
             NEW: new,
             ANY: there,

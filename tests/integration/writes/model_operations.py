@@ -51,8 +51,8 @@ ATTRIBUTES = ("user.a", "user.b")
 class Machine:
     """Each method is an operation; what it gives, or its errno, must be the same everywhere."""
 
-    def __init__(self, at: Place) -> None:
-        self._at = at
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._slots: dict[int, int] = {}
 
     def close_all(self) -> None:
@@ -60,7 +60,7 @@ class Machine:
             os.close(fd)
 
     def _path(self, path: str) -> str:
-        return (self._at.root if path[0] == "R" else self._at.lower) + path[1:]
+        return (self._place.root if path[0] == "R" else self._place.lower) + path[1:]
 
     def create(self, path: str, size: int) -> None:
         with open(self._path(path), "xb") as file:
@@ -128,9 +128,9 @@ class Machine:
         return sorted(os.listdir(self._path(path)))
 
     def look(self, path: str) -> str:
-        seen = os.lstat(self._path(path))
-        links = 0 if stat.S_ISDIR(seen.st_mode) else seen.st_nlink
-        return f"{seen.st_mode:o} {links} {0 if stat.S_ISDIR(seen.st_mode) else seen.st_size}"
+        status = os.lstat(self._path(path))
+        links = 0 if stat.S_ISDIR(status.st_mode) else status.st_nlink
+        return f"{status.st_mode:o} {links} {0 if stat.S_ISDIR(status.st_mode) else status.st_size}"
 
     def open(self, path: str, slot: int) -> None:
         if slot not in self._slots:
@@ -159,11 +159,11 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()[:12]
 
 
-def run(at: Place, operations: list[list[Any]]) -> None:
-    machine = Machine(at)
+def run(place: Place, operations: list[list[Any]]) -> None:
+    machine = Machine(place)
     try:
         for name, *arguments in operations:
             call: Callable[..., object] = getattr(machine, name)
-            at.note_result(call, *arguments)
+            place.note_result(call, *arguments)
     finally:
         machine.close_all()

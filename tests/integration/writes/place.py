@@ -84,8 +84,8 @@ class Place:
     def low(self, name: str) -> str:
         return os.path.join(self.lower, name)
 
-    def note(self, what: str, value: object) -> None:
-        self.notes.append(f"{what}: {value!r}")
+    def note(self, label: str, value: object) -> None:
+        self.notes.append(f"{label}: {value!r}")
 
     def note_result(self, call: Callable[..., object], *args: Any, **options: Any) -> None:
         """What came back, or which errno: the same in both places."""
@@ -260,28 +260,28 @@ def tree_of(folder: str, left_out: tuple[str, ...] = ()) -> dict[str, str]:
 
     Two paths of one file show the same `file` number: that of the first path in sorted order.
     """
-    found: dict[str, str] = {}
+    tree: dict[str, str] = {}
     files: dict[tuple[int, int], int] = {}
-    _walk(os.fsencode(folder), b"", found, files, left_out)
-    return found
+    _walk(os.fsencode(folder), b"", tree, files, left_out)
+    return tree
 
 
 def contents_of(folder: str) -> dict[str, str]:
     """Path below the folder → digest, of regular files only: what an origin keeps of a tree."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     top = os.fsencode(folder)
     for where, _, names in os.walk(top):
         for name in names:
             full = os.path.join(where, name)
             if stat.S_ISREG(os.lstat(full).st_mode):
-                found[os.path.relpath(full, top).decode(errors="backslashreplace")] = _digest(full)
-    return found
+                digests[os.path.relpath(full, top).decode(errors="backslashreplace")] = _digest(full)
+    return digests
 
 
 def _walk(
     top: bytes,
     below: bytes,
-    found: dict[str, str],
+    tree: dict[str, str],
     files: dict[tuple[int, int], int],
     left_out: tuple[str, ...],
 ) -> None:
@@ -293,23 +293,23 @@ def _walk(
         if os.fsdecode(name) in left_out:
             continue
         full = os.path.join(top, path)
-        seen = os.lstat(full)
-        found[shown] = _described(full, seen, files)
-        if stat.S_ISDIR(seen.st_mode):
-            _walk(top, path, found, files, left_out)
+        status = os.lstat(full)
+        tree[shown] = _described(full, status, files)
+        if stat.S_ISDIR(status.st_mode):
+            _walk(top, path, tree, files, left_out)
 
 
-def _described(full: bytes, seen: os.stat_result, files: dict[tuple[int, int], int]) -> str:
-    words = [f"{seen.st_mode:o}", f"{seen.st_uid}:{seen.st_gid}"]
-    if stat.S_ISLNK(seen.st_mode):
+def _described(full: bytes, status: os.stat_result, files: dict[tuple[int, int], int]) -> str:
+    words = [f"{status.st_mode:o}", f"{status.st_uid}:{status.st_gid}"]
+    if stat.S_ISLNK(status.st_mode):
         return " ".join([*words, f"-> {os.readlink(full)!r}"])
-    if not stat.S_ISDIR(seen.st_mode):
-        words += [f"links {seen.st_nlink}", f"size {seen.st_size}"]
-        if seen.st_nlink > 1:
-            words.append(f"file {files.setdefault((seen.st_dev, seen.st_ino), len(files))}")
-        if seen.st_mtime_ns < SET_BEFORE_NS:
-            words.append(f"modified {seen.st_mtime_ns}")
-    if stat.S_ISREG(seen.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
+        words += [f"links {status.st_nlink}", f"size {status.st_size}"]
+        if status.st_nlink > 1:
+            words.append(f"file {files.setdefault((status.st_dev, status.st_ino), len(files))}")
+        if status.st_mtime_ns < SET_BEFORE_NS:
+            words.append(f"modified {status.st_mtime_ns}")
+    if stat.S_ISREG(status.st_mode):
         words.append(_digest(full))
     return " ".join([*words, *_attributes(full)])
 

@@ -38,10 +38,10 @@ LOADED = (
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
     """Errors are in the answer: this process goes on."""
-    for what, look in (("tree", tree_of), ("contents", contents_of)):
-        if what in request:
+    for kind, look in (("tree", tree_of), ("contents", contents_of)):
+        if kind in request:
             try:
-                return {"notes": [], "tree": look(request[what]), "error": ""}
+                return {"notes": [], "tree": look(request[kind]), "error": ""}
             except (OSError, AssertionError):
                 return {"notes": [], "tree": {}, "error": traceback.format_exc()}
     return answer_to_script(request)
@@ -68,8 +68,8 @@ def answer_to_script(request: dict[str, Any]) -> dict[str, Any]:
     os.umask(0o022)
     tree: dict[str, str] = {}
     try:
-        tree |= {f"root/{name}": one for name, one in tree_of(place.root, left_out).items()}
-        tree |= {f"lower/{name}": one for name, one in tree_of(place.lower, left_out).items()}
+        tree |= {f"root/{name}": description for name, description in tree_of(place.root, left_out).items()}
+        tree |= {f"lower/{name}": description for name, description in tree_of(place.lower, left_out).items()}
     except (OSError, AssertionError):
         error += traceback.format_exc()
     return {"notes": place.notes, "tree": tree, "error": error}

@@ -30,52 +30,52 @@ def mode_of(path: str) -> int:
 
 
 @script()
-def modes(at: Place) -> None:
-    path = at.write("file", b"x")
-    os.mkdir(at.path("folder"))
+def modes(place: Place) -> None:
+    path = place.write("file", b"x")
+    os.mkdir(place.path("folder"))
     for mode in (0o600, 0o000, 0o777, 0o4755, 0o2755, 0o1777, 0o444):
-        for one in (path, at.path("folder")):
-            os.chmod(one, mode)
-            equal(mode_of(one), mode)
+        for target in (path, place.path("folder")):
+            os.chmod(target, mode)
+            equal(mode_of(target), mode)
     fd = os.open(path, os.O_RDONLY)
     os.fchmod(fd, 0o640)
     equal(stat.S_IMODE(os.fstat(fd).st_mode), 0o640)
     os.close(fd)
-    os.chmod(at.path("folder"), 0o755)
-    refused(errno.ENOENT, os.chmod, at.path("missing"), 0o600)
-    os.symlink("file", at.path("link"))
-    os.chmod(at.path("link"), 0o611)
+    os.chmod(place.path("folder"), 0o755)
+    refused(errno.ENOENT, os.chmod, place.path("missing"), 0o600)
+    os.symlink("file", place.path("link"))
+    os.chmod(place.path("link"), 0o611)
     equal(mode_of(path), 0o611)
 
 
 @script()
-def the_umask(at: Place) -> None:
+def the_umask(place: Place) -> None:
     for mask in (0o000, 0o022, 0o077, 0o777):
         os.umask(mask)
-        os.close(os.open(at.path(f"file{mask:o}"), OPEN_FLAGS, 0o666))
-        os.mkdir(at.path(f"folder{mask:o}"))
-        equal(mode_of(at.path(f"file{mask:o}")), 0o666 & ~mask)
-        equal(mode_of(at.path(f"folder{mask:o}")), 0o777 & ~mask)
+        os.close(os.open(place.path(f"file{mask:o}"), OPEN_FLAGS, 0o666))
+        os.mkdir(place.path(f"folder{mask:o}"))
+        equal(mode_of(place.path(f"file{mask:o}")), 0o666 & ~mask)
+        equal(mode_of(place.path(f"folder{mask:o}")), 0o777 & ~mask)
     os.umask(0o022)
-    os.close(os.open(at.path("set"), OPEN_FLAGS, 0o4755))
-    equal(mode_of(at.path("set")), 0o4755)
+    os.close(os.open(place.path("set"), OPEN_FLAGS, 0o4755))
+    equal(mode_of(place.path("set")), 0o4755)
 
 
 @script()
-def owners(at: Place) -> None:
-    path = at.write("file", b"x")
+def owners(place: Place) -> None:
+    path = place.write("file", b"x")
     os.chmod(path, 0o6755)
     os.chown(path, 1_234, 5_678)
-    at.note("mode after chown", mode_of(path))  # the kernel takes the set-id bits
+    place.note("mode after chown", mode_of(path))  # the kernel takes the set-id bits
     os.chown(path, -1, 99)
     os.chown(path, 77, -1)
-    seen = os.stat(path)
-    equal((seen.st_uid, seen.st_gid), (77, 99))
-    os.mkdir(at.path("folder"))
-    os.chown(at.path("folder"), 5, 6)
-    os.symlink("file", at.path("link"))
-    os.lchown(at.path("link"), 8, 9)
-    equal((os.lstat(at.path("link")).st_uid, os.lstat(at.path("link")).st_gid), (8, 9))
+    status = os.stat(path)
+    equal((status.st_uid, status.st_gid), (77, 99))
+    os.mkdir(place.path("folder"))
+    os.chown(place.path("folder"), 5, 6)
+    os.symlink("file", place.path("link"))
+    os.lchown(place.path("link"), 8, 9)
+    equal((os.lstat(place.path("link")).st_uid, os.lstat(place.path("link")).st_gid), (8, 9))
     equal(os.stat(path).st_uid, 77)
     fd = os.open(path, os.O_RDWR)
     os.fchown(fd, 10, 11)
@@ -84,15 +84,15 @@ def owners(at: Place) -> None:
 
 
 @script()
-def times_are_set_to_the_nanosecond(at: Place) -> None:
-    path = at.write("file", b"x")
-    os.mkdir(at.path("folder"))
-    os.symlink("file", at.path("link"))
-    for one in (path, at.path("folder")):
-        os.utime(one, ns=(PAST_NS - 5, PAST_NS))
-        equal(os.stat(one).st_mtime_ns, PAST_NS)
-    os.utime(at.path("link"), ns=(PAST_NS, PAST_NS - 10**9), follow_symlinks=False)
-    equal(os.lstat(at.path("link")).st_mtime_ns, PAST_NS - 10**9)
+def times_are_set_to_the_nanosecond(place: Place) -> None:
+    path = place.write("file", b"x")
+    os.mkdir(place.path("folder"))
+    os.symlink("file", place.path("link"))
+    for target in (path, place.path("folder")):
+        os.utime(target, ns=(PAST_NS - 5, PAST_NS))
+        equal(os.stat(target).st_mtime_ns, PAST_NS)
+    os.utime(place.path("link"), ns=(PAST_NS, PAST_NS - 10**9), follow_symlinks=False)
+    equal(os.lstat(place.path("link")).st_mtime_ns, PAST_NS - 10**9)
     equal(os.stat(path).st_mtime_ns, PAST_NS)
     fd = os.open(path, os.O_RDWR)
     os.utime(fd, ns=(PAST_NS, PAST_NS + 1))
@@ -118,8 +118,8 @@ def moved(of: str, change: str, call: object, *args: object) -> None:
 
 
 @script()
-def a_change_moves_the_times(at: Place) -> None:
-    path = at.write("file", b"x")
+def a_change_moves_the_times(place: Place) -> None:
+    path = place.write("file", b"x")
     fd = os.open(path, os.O_RDWR)
     moved(path, "write", os.write, fd, b"data")
     moved(path, "ftruncate", os.ftruncate, fd, 2)
@@ -133,9 +133,9 @@ def a_change_moves_the_times(at: Place) -> None:
     equal(read_whole(path), b"")
     equal(os.stat(path).st_mtime_ns, PAST_NS)
     os.close(fd)
-    folder = at.path("folder")
+    folder = place.path("folder")
     os.mkdir(folder)
-    moved(folder, "create", at.write, "folder/one", b"")
+    moved(folder, "create", place.write, "folder/one", b"")
     moved(folder, "mkdir", os.mkdir, f"{folder}/below")
     moved(folder, "rename", os.rename, f"{folder}/one", f"{folder}/two")
     moved(folder, "link", os.link, f"{folder}/two", f"{folder}/three")
@@ -145,28 +145,28 @@ def a_change_moves_the_times(at: Place) -> None:
 
 
 @script()
-def a_change_moves_the_times_of_a_lower_folder(at: Place) -> None:
-    folder = at.low("folder")
-    below, one, two = (f"{folder}/{name}" for name in ("below", "one", "two"))
+def a_change_moves_the_times_of_a_lower_folder(place: Place) -> None:
+    folder = place.low("folder")
+    below, first, second = (f"{folder}/{name}" for name in ("below", "one", "two"))
     for name in ("three", "deep/four"):
         os.unlink(f"{below}/{name}")
     moved(below, "rmdir", os.rmdir, f"{below}/deep")
     moved(folder, "rmdir", os.rmdir, below)
     moved(folder, "mkdir, of one that was removed", os.mkdir, below)
     moved(folder, "rmdir again", os.rmdir, below)
-    moved(folder, "unlink", os.unlink, one)
-    moved(folder, "mkdir, of a file that was removed", os.mkdir, one)
-    moved(folder, "rename", os.rename, two, f"{folder}/moved")
-    moved(folder, "open", os.open, two, os.O_CREAT | os.O_EXCL)
+    moved(folder, "unlink", os.unlink, first)
+    moved(folder, "mkdir, of a file that was removed", os.mkdir, first)
+    moved(folder, "rename", os.rename, second, f"{folder}/moved")
+    moved(folder, "open", os.open, second, os.O_CREAT | os.O_EXCL)
 
 
 @script()
-def groups_are_inherited(at: Place) -> None:
-    folder = at.path("shared")
+def groups_are_inherited(place: Place) -> None:
+    folder = place.path("shared")
     os.mkdir(folder)
     os.chown(folder, 0, 4_242)
     os.chmod(folder, 0o2775)
-    at.write("shared/file", b"x")
+    place.write("shared/file", b"x")
     os.mkdir(f"{folder}/below")
     os.symlink("file", f"{folder}/link")
     equal(os.stat(f"{folder}/file").st_gid, 4_242)
@@ -176,13 +176,13 @@ def groups_are_inherited(at: Place) -> None:
 
 
 @script()
-def what_another_user_may(at: Place) -> None:
-    secret = at.write("secret", b"secret", 0o600)
-    shown = at.write("shown", b"shown", 0o644)
-    theirs = at.write("theirs", b"theirs")
+def what_another_user_may(place: Place) -> None:
+    secret = place.write("secret", b"secret", 0o600)
+    shown = place.write("shown", b"shown", 0o644)
+    theirs = place.write("theirs", b"theirs")
     os.chown(theirs, OTHER_USER, OTHER_USER)
-    os.mkdir(at.path("closed"), 0o700)
-    at.write("closed/file", b"x")
+    os.mkdir(place.path("closed"), 0o700)
+    place.write("closed/file", b"x")
 
     def other() -> None:
         equal(read_whole("shown"), b"shown")
@@ -212,14 +212,14 @@ def what_another_user_may(at: Place) -> None:
     elsewhere(other, user=OTHER_USER)
     equal(read_whole(theirs), b"theirs too")
     equal(read_whole(secret) + read_whole(shown), b"secretshown")
-    equal(os.access(at.path("shown"), os.X_OK), False)
+    equal(os.access(place.path("shown"), os.X_OK), False)
 
 
 @script()
-def what_another_user_makes_is_theirs(at: Place) -> None:
-    os.mkdir(at.path("open"), 0o777)
-    os.chmod(at.path("open"), 0o777)
-    at.write("open/ours", b"ours", 0o666)
+def what_another_user_makes_is_theirs(place: Place) -> None:
+    os.mkdir(place.path("open"), 0o777)
+    os.chmod(place.path("open"), 0o777)
+    place.write("open/ours", b"ours", 0o666)
 
     def other() -> None:
         os.umask(0o027)
@@ -231,16 +231,16 @@ def what_another_user_makes_is_theirs(at: Place) -> None:
 
     elsewhere(other, user=OTHER_USER)
     for name in ("file", "folder", "link"):
-        seen = os.lstat(at.path(f"open/{name}"))
-        equal((seen.st_uid, seen.st_gid), (OTHER_USER, OTHER_USER))
-    equal(mode_of(at.path("open/file")), 0o640)
+        status = os.lstat(place.path(f"open/{name}"))
+        equal((status.st_uid, status.st_gid), (OTHER_USER, OTHER_USER))
+    equal(mode_of(place.path("open/file")), 0o640)
 
 
 @script()
-def sticky_folders(at: Place) -> None:
-    os.mkdir(at.path("sticky"))
-    os.chmod(at.path("sticky"), 0o1777)
-    at.write("sticky/ours", b"ours")
+def sticky_folders(place: Place) -> None:
+    os.mkdir(place.path("sticky"))
+    os.chmod(place.path("sticky"), 0o1777)
+    place.write("sticky/ours", b"ours")
 
     def other() -> None:
         with open("sticky/theirs", "wb") as file:
@@ -253,12 +253,12 @@ def sticky_folders(at: Place) -> None:
         os.unlink("sticky/still")
 
     elsewhere(other, user=OTHER_USER)
-    equal(sorted(os.listdir(at.path("sticky"))), ["linked", "ours"])
+    equal(sorted(os.listdir(place.path("sticky"))), ["linked", "ours"])
 
 
 @script()
-def set_id_bits_end_with_a_write_of_another(at: Place) -> None:
-    path = at.write("file", b"x")
+def set_id_bits_end_with_a_write_of_another(place: Place) -> None:
+    path = place.write("file", b"x")
     os.chmod(path, 0o6777)
 
     def other() -> None:
@@ -266,49 +266,49 @@ def set_id_bits_end_with_a_write_of_another(at: Place) -> None:
             file.write(b"y")
 
     elsewhere(other, user=OTHER_USER)
-    at.note("mode after a write", mode_of(path))
+    place.note("mode after a write", mode_of(path))
     os.chmod(path, 0o6777)
     elsewhere(lambda: os.truncate("file", 0), user=OTHER_USER)
-    at.note("mode after a truncate", mode_of(path))
+    place.note("mode after a truncate", mode_of(path))
 
 
 @script()
-def extended_attributes(at: Place) -> None:
-    path = at.write("file", b"x")
-    os.mkdir(at.path("folder"))
-    for one in (path, at.path("folder")):
-        equal([name for name in os.listxattr(one) if not name.startswith("user.headrace.")], [])
-        refused(errno.ENODATA, os.getxattr, one, "user.a")
-        refused(errno.ENODATA, os.setxattr, one, "user.a", b"1", os.XATTR_REPLACE)
-        os.setxattr(one, "user.a", b"1", os.XATTR_CREATE)
-        refused(errno.EEXIST, os.setxattr, one, "user.a", b"2", os.XATTR_CREATE)
-        os.setxattr(one, "user.a", b"22", os.XATTR_REPLACE)
-        equal(os.getxattr(one, "user.a"), b"22")
-        os.setxattr(one, "user.empty", b"")
-        equal(os.getxattr(one, "user.empty"), b"")
-        os.setxattr(one, "user.\udcff bytes", bytes(range(256)))
-        os.setxattr(one, "user.long", b"v" * 2_000)
-        equal(os.getxattr(one, "user.long"), b"v" * 2_000)
-        os.removexattr(one, "user.empty")
-        refused(errno.ENODATA, os.removexattr, one, "user.empty")
-        names = {name for name in os.listxattr(one) if not name.startswith("user.headrace.")}
+def extended_attributes(place: Place) -> None:
+    path = place.write("file", b"x")
+    os.mkdir(place.path("folder"))
+    for target in (path, place.path("folder")):
+        equal([name for name in os.listxattr(target) if not name.startswith("user.headrace.")], [])
+        refused(errno.ENODATA, os.getxattr, target, "user.a")
+        refused(errno.ENODATA, os.setxattr, target, "user.a", b"1", os.XATTR_REPLACE)
+        os.setxattr(target, "user.a", b"1", os.XATTR_CREATE)
+        refused(errno.EEXIST, os.setxattr, target, "user.a", b"2", os.XATTR_CREATE)
+        os.setxattr(target, "user.a", b"22", os.XATTR_REPLACE)
+        equal(os.getxattr(target, "user.a"), b"22")
+        os.setxattr(target, "user.empty", b"")
+        equal(os.getxattr(target, "user.empty"), b"")
+        os.setxattr(target, "user.\udcff bytes", bytes(range(256)))
+        os.setxattr(target, "user.long", b"v" * 2_000)
+        equal(os.getxattr(target, "user.long"), b"v" * 2_000)
+        os.removexattr(target, "user.empty")
+        refused(errno.ENODATA, os.removexattr, target, "user.empty")
+        names = {name for name in os.listxattr(target) if not name.startswith("user.headrace.")}
         equal(names, {"user.a", "user.\udcff bytes", "user.long"})
-        refused(errno.ENODATA, os.getxattr, one, "user.empty")
+        refused(errno.ENODATA, os.getxattr, target, "user.empty")
     fd = os.open(path, os.O_RDONLY)
     os.setxattr(fd, "user.fd", b"by descriptor")
     equal(os.getxattr(path, "user.fd"), b"by descriptor")
     os.close(fd)
-    os.symlink("file", at.path("link"))
-    refused(errno.EPERM, os.setxattr, at.path("link"), "user.a", b"1", 0, follow_symlinks=False)
+    os.symlink("file", place.path("link"))
+    refused(errno.EPERM, os.setxattr, place.path("link"), "user.a", b"1", 0, follow_symlinks=False)
     refused(errno.EOPNOTSUPP, os.setxattr, path, "nonsense", b"1")
-    os.rename(path, at.path("renamed"))
-    equal(os.getxattr(at.path("renamed"), "user.a"), b"22")
+    os.rename(path, place.path("renamed"))
+    equal(os.getxattr(place.path("renamed"), "user.a"), b"22")
 
 
 @script()
-def attributes_of_ours_are_not_set(at: Place) -> None:
-    path = at.write("file", b"x")
-    if at.mounted:
+def attributes_of_ours_are_not_set(place: Place) -> None:
+    path = place.write("file", b"x")
+    if place.mounted:
         for number in {
             outcome(os.setxattr, path, f"user.headrace.{name}", b"1") for name in ("cached", "any")
         }:
@@ -328,7 +328,7 @@ def _through_descriptor(path: str, change: Callable[[int], object]) -> None:
 
 
 @script()
-def set_id_bits_after_a_write(at: Place) -> None:
+def set_id_bits_after_a_write(place: Place) -> None:
     """The kernel takes them of a file that is changed, unless root changes it."""
     changes: dict[str, Callable[[str], object]] = {
         "write": lambda path: _through_descriptor(path, lambda fd: os.pwrite(fd, b"y", 0)),
@@ -341,14 +341,14 @@ def set_id_bits_after_a_write(at: Place) -> None:
     for user in (0, OTHER_USER):
         for name, change in changes.items():
             for mode in (0o6777, 0o2777, 0o4766):
-                path = at.write(f"{name}-{user}-{mode:o}", b"x" * 100)
+                path = place.write(f"{name}-{user}-{mode:o}", b"x" * 100)
                 os.chmod(path, mode)
                 elsewhere(partial(change, path), user=user)
-                at.note(f"mode of {name} by {user}, before {mode:o}", f"{mode_of(path):o}")
-    path = at.write("again", b"x")
+                place.note(f"mode of {name} by {user}, before {mode:o}", f"{mode_of(path):o}")
+    path = place.write("again", b"x")
     for _ in range(
         2
     ):  # what the kernel remembers of the first write doesn't hold for bits that are set later
         os.chmod(path, 0o6777)
         elsewhere(partial(changes["write"], path), user=OTHER_USER)
-        at.note("mode of a file that was written before", f"{mode_of(path):o}")
+        place.note("mode of a file that was written before", f"{mode_of(path):o}")

@@ -111,10 +111,10 @@ class Exercise:
 
 
 @script()
-def a_new_file_is_exercised(at: Place) -> None:
-    Exercise(at.path("file"), b"", seed=1).run()
+def a_new_file_is_exercised(place: Place) -> None:
+    Exercise(place.path("file"), b"", seed=1).run()
 
 
 @script(lower=LOWER_LARGE)
-def a_lower_file_is_exercised(at: Place) -> None:
-    Exercise(at.low("large"), LOWER_LARGE["large"], seed=2).run()
+def a_lower_file_is_exercised(place: Place) -> None:
+    Exercise(place.low("large"), LOWER_LARGE["large"], seed=2).run()

@@ -25,19 +25,19 @@ from tests.integration.writes.registry import script
 
 
 @script()
-def a_file_is_created_written_and_read(at: Place) -> None:
-    fd = os.open(at.path("new"), os.O_CREAT | os.O_WRONLY, 0o640)
+def a_file_is_created_written_and_read(place: Place) -> None:
+    fd = os.open(place.path("new"), os.O_CREAT | os.O_WRONLY, 0o640)
     equal(os.fstat(fd).st_size, 0)
     equal(os.write(fd, b"0123456789"), 10)
-    equal(os.stat(at.path("new")).st_size, 10)  # before the close
+    equal(os.stat(place.path("new")).st_size, 10)  # before the close
     equal(os.lseek(fd, 0, os.SEEK_CUR), 10)
     equal(os.lseek(fd, -4, os.SEEK_END), 6)
     os.write(fd, b"X")
     refused(errno.EBADF, os.read, fd, 1)
     os.close(fd)
-    equal(read_whole(at.path("new")), b"012345X789")
-    equal(os.listdir(at.root), ["new"])
-    fd = os.open(at.path("new"), os.O_RDONLY)
+    equal(read_whole(place.path("new")), b"012345X789")
+    equal(os.listdir(place.root), ["new"])
+    fd = os.open(place.path("new"), os.O_RDONLY)
     refused(errno.EBADF, os.write, fd, b"x")
     equal(os.read(fd, 100), b"012345X789")
     equal(os.read(fd, 100), b"")
@@ -45,46 +45,46 @@ def a_file_is_created_written_and_read(at: Place) -> None:
     equal(os.pread(fd, 100, 1000), b"")
     refused(errno.EINVAL, os.lseek, fd, -1, os.SEEK_SET)
     os.close(fd)
-    os.close(os.open(at.path("none"), os.O_CREAT | os.O_RDONLY))
-    equal(read_whole(at.path("none")), b"")
+    os.close(os.open(place.path("none"), os.O_CREAT | os.O_RDONLY))
+    equal(read_whole(place.path("none")), b"")
 
 
 @script()
-def exclusive_creation(at: Place) -> None:
+def exclusive_creation(place: Place) -> None:
     flags = OPEN_FLAGS | os.O_EXCL
-    os.close(os.open(at.path("one"), flags))
-    refused(errno.EEXIST, os.open, at.path("one"), flags)
-    os.mkdir(at.path("folder"))
-    refused(errno.EEXIST, os.open, at.path("folder"), flags)
-    os.symlink("nothing", at.path("dangling"))
-    refused(errno.EEXIST, os.open, at.path("dangling"), flags)
-    refused(errno.ENOENT, os.open, at.path("no/such"), flags)
-    refused(errno.ENOTDIR, os.open, at.path("one/below"), flags)
-    os.unlink(at.path("one"))
-    os.close(os.open(at.path("one"), flags))
+    os.close(os.open(place.path("one"), flags))
+    refused(errno.EEXIST, os.open, place.path("one"), flags)
+    os.mkdir(place.path("folder"))
+    refused(errno.EEXIST, os.open, place.path("folder"), flags)
+    os.symlink("nothing", place.path("dangling"))
+    refused(errno.EEXIST, os.open, place.path("dangling"), flags)
+    refused(errno.ENOENT, os.open, place.path("no/such"), flags)
+    refused(errno.ENOTDIR, os.open, place.path("one/below"), flags)
+    os.unlink(place.path("one"))
+    os.close(os.open(place.path("one"), flags))
 
 
 @script()
-def opens_that_are_refused(at: Place) -> None:
-    at.write("file", b"x")
-    os.mkdir(at.path("folder"))
-    os.symlink("file", at.path("link"))
-    refused(errno.ENOENT, os.open, at.path("missing"), os.O_RDWR)
-    refused(errno.EISDIR, os.open, at.path("folder"), os.O_RDWR)
-    refused(errno.EISDIR, os.open, at.path("folder"), os.O_CREAT | os.O_WRONLY)
-    refused(errno.ENOTDIR, os.open, at.path("file"), os.O_DIRECTORY)
-    refused(errno.ELOOP, os.open, at.path("link"), os.O_RDWR | os.O_NOFOLLOW)
-    refused(errno.ENOTDIR, os.open, at.path("file/"), os.O_RDONLY)
-    at.note_result(os.open, at.path("new/"), os.O_CREAT | os.O_WRONLY)
-    fd = os.open(at.path("folder"), os.O_RDONLY)
+def opens_that_are_refused(place: Place) -> None:
+    place.write("file", b"x")
+    os.mkdir(place.path("folder"))
+    os.symlink("file", place.path("link"))
+    refused(errno.ENOENT, os.open, place.path("missing"), os.O_RDWR)
+    refused(errno.EISDIR, os.open, place.path("folder"), os.O_RDWR)
+    refused(errno.EISDIR, os.open, place.path("folder"), os.O_CREAT | os.O_WRONLY)
+    refused(errno.ENOTDIR, os.open, place.path("file"), os.O_DIRECTORY)
+    refused(errno.ELOOP, os.open, place.path("link"), os.O_RDWR | os.O_NOFOLLOW)
+    refused(errno.ENOTDIR, os.open, place.path("file/"), os.O_RDONLY)
+    place.note_result(os.open, place.path("new/"), os.O_CREAT | os.O_WRONLY)
+    fd = os.open(place.path("folder"), os.O_RDONLY)
     refused(errno.EISDIR, os.read, fd, 1)
     refused(errno.EINVAL, os.ftruncate, fd, 0)
     os.close(fd)
 
 
 @script()
-def an_open_truncates(at: Place) -> None:
-    path = at.write("file", b"0123456789")
+def an_open_truncates(place: Place) -> None:
+    path = place.write("file", b"0123456789")
     reader = os.open(path, os.O_RDONLY)
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
     equal(os.fstat(reader).st_size, 0)
@@ -100,8 +100,8 @@ def an_open_truncates(at: Place) -> None:
 
 
 @script()
-def appending(at: Place) -> None:
-    path = at.write("file", b"start ")
+def appending(place: Place) -> None:
+    path = place.write("file", b"start ")
     first = os.open(path, os.O_WRONLY | os.O_APPEND)
     second = os.open(path, os.O_RDWR | os.O_APPEND)
     for number in range(50):
@@ -117,11 +117,11 @@ def appending(at: Place) -> None:
 
 
 @script()
-def writes_at_any_offset(at: Place) -> None:
+def writes_at_any_offset(place: Place) -> None:
     """Of random sizes, over blocks and pages, against the same in memory."""
     chance = random.Random(3)
     wanted = bytearray()
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     for _ in range(60):
         offset = chance.randrange(3 * BLOCK)
         data = chance.randbytes(chance.choice([1, 100, 4_096, 5_001, 70_000, 300_001]))
@@ -133,12 +133,12 @@ def writes_at_any_offset(at: Place) -> None:
         equal(os.pread(fd, 9_000, start), bytes(wanted[start : start + 9_000]))
     equal(read_fd(fd), bytes(wanted))
     os.close(fd)
-    equal(read_whole(at.path("file")), bytes(wanted))
+    equal(read_whole(place.path("file")), bytes(wanted))
 
 
 @script()
-def vectors(at: Place) -> None:
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def vectors(place: Place) -> None:
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     equal(os.writev(fd, [b"one", b"", b"two" * 3_000]), 9_003)
     equal(os.pwritev(fd, [b"A", b"B"], 4), 2)
     first, second = bytearray(5), bytearray(10_000)
@@ -149,8 +149,8 @@ def vectors(at: Place) -> None:
 
 
 @script()
-def holes_read_as_zeros(at: Place) -> None:
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def holes_read_as_zeros(place: Place) -> None:
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     pwrite_all(fd, b"end", 3 * BLOCK)
     equal(os.fstat(fd).st_size, 3 * BLOCK + 3)
     pwrite_all(fd, b"middle", BLOCK + 5)
@@ -162,9 +162,9 @@ def holes_read_as_zeros(at: Place) -> None:
 
 
 @script()
-def seeks_to_data_and_holes(at: Place) -> None:
+def seeks_to_data_and_holes(place: Place) -> None:
     """Either the truth, or that all of it is data; never that data is a hole."""
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     pwrite_all(fd, bytes_of("first", 4_096), BLOCK)
     os.ftruncate(fd, 4 * BLOCK)
     assert os.lseek(fd, 0, os.SEEK_DATA) in (0, BLOCK)
@@ -176,22 +176,22 @@ def seeks_to_data_and_holes(at: Place) -> None:
 
 
 @script()
-def sparse_files_take_no_room(at: Place) -> None:
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def sparse_files_take_no_room(place: Place) -> None:
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     os.ftruncate(fd, 1 << 32)
     pwrite_all(fd, b"here", 1 << 31)
-    seen = os.fstat(fd)
-    equal(seen.st_size, 1 << 32)
-    assert seen.st_blocks * 512 < BLOCK, seen.st_blocks
+    status = os.fstat(fd)
+    equal(status.st_size, 1 << 32)
+    assert status.st_blocks * 512 < BLOCK, status.st_blocks
     equal(os.pread(fd, 10, (1 << 31) - 3), b"\0\0\0here\0\0\0")
     os.ftruncate(fd, 100)
     os.close(fd)
 
 
 @script()
-def truncation(at: Place) -> None:
+def truncation(place: Place) -> None:
     data = bytes_of("data", 2 * BLOCK + 100)
-    path = at.write("file", data)
+    path = place.write("file", data)
     os.truncate(path, BLOCK + 3)
     equal(read_whole(path), data[: BLOCK + 3])
     os.truncate(path, BLOCK + 50)  # the old bytes must not come back
@@ -209,15 +209,15 @@ def truncation(at: Place) -> None:
     reader = os.open(path, os.O_RDONLY)
     refused(errno.EINVAL, os.ftruncate, reader, 5)
     os.close(reader)
-    refused(errno.EISDIR, os.truncate, at.root, 0)
-    refused(errno.ENOENT, os.truncate, at.path("missing"), 0)
+    refused(errno.EISDIR, os.truncate, place.root, 0)
+    refused(errno.ENOENT, os.truncate, place.path("missing"), 0)
 
 
 @script()
-def allocation(at: Place) -> None:
+def allocation(place: Place) -> None:
     """Allocate, keep the size, punch; what a file system need not know is known, or EOPNOTSUPP."""
     data = bytes_of("data", 64 << 10)
-    fd = os.open(at.write("file", data), os.O_RDWR)
+    fd = os.open(place.write("file", data), os.O_RDWR)
     calls.fallocate(fd, 0, 0, 128 << 10)
     equal(os.fstat(fd).st_size, 128 << 10)
     calls.fallocate(fd, calls.KEEP_SIZE, 128 << 10, 1 << 20)
@@ -237,35 +237,35 @@ def allocation(at: Place) -> None:
     os.posix_fallocate(fd, 0, 256 << 10)
     equal(os.fstat(fd).st_size, 256 << 10)
     os.close(fd)
-    reader = os.open(at.path("file"), os.O_RDONLY)
+    reader = os.open(place.path("file"), os.O_RDONLY)
     refused(errno.EBADF, calls.fallocate, reader, 0, 0, 10)
     os.close(reader)
 
 
 @script()
-def syncs(at: Place) -> None:
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def syncs(place: Place) -> None:
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     write_all(fd, b"data")
     os.fsync(fd)
     os.fdatasync(fd)
     os.close(fd)
-    reader = os.open(at.path("file"), os.O_RDONLY)
+    reader = os.open(place.path("file"), os.O_RDONLY)
     os.fsync(reader)
     os.close(reader)
-    folder = os.open(at.root, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(folder)
     os.fdatasync(folder)
     os.close(folder)
     for flag in (os.O_SYNC, os.O_DSYNC):
-        fd = os.open(at.path("file"), os.O_WRONLY | os.O_APPEND | flag)
+        fd = os.open(place.path("file"), os.O_WRONLY | os.O_APPEND | flag)
         write_all(fd, b" more")
         os.close(fd)
-    equal(read_whole(at.path("file")), b"data more more")
+    equal(read_whole(place.path("file")), b"data more more")
 
 
 @script()
-def an_open_file_outlives_its_name(at: Place) -> None:
-    path = at.write("file", b"first")
+def an_open_file_outlives_its_name(place: Place) -> None:
+    path = place.write("file", b"first")
     fd = os.open(path, os.O_RDWR)
     os.unlink(path)
     refused(errno.ENOENT, os.stat, path)
@@ -276,7 +276,7 @@ def an_open_file_outlives_its_name(at: Place) -> None:
     equal(read_fd(fd), b"second")
     os.fchmod(fd, 0o600)
     os.fsync(fd)
-    at.write("file", b"another one")
+    place.write("file", b"another one")
     calls.removed_file_is_whole(fd, b"second")
     equal(read_whole(path), b"another one")
     os.close(fd)
@@ -284,15 +284,15 @@ def an_open_file_outlives_its_name(at: Place) -> None:
 
 
 @script()
-def an_open_file_that_is_renamed_over(at: Place) -> None:
-    old = os.open(at.write("file", b"old"), os.O_RDWR)
-    new = os.open(at.write("new", b"new one"), os.O_RDWR)
-    os.rename(at.path("new"), at.path("file"))
+def an_open_file_that_is_renamed_over(place: Place) -> None:
+    old = os.open(place.write("file", b"old"), os.O_RDWR)
+    new = os.open(place.write("new", b"new one"), os.O_RDWR)
+    os.rename(place.path("new"), place.path("file"))
     equal(read_fd(old), b"old")
     os.pwrite(old, b"OLD", 0)
     os.pwrite(new, b"NEW", 0)
     calls.removed_file_is_whole(old, b"OLD")
-    equal(read_whole(at.path("file")), b"NEW one")
+    equal(read_whole(place.path("file")), b"NEW one")
     equal(os.fstat(old).st_nlink, 0)
     equal(os.fstat(new).st_nlink, 1)
     os.close(old)
@@ -300,8 +300,8 @@ def an_open_file_that_is_renamed_over(at: Place) -> None:
 
 
 @script()
-def all_descriptors_see_a_write(at: Place) -> None:
-    path = at.write("file", b"....")
+def all_descriptors_see_a_write(place: Place) -> None:
+    path = place.write("file", b"....")
     fds = [os.open(path, os.O_RDWR) for _ in range(4)]
     for number, fd in enumerate(fds):
         os.pwrite(fd, b"%d" % number, number)
@@ -315,9 +315,9 @@ def all_descriptors_see_a_write(at: Place) -> None:
 
 
 @script()
-def mapped_writes(at: Place) -> None:
+def mapped_writes(place: Place) -> None:
     data = bytearray(bytes_of("data", 3 * BLOCK + 5))
-    path = at.write("file", bytes(data))
+    path = place.write("file", bytes(data))
     fd = os.open(path, os.O_RDWR)
     with mmap.mmap(fd, 0) as mapped:
         for offset in (0, 4_095, BLOCK, 2 * BLOCK + 77, len(data) - 3):
@@ -340,8 +340,8 @@ def mapped_writes(at: Place) -> None:
 
 
 @script()
-def a_mapped_file_grows(at: Place) -> None:
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def a_mapped_file_grows(place: Place) -> None:
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     os.ftruncate(fd, 8_192)
     with mmap.mmap(fd, 8_192) as mapped:
         mapped[8_000:8_004] = b"data"
@@ -353,22 +353,22 @@ def a_mapped_file_grows(at: Place) -> None:
 
 
 @script()
-def copies_by_the_kernel(at: Place) -> None:
+def copies_by_the_kernel(place: Place) -> None:
     """sendfile, copy_file_range, splice: within, and from a plain folder."""
     data = bytes_of("data", BLOCK + 4_321)
-    source = os.open(at.write("source", data), os.O_RDONLY)
-    path = os.path.join(at.outside, "source")
+    source = os.open(place.write("source", data), os.O_RDONLY)
+    path = os.path.join(place.outside, "source")
     with open(path, "wb") as file:
         file.write(data[::-1])
     plain = os.open(path, os.O_RDONLY)
     for name, fd, wanted in (("within", source, data), ("into", plain, data[::-1])):
-        target = os.open(at.path(f"sendfile-{name}"), OPEN_FLAGS)
+        target = os.open(place.path(f"sendfile-{name}"), OPEN_FLAGS)
         offset = 0
         while count := os.sendfile(target, fd, offset, BLOCK):
             offset += count
         equal(read_fd(target), wanted)
         os.close(target)
-        target = os.open(at.path(f"range-{name}"), OPEN_FLAGS)
+        target = os.open(place.path(f"range-{name}"), OPEN_FLAGS)
         offset = 0
         try:
             while count := os.copy_file_range(fd, target, len(data) - offset, offset, offset):
@@ -379,18 +379,18 @@ def copies_by_the_kernel(at: Place) -> None:
         equal(read_fd(target), wanted)
         os.close(target)
     read, write = os.pipe()
-    target = os.open(at.path("splice"), OPEN_FLAGS)
+    target = os.open(place.path("splice"), OPEN_FLAGS)
     os.write(write, b"through a pipe")
     os.splice(read, target, 14)
     equal(read_fd(target), b"through a pipe")
-    for one in (read, write, target, source, plain):
-        os.close(one)
+    for descriptor in (read, write, target, source, plain):
+        os.close(descriptor)
 
 
 @script()
-def direct_io(at: Place) -> None:
+def direct_io(place: Place) -> None:
     """Aligned, 4 KiB: as the disk has it."""
-    fd = os.open(at.path("file"), OPEN_FLAGS | os.O_DIRECT)
+    fd = os.open(place.path("file"), OPEN_FLAGS | os.O_DIRECT)
     data = bytes_of("data", 64 << 10)
     with mmap.mmap(-1, 64 << 10) as buffer:
         buffer[:] = data
@@ -400,51 +400,51 @@ def direct_io(at: Place) -> None:
         equal(os.preadv(fd, [buffer], 64 << 10), 64 << 10)
         equal(buffer[:], data)
     os.close(fd)
-    equal(read_whole(at.path("file")), data * 2)
+    equal(read_whole(place.path("file")), data * 2)
 
 
 @script()
-def files_without_a_name(at: Place) -> None:
+def files_without_a_name(place: Place) -> None:
     """O_TMPFILE works as it should, or is refused as where it is not known."""
     try:
-        fd = os.open(at.root, os.O_TMPFILE | os.O_RDWR, 0o640)
+        fd = os.open(place.root, os.O_TMPFILE | os.O_RDWR, 0o640)
     except OSError as error:
         assert error.errno == errno.EOPNOTSUPP, error
-        fd = os.open(at.path("named"), os.O_CREAT | os.O_RDWR, 0o640)
+        fd = os.open(place.path("named"), os.O_CREAT | os.O_RDWR, 0o640)
         os.write(fd, b"data")
     else:
-        equal(os.listdir(at.root), [])
+        equal(os.listdir(place.root), [])
         os.write(fd, b"data")
         equal(os.fstat(fd).st_nlink, 0)
-        calls.link_of_descriptor(fd, at.path("named"))
-        os.close(os.open(at.root, os.O_TMPFILE | os.O_RDWR))
+        calls.link_of_descriptor(fd, place.path("named"))
+        os.close(os.open(place.root, os.O_TMPFILE | os.O_RDWR))
     os.close(fd)
-    equal(read_whole(at.path("named")), b"data")
-    equal(os.listdir(at.root), ["named"])
+    equal(read_whole(place.path("named")), b"data")
+    equal(os.listdir(place.root), ["named"])
 
 
 @script()
-def a_file_made_read_only_is_written_by_its_maker(at: Place) -> None:
-    fd = os.open(at.path("file"), os.O_CREAT | os.O_WRONLY, 0o444)
+def a_file_made_read_only_is_written_by_its_maker(place: Place) -> None:
+    fd = os.open(place.path("file"), os.O_CREAT | os.O_WRONLY, 0o444)
     os.write(fd, b"once")
     os.close(fd)
-    equal(os.stat(at.path("file")).st_mode & 0o777, 0o444)
-    equal(read_whole(at.path("file")), b"once")
+    equal(os.stat(place.path("file")).st_mode & 0o777, 0o444)
+    equal(read_whole(place.path("file")), b"once")
 
 
 @script()
-def a_large_file_written_at_once(at: Place) -> None:
+def a_large_file_written_at_once(place: Place) -> None:
     data = bytes_of("data", 12 * BLOCK)
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     write_all(fd, data)
     os.fsync(fd)
     os.close(fd)
-    equal(read_whole(at.path("file")), data)
+    equal(read_whole(place.path("file")), data)
 
 
 @script()
-def many_open_files(at: Place) -> None:
-    fds = [os.open(at.path(f"{number}"), OPEN_FLAGS) for number in range(200)]
+def many_open_files(place: Place) -> None:
+    fds = [os.open(place.path(f"{number}"), OPEN_FLAGS) for number in range(200)]
     for number, fd in enumerate(fds):
         os.write(fd, b"%d" % number)
     for number, fd in enumerate(fds):
@@ -453,12 +453,12 @@ def many_open_files(at: Place) -> None:
 
 
 @script()
-def the_file_system_tells_its_size(at: Place) -> None:
-    seen = os.statvfs(at.root)
-    equal(seen.f_namemax, 255)
-    assert seen.f_bsize > 0
-    assert 0 < seen.f_bavail <= seen.f_bfree <= seen.f_blocks, seen
-    assert not seen.f_flag & os.ST_RDONLY
-    fd = os.open(at.path("file"), OPEN_FLAGS)
+def the_file_system_tells_its_size(place: Place) -> None:
+    volume = os.statvfs(place.root)
+    equal(volume.f_namemax, 255)
+    assert volume.f_bsize > 0
+    assert 0 < volume.f_bavail <= volume.f_bfree <= volume.f_blocks, volume
+    assert not volume.f_flag & os.ST_RDONLY
+    fd = os.open(place.path("file"), OPEN_FLAGS)
     equal(os.fstatvfs(fd).f_namemax, 255)
     os.close(fd)

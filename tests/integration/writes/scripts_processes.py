@@ -38,12 +38,12 @@ def _append(path: str, letter: bytes) -> None:
 
 
 @script()
-def two_processes_append(at: Place) -> None:
+def two_processes_append(place: Place) -> None:
     """To a new file and to one of the origin: no line is lost and none is torn."""
-    new = at.write("file", b"")
-    for path, before in ((new, []), (at.low("text"), LOWER["text"].splitlines())):
+    new = place.write("file", b"")
+    for path, before in ((new, []), (place.low("text"), LOWER["text"].splitlines())):
         others = [Beside(partial(_append, path, letter)) for letter in (b"a", b"b")]
-        equal([one.wait() for one in others], [0, 0])
+        equal([process.wait() for process in others], [0, 0])
         lines = read_whole(path).splitlines()
         equal(lines[: len(before)], before)
         equal(sorted(lines[len(before) :]), [b"a" * 99] * LINES + [b"b" * 99] * LINES)
@@ -51,8 +51,8 @@ def two_processes_append(at: Place) -> None:
 
 
 @script()
-def what_one_process_wrote_another_reads(at: Place) -> None:
-    path = at.path("file")
+def what_one_process_wrote_another_reads(place: Place) -> None:
+    path = place.path("file")
     fd = os.open(path, OPEN_FLAGS)
     for number in range(20):
         os.pwrite(fd, b"%02d" % number, number * 5_000)
@@ -60,10 +60,10 @@ def what_one_process_wrote_another_reads(at: Place) -> None:
         elsewhere(partial(edit, path, b"back", number * 5_000 + 2))
         equal(os.pread(fd, 6, number * 5_000), b"%02dback" % number)
     os.close(fd)
-    os.rename(path, at.path("renamed"))
-    equal(elsewhere(lambda: os.listdir(at.root)), ["renamed"])
-    elsewhere(lambda: os.mkdir(at.path("theirs")))
-    equal(sorted(os.listdir(at.root)), ["renamed", "theirs"])
+    os.rename(path, place.path("renamed"))
+    equal(elsewhere(lambda: os.listdir(place.root)), ["renamed"])
+    elsewhere(lambda: os.mkdir(place.path("theirs")))
+    equal(sorted(os.listdir(place.root)), ["renamed", "theirs"])
 
 
 def _tail(path: str, start: int) -> bytes:
@@ -77,11 +77,11 @@ def edit(path: str, data: bytes, offset: int) -> None:
 
 
 @script()
-def processes_share_a_mapping(at: Place) -> None:
-    fd = os.open(at.write("file", bytes(8_192)), os.O_RDWR)
+def processes_share_a_mapping(place: Place) -> None:
+    fd = os.open(place.write("file", bytes(8_192)), os.O_RDWR)
 
     def other() -> None:
-        own = os.open(at.path("file"), os.O_RDWR)
+        own = os.open(place.path("file"), os.O_RDWR)
         with mmap.mmap(own, 8_192) as theirs:
             equal(theirs[100:105], b"first")
             theirs[5_000:5_006] = b"second"
@@ -95,8 +95,8 @@ def processes_share_a_mapping(at: Place) -> None:
 
 
 @script()
-def whole_file_locks(at: Place) -> None:
-    for path in (at.write("file", b"x"), at.low("file")):
+def whole_file_locks(place: Place) -> None:
+    for path in (place.write("file", b"x"), place.low("file")):
         fd = os.open(path, os.O_RDWR)
 
         def tries(kind: int, path: str = path) -> object:
@@ -121,8 +121,8 @@ def whole_file_locks(at: Place) -> None:
 
 
 @script()
-def locks_of_ranges(at: Place) -> None:
-    for path in (at.write("file", bytes(100)), at.low("file")):
+def locks_of_ranges(place: Place) -> None:
+    for path in (place.write("file", bytes(100)), place.low("file")):
         fd = os.open(path, os.O_RDWR)
 
         def tries(kind: int, start: int, size: int, path: str = path) -> object:
@@ -156,8 +156,8 @@ def locks_of_ranges(at: Place) -> None:
 
 
 @script()
-def locks_of_descriptors(at: Place) -> None:
-    path = at.write("file", bytes(100))
+def locks_of_descriptors(place: Place) -> None:
+    path = place.write("file", bytes(100))
     first, second = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
     exclusive = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 50, 0)
     fcntl.fcntl(first, F_OFD_SETLK, exclusive)
@@ -169,9 +169,9 @@ def locks_of_descriptors(at: Place) -> None:
 
 
 @script()
-def a_lock_is_waited_for(at: Place) -> None:
+def a_lock_is_waited_for(place: Place) -> None:
     """The other one gets it after it was given up, not before: both tell one pipe, in order."""
-    path = at.write("file", b"")
+    path = place.write("file", b"")
     for lock in (fcntl.flock, fcntl.lockf):
         fd = os.open(path, os.O_RDWR)
         read, write = os.pipe()
@@ -190,35 +190,35 @@ def a_lock_is_waited_for(at: Place) -> None:
         lock(fd, fcntl.LOCK_UN)
         equal(other.wait(), 0)
         equal(os.read(read, 100), b"given,got,")
-        for one in (fd, read, write):
-            os.close(one)
+        for descriptor in (fd, read, write):
+            os.close(descriptor)
 
 
 @script()
-def many_processes_make_and_remove_names(at: Place) -> None:
+def many_processes_make_and_remove_names(place: Place) -> None:
     """In one folder at one time; each sees its own, and in the end only what is to stay is there."""
 
     def work(number: int) -> None:
         for turn in range(40):
-            path = at.path(f"{number}-{turn}")
+            path = place.path(f"{number}-{turn}")
             with open(path, "xb") as file:
                 file.write(b"%d" % turn)
-            assert f"{number}-{turn}" in os.listdir(at.root)
+            assert f"{number}-{turn}" in os.listdir(place.root)
             if turn % 4:
                 os.unlink(path)
             else:
                 os.rename(path, f"{path}-kept")
 
     others = [Beside(partial(work, number)) for number in range(4)]
-    equal([one.wait() for one in others], [0] * 4)
-    equal(set(os.listdir(at.root)), {f"{n}-{turn}-kept" for n in range(4) for turn in range(0, 40, 4)})
+    equal([process.wait() for process in others], [0] * 4)
+    equal(set(os.listdir(place.root)), {f"{n}-{turn}-kept" for n in range(4) for turn in range(0, 40, 4)})
 
 
 @script()
-def one_of_many_makes_a_name(at: Place) -> None:
+def one_of_many_makes_a_name(place: Place) -> None:
     """O_EXCL and mkdir are won by one, of a new name and of one that the origin had."""
-    os.unlink(at.low("file"))
-    shown = [at.path("new"), at.low("file")]
+    os.unlink(place.low("file"))
+    shown = [place.path("new"), place.low("file")]
     read, write = os.pipe()
 
     def work() -> None:
@@ -229,7 +229,7 @@ def one_of_many_makes_a_name(at: Place) -> None:
                 os.write(write, b"%d" % (2 + shown.index(path)))
 
     others = [Beside(work) for _ in range(4)]
-    equal([one.wait() for one in others], [0] * 4)
+    equal([process.wait() for process in others], [0] * 4)
     os.close(write)
     equal(sorted(os.read(read, 100)), sorted(b"0123"))
     os.close(read)

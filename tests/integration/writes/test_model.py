@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
 sequence = some.builds(operations_of, seed=some.integers(0, 2**32), count=some.integers(10, 60))
 
 
-def difference(one: Folder, other: Folder, operations: list[Any]) -> str:
+def difference(plain: Folder, mounted: Folder, operations: list[Any]) -> str:
     """Empty where both places agree."""
-    wanted, got = (place.run("model", LOWER, {"operations": operations}) for place in (one, other))
+    wanted, got = (place.run("model", LOWER, {"operations": operations}) for place in (plain, mounted))
     assert not wanted["error"], wanted["error"]
     if got["error"]:
         return str(got["error"])
@@ -31,7 +31,7 @@ def difference(one: Folder, other: Folder, operations: list[Any]) -> str:
     return "\n".join(lines)
 
 
-def needed(one: Folder, other: Folder, operations: list[Any]) -> list[Any]:
+def needed(plain: Folder, mounted: Folder, operations: list[Any]) -> list[Any]:
     """Those of the operations without which they agree: halves, quarters, …, single ones are left out, at most so many
     times as there are folders at the origin for it."""
     kept, tries, size = operations, TRIES - 5, len(operations)
@@ -40,7 +40,7 @@ def needed(one: Folder, other: Folder, operations: list[Any]) -> list[Any]:
         while start < len(kept) and tries > 0:
             fewer = kept[:start] + kept[start + size :]
             tries -= 1
-            if fewer and difference(one, other, fewer):
+            if fewer and difference(plain, mounted, fewer):
                 kept = fewer
             else:
                 start += size

@@ -38,15 +38,15 @@ REFUSED = (
 @pytest.fixture
 def host(needs_fuse: None) -> Iterator[Host]:
     base = Path(tempfile.mkdtemp(prefix="headrace-modes-"))
-    made = Host(base)
-    made.environment.pop("HEADRACE_EXAMPLES", None)
+    host = Host(base)
+    host.environment.pop("HEADRACE_EXAMPLES", None)
     for folder in ("scratch", "kept/later/whole", "frozen/empty"):
-        (made.truth / folder).mkdir(parents=True)
+        (host.truth / folder).mkdir(parents=True)
     for folder in ("scratch", "kept", "kept/later", "kept/later/whole", "frozen"):
-        (made.truth / folder / "file").write_bytes(f"of {folder}\n".encode())
-    made.up(made.truth, made.mount, "--write", MODES)
-    yield made
-    made.close()
+        (host.truth / folder / "file").write_bytes(f"of {folder}\n".encode())
+    host.up(host.truth, host.mount, "--write", MODES)
+    yield host
+    host.close()
     shutil.rmtree(base)
 
 

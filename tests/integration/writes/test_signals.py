@@ -69,8 +69,8 @@ def failures(folder: Path, *options: object) -> dict[str, dict[str, int]]:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["signals"] > 0
-    found: dict[str, dict[str, int]] = answer["failures"]
-    return found
+    counts: dict[str, dict[str, int]] = answer["failures"]
+    return counts
 
 
 @pytest.mark.parametrize("every_ms", EVERY_MS)
@@ -85,10 +85,10 @@ def test_a_timer_makes_no_call_fail(
     wanted = ("--every", every_ms, "--calls", calls * EXAMPLES, "--commits", calls // 2 * EXAMPLES)
     for number, handler in enumerate([(), ("--restart",)]):
         (host.mount / str(number)).mkdir()
-        found = failures(host.mount / str(number), *wanted, *handler)
+        counts = failures(host.mount / str(number), *wanted, *handler)
         if not handler:
-            found.pop("copy_range", None)  # as on a disk; what it had copied was looked at
-        assert found == {}
+            counts.pop("copy_range", None)  # as on a disk; what it had copied was looked at
+        assert counts == {}
 
 
 @pytest.mark.parametrize("every_ms", EVERY_MS)
@@ -131,8 +131,8 @@ def _has_mode(layer: Upper, path: bytes, mode: int | None) -> bool:
 
 
 def _mode_of(layer: Upper, path: bytes) -> int | None:
-    seen = layer.look(path)
-    return stat.S_IMODE(seen.st_mode) if isinstance(seen, os.stat_result) else None
+    status = layer.look(path)
+    return stat.S_IMODE(status.st_mode) if isinstance(status, os.stat_result) else None
 
 
 class Writer:

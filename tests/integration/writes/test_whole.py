@@ -18,58 +18,58 @@ LOOKED_AT = ("scripts_lower", "scripts_programs", "scripts_exercise")
 
 
 def mounted_of(get_folder: GetFolder, mode: str) -> MountedFolder:
-    made = get_folder(mode)
-    assert isinstance(made, MountedFolder)
+    mount = get_folder(mode)
+    assert isinstance(mount, MountedFolder)
     for name in WHEN_ALONE:
-        if name not in made.ran:
-            answer = made.run_script(name)
+        if name not in mount.ran:
+            answer = mount.run_script(name)
             assert not answer["error"], answer["error"]
-    return made
+    return mount
 
 
-def trees(made: MountedFolder) -> dict[str, str]:
+def trees(mount: MountedFolder) -> dict[str, str]:
     """Of some scripts that were run: all that a user sees."""
-    seen: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for name, script in SCRIPTS.items():
-        if name in made.ran and script.run.__module__.rpartition(".")[2] in LOOKED_AT:
+        if name in mount.ran and script.run.__module__.rpartition(".")[2] in LOOKED_AT:
             for where in ("new", "lower"):
-                tree = made.tree_of(made.tree / where / name)
-                seen |= {f"{where}/{name}/{path}": shown for path, shown in tree.items()}
-    assert len(seen) > 10
-    return seen
+                tree = mount.tree_of(mount.tree / where / name)
+                entries |= {f"{where}/{name}/{path}": shown for path, shown in tree.items()}
+    assert len(entries) > 10
+    return entries
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_restart_keeps_all(mode: str, get_folder: GetFolder) -> None:
-    made = mounted_of(get_folder, mode)
-    before = trees(made)
-    made.restart()
-    assert differences(trees(made), before) == []
+    mount = mounted_of(get_folder, mode)
+    before = trees(mount)
+    mount.restart()
+    assert differences(trees(mount), before) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_new_listing_of_the_origin_changes_nothing(mode: str, get_folder: GetFolder) -> None:
-    made = mounted_of(get_folder, mode)
-    before = trees(made)
-    made.host.ok("sync", limit_s=SYNC_LIMIT_S)
-    assert differences(trees(made), before) == []
+    mount = mounted_of(get_folder, mode)
+    before = trees(mount)
+    mount.host.ok("sync", limit_s=SYNC_LIMIT_S)
+    assert differences(trees(mount), before) == []
 
 
 def test_local_writes_leave_the_origin_alone(get_folder: GetFolder) -> None:
-    made = mounted_of(get_folder, "local")
-    assert differences(made.contents_of(made.host.truth), made.origin_before) == []
+    mount = mounted_of(get_folder, "local")
+    assert differences(mount.contents_of(mount.host.truth), mount.origin_before) == []
 
 
 def test_all_comes_to_the_origin(get_folder: GetFolder) -> None:
     """Every file's bytes under its last name, and nothing of what was removed; users see no change."""
-    made = mounted_of(get_folder, "back")
-    before = trees(made)
-    made.host.ok("persist", "--wait", limit_s=PERSIST_LIMIT_S)
+    mount = mounted_of(get_folder, "back")
+    before = trees(mount)
+    mount.host.ok("persist", "--wait", limit_s=PERSIST_LIMIT_S)
     changed = 0
-    for folder in made.used:
-        wanted = made.contents_of(made.tree / folder)
-        assert differences(made.contents_of(made.host.truth / folder), wanted) == [], folder
+    for folder in mount.used:
+        wanted = mount.contents_of(mount.tree / folder)
+        assert differences(mount.contents_of(mount.host.truth / folder), wanted) == [], folder
         changed += len(wanted)
     assert changed > 10
-    made.host.ok("sync", limit_s=SYNC_LIMIT_S)
-    assert differences(trees(made), before) == []
+    mount.host.ok("sync", limit_s=SYNC_LIMIT_S)
+    assert differences(trees(mount), before) == []
