@@ -5,5 +5,5 @@ from __future__ import annotations
 from headrace.base.beneath import SafePath
 
 
-def plain(at: SafePath) -> bytes:
-    return at.root.path + at.path
+def plain(safe_path: SafePath) -> bytes:
+    return safe_path.root.path + safe_path.path

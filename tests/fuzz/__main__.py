@@ -79,14 +79,14 @@ def _fuzz(name: str, arguments: argparse.Namespace) -> bool:
         f"findings: {len(report.findings)}",
         flush=True,
     )
-    for found in report.findings:
-        path = CORPUS / name / hashlib.sha256(found.input).hexdigest()[:12]
+    for finding in report.findings:
+        path = CORPUS / name / hashlib.sha256(finding.input).hexdigest()[:12]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(found.input)
+        path.write_bytes(finding.input)
         shown = path.relative_to(ROOT)
-        print(f"  {found.story}, {found.count} times: ./dev fuzz {name} --input {shown}", flush=True)
-        if len(found.input) <= TOLD_BYTES_MAX:  # also where the corpus is thrown away, as in CI
-            print(f"    or --input base64:{base64.b64encode(found.input).decode()}", flush=True)
+        print(f"  {finding.story}, {finding.count} times: ./dev fuzz {name} --input {shown}", flush=True)
+        if len(finding.input) <= TOLD_BYTES_MAX:  # also where the corpus is thrown away, as in CI
+            print(f"    or --input base64:{base64.b64encode(finding.input).decode()}", flush=True)
     return not report.findings
 
 

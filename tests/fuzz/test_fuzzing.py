@@ -76,9 +76,9 @@ def test_blind_run_finds_and_shrinks(tmp_path: Path) -> None:
     with Judge(fuzzer) as judge:
         run = Run(fuzzer, judge, Board(str(tmp_path / "board")), limit_s=60, inputs_max=5000)
         fuzz_blindly(run, fuzzer, fuzzer.seeds, 1)
-    (found,) = run.end().findings
-    assert found.count > 1
-    assert re.fullmatch(rb"size=\d{4}", found.input)
+    (finding,) = run.end().findings
+    assert finding.count > 1
+    assert re.fullmatch(rb"size=\d{4}", finding.input)
     assert Board(str(tmp_path / "board")).inputs == run.report.inputs == 5000
 
 

@@ -111,9 +111,9 @@ class Run:
         return self.report
 
     def _note(self, kind: str, story: str, data: bytes) -> None:
-        for found in self.report.findings:
-            if found.kind == kind:
-                found.count += 1
+        for finding in self.report.findings:
+            if finding.kind == kind:
+                finding.count += 1
                 return
         if kind == "growth" and not self._shows(kind, data):
             return  # between two inputs: what the mutations took is not the parser's

@@ -19,11 +19,11 @@ def fork_ranks(count: int, rank_main: Callable[..., None], *words: str) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank_main, args=(rank, *words)) for rank in range(count)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    return int(any(one.exitcode for one in ranks))
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return int(any(process.exitcode for process in ranks))
 
 
 def run_ranks(program: str, folder: Path, *words: str, limit_s: float) -> None:

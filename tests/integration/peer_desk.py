@@ -137,7 +137,9 @@ class FileDesk:
     def add(self, name: str, size_bytes: int, *, landed: bool = True) -> FileRange:
         """Random bytes; the whole of it, as it is wanted."""
         chance = random.Random(name)
-        body = b"".join(chance.randbytes(min(MIB, size_bytes - at)) for at in range(0, size_bytes, MIB))
+        body = b"".join(
+            chance.randbytes(min(MIB, size_bytes - offset)) for offset in range(0, size_bytes, MIB)
+        )
         fd = os.open(self.folder / name.replace("/", "_"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(fd, size_bytes)
         file = DeskFile(body, fd)
@@ -159,16 +161,16 @@ class FileDesk:
     ) -> Sequence[DeskPiece | HeadraceError]:
         self.requests.append(len(wanted))
         self.threads.add(threading.current_thread().name)
-        return [self._open(one, cached_only=cached_only) for one in wanted]
+        return [self._open(part, cached_only=cached_only) for part in wanted]
 
-    def _open(self, one: FileRange, *, cached_only: bool) -> DeskPiece | HeadraceError:
-        file = self.files.get(one.path)
+    def _open(self, part: FileRange, *, cached_only: bool) -> DeskPiece | HeadraceError:
+        file = self.files.get(part.path)
         if file is None:
-            return NotOwnerError(os.fsdecode(one.path), why="none of it is here")
+            return NotOwnerError(os.fsdecode(part.path), why="none of it is here")
         if file.failure_of_open is not None:
             return file.failure_of_open
-        if cached_only and not all(block in file.landed for block in block_range(one.start, one.end)):
-            return NotOwnerError(os.fsdecode(one.path), why="not here")
+        if cached_only and not all(block in file.landed for block in block_range(part.start, part.end)):
+            return NotOwnerError(os.fsdecode(part.path), why="not here")
         return DeskPiece(file)
 
     async def names(self, request: ListShared | LookupShared) -> list[Names]:
@@ -197,7 +199,7 @@ class FileDesk:
     async def take(self, request: OfferHandover) -> HandoverAnswer:
         self.taken.append(request)
         return HandoverAnswer(
-            [index for index, one in enumerate(request.files) if one.path not in self.files]
+            [index for index, file in enumerate(request.files) if file.path not in self.files]
         )
 
 
@@ -262,11 +264,11 @@ async def serving(
 
 def descriptors() -> set[tuple[str, str]]:
     """Of this process, with what each leads to."""
-    found = set()
+    descriptors = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            descriptors.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return descriptors
 
 
 def peer_threads() -> list[str]:

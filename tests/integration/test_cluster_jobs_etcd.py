@@ -37,7 +37,7 @@ class EtcdJobCluster(JobClusterFixture):
         """Its lease goes with it."""
         await self.runners.pop(id).close()
         await self.open.pop(id).close()
-        self.see("".join(one for one in self.view.nodes if one != id))
+        self.see("".join(node for node in self.view.nodes if node != id))
 
     async def half_way(self) -> tuple[list[str], str]:
         """A load of which the origin answered some; names and id."""

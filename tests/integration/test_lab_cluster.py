@@ -60,8 +60,8 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with Lab(str(tmp_path / "lab.json")) as one:
-        yield one
+    with Lab(str(tmp_path / "lab.json")) as lab:
+        yield lab
     assert not (tmp_path / "lab.json").exists()
 
 
@@ -69,12 +69,12 @@ def left_of(folder: str) -> list[str]:
     """Processes, mounts and network devices that a lab left behind."""
     prefix = network.Namespaces(folder, 0)._prefix
     with open("/proc/self/mounts") as mounts:
-        found = [line for line in mounts if folder in line]
+        leftovers = [line for line in mounts if folder in line]
     names = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
-    found += [name for name in [*os.listdir("/sys/class/net"), *names] if name.startswith(prefix)]
+    leftovers += [name for name in [*os.listdir("/sys/class/net"), *names] if name.startswith(prefix)]
     for name in ("node-1", "node-2", "node-3", "etcd", "origin"):
-        found += processes.marked(os.path.join(folder, name)).values()
-    return found
+        leftovers += processes.marked(os.path.join(folder, name)).values()
+    return leftovers
 
 
 def read_all(mountpoint: str) -> dict[str, str]:
@@ -189,19 +189,19 @@ def test_a_cut_drops_what_it_says(
         echo.stdout.close()  # type: ignore[union-attr]
 
 
-def _soon(what: Callable[[Lab], bool], lab: Lab) -> bool:
+def _soon(check: Callable[[Lab], bool], lab: Lab) -> bool:
     """A datagram may get lost, and the first ones come before their neighbours are known."""
-    return any(what(lab) for _ in range(TRIES))
+    return any(check(lab) for _ in range(TRIES))
 
 
 def _rings(lab: Lab) -> bool:
     """A datagram comes back."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.settimeout(0.5)
-        one.connect((lab.address(1), 9998))
-        one.send(b"ring")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(0.5)
+        client.connect((lab.address(1), 9998))
+        client.send(b"ring")
         try:
-            return one.recv(100) == b"ring"
+            return client.recv(100) == b"ring"
         except TimeoutError:
             return False
 
@@ -215,15 +215,15 @@ def _heard(lab: Lab) -> int:
 
 def _tells(lab: Lab) -> bool:
     """What the node sends arrives."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         gateway = network.Namespaces(lab.record.folder, 0).gateway
-        one.bind((gateway, 0))
-        one.settimeout(0.5)
+        listener.bind((gateway, 0))
+        listener.settimeout(0.5)
         words = "import socket, sys; socket.socket(2, 2).sendto(b'told', (sys.argv[1], int(sys.argv[2])))"
-        told = [sys.executable, "-S", "-c", words, gateway, str(one.getsockname()[1])]
-        subprocess.run([*lab.inside(1), *told], timeout=10, check=True)
+        command = [sys.executable, "-S", "-c", words, gateway, str(listener.getsockname()[1])]
+        subprocess.run([*lab.inside(1), *command], timeout=10, check=True)
         try:
-            return one.recv(100) == b"told"
+            return listener.recv(100) == b"told"
         except TimeoutError:
             return False
 

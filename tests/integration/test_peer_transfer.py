@@ -64,14 +64,14 @@ async def test_a_cached_file(tmp_path: Path, size_bytes: int) -> None:
 
 async def test_what_is_known_of_a_file_comes_with_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
-        told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
+        metadata = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
         files = [pair.desk.add(f"f{number}", MIB + 1) for number in range(2)]
-        for extras, wanted in zip((None, told), files, strict=True):
+        for extras, wanted in zip((None, metadata), files, strict=True):
             pair.desk.files[wanted.path].extras = extras
             arrived = await pair.peers.fetch(pair.node, wanted, cached_only=False, epoch=1, deadline=soon())
             assert (arrived.body, arrived.extras) == (pair.desk.body(wanted), extras)
-        small = [pair.peers.fetch_small(pair.node, one, epoch=1, deadline=soon()) for one in files]
-        assert [one.extras for one in await asyncio.gather(*small)] == [None, told]
+        small = [pair.peers.fetch_small(pair.node, file, epoch=1, deadline=soon()) for file in files]
+        assert [answer.extras for answer in await asyncio.gather(*small)] == [None, metadata]
 
 
 async def test_ranges_of_a_file_that_begin_and_end_anywhere(tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ async def test_a_file_that_is_being_filled_streams_as_it_lands(tmp_path: Path) -
 async def test_many_files_come_in_the_order_in_which_they_are_ready(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         files = [pair.desk.add(f"f{n}", 110_000 + n, landed=n % 2 == 0) for n in range(40)]
-        tasks = [asyncio.ensure_future(pair.fetch_small(one)) for one in files]
-        for task, one in list(zip(tasks, files, strict=True))[::2]:
-            assert await task == pair.desk.body(one)
+        tasks = [asyncio.ensure_future(pair.fetch_small(file)) for file in files]
+        for task, file in list(zip(tasks, files, strict=True))[::2]:
+            assert await task == pair.desk.body(file)
         late = list(zip(tasks, files, strict=True))[1::2]
         assert not any(task.done() for task, _ in late)
-        for task, one in reversed(late):
-            pair.desk.files[one.path].land(0)
-            assert await task == pair.desk.body(one)
+        for task, file in reversed(late):
+            pair.desk.files[file.path].land(0)
+            assert await task == pair.desk.body(file)
 
 
 async def test_ten_thousand_small_files_go_in_batches(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ async def test_eight_nodes_at_once(tmp_path: Path) -> None:
         nodes = [PeerClient(f"n{n}", CLUSTER) for n in range(8)]
 
         async def read(peers: PeerClient) -> None:
-            for one in files * 2:
-                arrived = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
-                assert arrived.body == pair.desk.body(one)
+            for file in files * 2:
+                arrived = await peers.fetch(pair.node, file, cached_only=False, epoch=1, deadline=soon())
+                assert arrived.body == pair.desk.body(file)
 
         await asyncio.gather(*map(read, nodes))
         for peers in nodes:
@@ -188,13 +188,13 @@ async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
         desk.pages = [page_of(5000, n * 5000, last=n == 3) for n in range(4)]
         pages = [page async for page in peers.list(node, b"/data", epoch=1, deadline=soon())]
         assert pages == desk.pages
-        one = desk.pages[2].rows[7]
-        found = await peers.lookup(node, b"/data", one.name, epoch=1, deadline=soon())
-        assert found.rows == [one]
+        row = desk.pages[2].rows[7]
+        answer = await peers.lookup(node, b"/data", row.name, epoch=1, deadline=soon())
+        assert answer.rows == [row]
         gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
         assert gone.rows == []
         await peers.forget(node, b"/data", relist=True, below=True, deadline=soon())
-        assert [(one.path, one.relist) for one in desk.forgotten] == [(b"/data", True)]
+        assert [(call.path, call.relist) for call in desk.forgotten] == [(b"/data", True)]
         here = desk.add("f", 10)
         away = msgspec.structs.replace(here, path=b"/away")
         assert await peers.take(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
@@ -317,7 +317,7 @@ async def test_stop_while_transfers_run(tmp_path: Path) -> None:
 async def test_close_while_transfers_run(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         slow = [pair.desk.add(f"s{n}", MIB, landed=False) for n in range(8)]
-        tasks = [asyncio.ensure_future(pair.fetch(one)) for one in slow]
+        tasks = [asyncio.ensure_future(pair.fetch(file)) for file in slow]
         await until(lambda: len(pair.desk.requests) == 8)
         pair.peers.close()
         failures = await asyncio.gather(*tasks, return_exceptions=True)
@@ -344,10 +344,10 @@ async def test_statistics_say_what_was_moved(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         wanted = pair.desk.add("f", 2 * MIB)
         await asyncio.gather(*(pair.fetch(wanted) for _ in range(4)))
-        found = pair.peers.table.statistics()["b"]
-        assert (found["requests"], found["bytes"], found["files"]) == (4, 8 * MIB, 4)
-        assert (found["errors"], found["breaker"]) == (0, "closed")
-        assert 0 < found["latency_s_p50"] <= found["latency_s_p99"] < 10
+        row = pair.peers.table.statistics()["b"]
+        assert (row["requests"], row["bytes"], row["files"]) == (4, 8 * MIB, 4)
+        assert (row["errors"], row["breaker"]) == (0, "closed")
+        assert 0 < row["latency_s_p50"] <= row["latency_s_p99"] < 10
 
 
 async def test_a_listening_port_that_is_taken(tmp_path: Path) -> None:

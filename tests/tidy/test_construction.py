@@ -49,7 +49,7 @@ def patched() -> set[str]:
         path: [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         for path, tree in trees.items()
     }
-    callable_names = {name for each in classes.values() for one in each for name in callables(one)}
+    callable_names = {name for each in classes.values() for member in each for name in callables(member)}
     fields: set[str] = set()
     packages: dict[str, set[str]] = {}
     for path, definitions in classes.items():

@@ -39,8 +39,8 @@ def test_modules_and_functions_are_short() -> None:
         f"{name_of(p)}: {n} lines" for p in CODE if (n := len(p.read_text().splitlines())) > MODULE_LINES_MAX
     ]
     for path in CODE:
-        found = [(name, n) for name, n in functions(path) if n > FUNCTION_LINES_MAX]
-        long += [f"{name_of(path)}: {name}, {n} lines" for name, n in found]
+        lengths = [(name, n) for name, n in functions(path) if n > FUNCTION_LINES_MAX]
+        long += [f"{name_of(path)}: {name}, {n} lines" for name, n in lengths]
     assert long == []
 
 

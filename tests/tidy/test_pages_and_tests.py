@@ -42,7 +42,7 @@ def test_every_errno_of_a_mount_is_explained() -> None:
 
 def test_every_setting_is_in_the_table_of_settings() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
-    assert [one.name for one in msgspec.structs.fields(Config) if f"| `{one.name}` |" not in page] == []
+    assert [field.name for field in msgspec.structs.fields(Config) if f"| `{field.name}` |" not in page] == []
 
 
 def test_tiers_in_examples_are_tiers() -> None:

@@ -95,7 +95,7 @@ ALLOWED = {
 
 def plain_calls(path: Path) -> list[tuple[str, int]]:
     """(call, line) of each that may be by a joined path."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -107,8 +107,8 @@ def plain_calls(path: Path) -> list[tuple[str, int]]:
             or (module in ("os", "os.path") and call in BY_PATH)
         )
         if by_path or ((name == "open" or (module == "os" and call in BY_EITHER)) and not _is_held(node)):
-            found.append((call, node.lineno))
-    return found
+            calls.append((call, node.lineno))
+    return calls
 
 
 def _is_held(call: ast.Call) -> bool:
@@ -118,9 +118,9 @@ def _is_held(call: ast.Call) -> bool:
 
 
 def test_modules_that_know_the_layers_make_no_plain_calls() -> None:
-    found = [(name, call, line) for name in MODULES for call, line in plain_calls(SOURCES / name)]
-    assert [one for one in found if one[:2] not in ALLOWED] == []
-    assert [one for one in ALLOWED if one not in {row[:2] for row in found}] == []
+    calls = [(name, call, line) for name in MODULES for call, line in plain_calls(SOURCES / name)]
+    assert [site for site in calls if site[:2] not in ALLOWED] == []
+    assert [entry for entry in ALLOWED if entry not in {row[:2] for row in calls}] == []
 
 
 def test_a_plain_call_would_be_found(tmp_path: Path) -> None:

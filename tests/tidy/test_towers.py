@@ -41,22 +41,24 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("headrace."):
             yield node.module.removeprefix("headrace.")
         elif isinstance(node, ast.ImportFrom) and node.module == "headrace":
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (
-                one.name.removeprefix("headrace.") for one in node.names if one.name.startswith("headrace.")
+                alias.name.removeprefix("headrace.")
+                for alias in node.names
+                if alias.name.startswith("headrace.")
             )
 
 
 @pytest.mark.parametrize("room", ALLOWED)
 def test_the_client_tower_sees_of_the_node_tower_only(room: str) -> None:
-    found = {
+    violations = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in sorted((SOURCE / room).rglob("*.py"))
         for name in imports(path)
         if name.split(".")[0] in NODE_TOWER and name not in ALLOWED[room]
     }
-    assert found == set()
+    assert violations == set()
 
 
 def test_only_the_index_speaks_lmdb_and_only_origins_speak_to_clouds() -> None:

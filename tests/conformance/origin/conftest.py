@@ -154,9 +154,9 @@ KINDS = (
 @pytest.fixture(params=KINDS, scope="session")
 def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
     def server(name: str) -> Server:
-        found = request.getfixturevalue(name)
-        assert isinstance(found, Server)
-        return found
+        server = request.getfixturevalue(name)
+        assert isinstance(server, Server)
+        return server
 
     limits = OriginLimits(requests_per_s=1e6, bytes_per_s=1e12, concurrency_max=3)
     makers: dict[str, Callable[[], Subject]] = {

@@ -34,10 +34,10 @@ class TestSynthetic:
         async with opened(synthetic()) as origin:
             root = await listing_of(origin, "")
             assert root.directories == {"d000000", "d000001"} and not root.objects
-            found = [await listing_of(origin, name) for name in sorted(root.directories)]
-            assert sum(len(one.objects) for one in found) == 2500
-            assert all(one.pages >= 2 for one in found)
-            key, version = next(iter(found[1].objects.items()))
+            listings = [await listing_of(origin, name) for name in sorted(root.directories)]
+            assert sum(len(listing.objects) for listing in listings) == 2500
+            assert all(listing.pages >= 2 for listing in listings)
+            key, version = next(iter(listings[1].objects.items()))
             assert (await origin.head(key, deadline=soon())).version == version
             assert not (await listing_of(origin, "none")).objects
 

@@ -94,10 +94,10 @@ class TestReading:
 
     def test_stats_are_those_of_the_origin(self, api: Api, vfs: Vfs) -> None:
         for path, data in truth_of(api.truth).items():
-            real_path, found = vfs.find(path)
-            assert (real_path, found) == vfs.get(path) == vfs.get(path, follow=False)
-            assert found is not None
-            stat = stat_of(os.fsdecode(path), found)
+            real_path, entry = vfs.find(path)
+            assert (real_path, entry) == vfs.get(path) == vfs.get(path, follow=False)
+            assert entry is not None
+            stat = stat_of(os.fsdecode(path), entry)
             origin_stat = (api.truth / os.fsdecode(path.removeprefix(b"/data/"))).stat()
             assert (stat.kind, stat.size_bytes, stat.mtime_ns) == ("file", len(data), origin_stat.st_mtime_ns)
         for path in (b"/", b"/data", b"/data/images"):

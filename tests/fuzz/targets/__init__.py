@@ -29,8 +29,8 @@ NAMES = tuple(name for names in _MODULES.values() for name in names)
 
 def load(name: str) -> Fuzzer:
     module = next(module for module, names in _MODULES.items() if name in names)
-    found: list[Fuzzer] = importlib.import_module(f"tests.fuzz.targets.{module}").FUZZERS
-    return next(fuzzer for fuzzer in found if fuzzer.name == name)
+    fuzzers: list[Fuzzer] = importlib.import_module(f"tests.fuzz.targets.{module}").FUZZERS
+    return next(fuzzer for fuzzer in fuzzers if fuzzer.name == name)
 
 
 def described() -> list[tuple[str, str]]:

@@ -85,16 +85,16 @@ def _manifest(data: bytes) -> None:
     first = b" ".join((manifest.MAGIC, manifest.digest(head).encode(), manifest.digest(body).encode()))
     written = b"\n".join((first, head, body, b""))
     manifest.decode_head(written[: 1 << 16], "m")
-    found = manifest_check.check_manifest(manifest.decode(written, "m"), "m")
-    for pack in found.head.packs:
+    document = manifest_check.check_manifest(manifest.decode(written, "m"), "m")
+    for pack in document.head.packs:
         assert "/" not in pack and layout.save_of_pack(pack)
-    for part in found.body.parts:
+    for part in document.body.parts:
         for leaf in part.leaves:
             _make(leaf)
         tensors.build(part.tree, lambda place, path: place, lambda name: True)
-    if found.body.dcp is not None:
-        decode_metadata(found.body.dcp)
-    assert manifest.decode(manifest.encode(found), "m").head.step == found.head.step
+    if document.body.dcp is not None:
+        decode_metadata(document.body.dcp)
+    assert manifest.decode(manifest.encode(document), "m").head.step == document.head.step
 
 
 def _halves(data: bytes) -> tuple[bytes, bytes]:
@@ -129,8 +129,8 @@ def _make(leaf: Leaf) -> None:
 
 def _metadata(data: bytes) -> None:
     """Of torch.distributed.checkpoint."""
-    found = decode_metadata(decode_json(data, dict[str, Any]))
-    assert found.storage_data is not None
+    metadata = decode_metadata(decode_json(data, dict[str, Any]))
+    assert metadata.storage_data is not None
 
 
 def _packed(data: bytes) -> None:
@@ -144,8 +144,8 @@ def _packed(data: bytes) -> None:
 
 def _safetensors(data: bytes) -> None:
     """The header's length comes first, then JSON, then the bytes of tensors."""
-    found = safetensors._tensors(memoryview(bytearray(data)), "f", None, lambda name: True)
-    for tensor in found.values():
+    named_tensors = safetensors._tensors(memoryview(bytearray(data)), "f", None, lambda name: True)
+    for tensor in named_tensors.values():
         assert tensor.numel() * tensor.element_size() <= len(data)
         assert math.prod(tensor.shape) == tensor.numel()
 
@@ -157,8 +157,8 @@ def _with_length(header: dict[str, Any]) -> bytes:
 
 def _decode_file(data: bytes) -> dict[str, Any]:
     length = int.from_bytes(data[:8], "little")
-    found: dict[str, Any] = json.loads(data[8 : 8 + length])
-    return found
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return header
 
 
 FUZZERS = [

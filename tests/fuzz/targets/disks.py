@@ -65,12 +65,12 @@ def _block_map(data: bytes) -> None:
     with tempfile.TemporaryFile(dir=_MEMORY) as file:
         file.write(data)
         file.flush()
-        found = BlockMap(file.fileno(), _BLOCKS_BYTES, 7, writable=False)
-        for block in range(found.blocks):
-            found.has(block)
-            found.checksum(block)
-        assert found.count() <= found.blocks + 64
-        found.close()
+        blocks = BlockMap(file.fileno(), _BLOCKS_BYTES, 7, writable=False)
+        for block in range(blocks.blocks):
+            blocks.has(block)
+            blocks.checksum(block)
+        assert blocks.count() <= blocks.blocks + 64
+        blocks.close()
 
 
 def _attributes(data: bytes) -> None:
@@ -79,8 +79,8 @@ def _attributes(data: bytes) -> None:
         with contextlib.suppress(OSError):  # longer than the file system keeps
             os.setxattr(_FILE, name, data)
     stat = os.stat(_FILE)
-    found = object_metadata.extras_of(_FILE, stat)
-    assert found is None or isinstance(found, ObjectMetadata)
+    extras = object_metadata.extras_of(_FILE, stat)
+    assert extras is None or isinstance(extras, ObjectMetadata)
     marks.base_version(_FILE, b"/a")
     assert object_attributes.attributes_of(stat, _FILE).size_bytes == stat.st_size
 
@@ -98,11 +98,11 @@ def _hand_over(data: bytes) -> None:
     fd = handover_state.create()
     try:
         os.pwrite(fd, data[: handover_state.BYTES], 0)
-        found = handover_state.HandoverState(fd)
-        for slot, _, _, opens in found.inherited_slots():
+        state = handover_state.HandoverState(fd)
+        for slot, _, _, opens in state.inherited_slots():
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
-        assert found.raise_incarnation(found.incarnation + 1) > 0
-        found.note_release(5)
+        assert state.raise_incarnation(state.incarnation + 1) > 0
+        state.note_release(5)
     finally:
         os.close(fd)
 

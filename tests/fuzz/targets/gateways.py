@@ -54,8 +54,8 @@ def _rest(data: bytes) -> None:
     head, _, body = data.partition(HEAD_END)
     request = parse_head(head + HEAD_END)
     try:
-        operation, found = gateway.route(request)
-        query = gateway._query_of(request, operation, found)
+        operation, captures = gateway.route(request)
+        query = gateway._query_of(request, operation, captures)
         value = gateway._body_of(request, operation, iter([body]))
     except RefusedError as refusal:
         gateway.encode(problem_of(refusal.error, refusal.status))
@@ -190,7 +190,7 @@ FUZZERS = [
         "JSON that a node answers to the library of another host (vfs/remote/)",
         _answer,
         (),
-        [json.dumps(told).encode() for told in _TOLD],
+        [json.dumps(answer).encode() for answer in _TOLD],
         words=[b'"path"', b"\\ud800", b"NaN", b"Infinity", b"1e999"],
         mutate=mutate_tree(json.loads, lambda tree: json.dumps(tree).encode()),
     ),

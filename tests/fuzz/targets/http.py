@@ -37,9 +37,9 @@ def _head(data: bytes) -> None:
 
 def _answer_stays_one(request: Request) -> None:
     """What a client sent, said again in an answer, begins no other line."""
-    told = [("X-Told", request.argument(name)) for name in request.arguments]
-    head = render_head(Response(200, told), [], keep_alive=request.keep_alive)
-    assert head.count(b"\r\n") == 5 + len(told) + (not request.keep_alive)
+    headers = [("X-Told", request.argument(name)) for name in request.arguments]
+    head = render_head(Response(200, headers), [], keep_alive=request.keep_alive)
+    assert head.count(b"\r\n") == 5 + len(headers) + (not request.keep_alive)
 
 
 def _body(data: bytes) -> None:

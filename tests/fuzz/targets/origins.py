@@ -20,25 +20,25 @@ def _retry_after(data: bytes) -> None:
 
 def _etag(data: bytes) -> None:
     token = data.decode("utf-8", "replace")
-    found = digest.digest_of(Version(_SIZE_BYTES, 0, token))
+    checksum = digest.digest_of(Version(_SIZE_BYTES, 0, token))
     form, packed = schema._pack_token(token)
     assert schema._unpack_token(form, packed) == token
-    if found is not None:
-        assert digest.value_of_body(b"x", found)
-        assert len(digest.part_sizes(_SIZE_BYTES, found.parts)) <= digest.PARTS_TRIED_MAX
+    if checksum is not None:
+        assert digest.value_of_body(b"x", checksum)
+        assert len(digest.part_sizes(_SIZE_BYTES, checksum.parts)) <= digest.PARTS_TRIED_MAX
 
 
 def _metadata(data: bytes) -> None:
     """A name and a value on each line."""
     pairs = (line.partition(":") for line in data.decode("utf-8", "replace").split("\n")[:64])
-    told = {name.strip(): value.strip() for name, _, value in pairs}
-    found = metadata.from_metadata(told)
-    if found is not None:
-        assert found.mode is None or 0 <= found.mode <= 0o7777
-        again = metadata.from_metadata(metadata.to_metadata(found))
-        assert again is not None or found == Attributes()
-        schema.pack_entry(Kind.FILE, 5, Version(1, 2, "x"), found)
-    non_ascii_headers._metadata({name: value for name, value in told.items() if _is_latin(value)})
+    headers = {name.strip(): value.strip() for name, _, value in pairs}
+    attributes = metadata.from_metadata(headers)
+    if attributes is not None:
+        assert attributes.mode is None or 0 <= attributes.mode <= 0o7777
+        again = metadata.from_metadata(metadata.to_metadata(attributes))
+        assert again is not None or attributes == Attributes()
+        schema.pack_entry(Kind.FILE, 5, Version(1, 2, "x"), attributes)
+    non_ascii_headers._metadata({name: value for name, value in headers.items() if _is_latin(value)})
 
 
 def _is_latin(value: str) -> bool:

@@ -86,9 +86,9 @@ def _last_view(data: bytes) -> None:
 
 def _token(data: bytes) -> None:
     """Of a version that no origin has yet."""
-    found = PendingVersion.parse(data.decode("utf-8", "surrogateescape"))
-    if found is not None:
-        assert PendingVersion.parse(found.token) == found
+    version = PendingVersion.parse(data.decode("utf-8", "surrogateescape"))
+    if version is not None:
+        assert PendingVersion.parse(version.token) == version
 
 
 def _tell(message: messages.Message) -> None:

@@ -184,9 +184,9 @@ def _xml(data: bytes) -> None:
             assert error.code in ("MalformedXML", "NotImplemented")
             xml.error_document(error.code, error.message, "/", "id")
             continue
-        told = repr(rows)
-        assert len(told) <= 40 * len(data) + 1000
-        xml.document("Told", xml.text("Row", told))
+        text = repr(rows)
+        assert len(text) <= 40 * len(data) + 1000
+        xml.document("Told", xml.text("Row", text))
 
 
 def _aws_chunks(data: bytes) -> None:

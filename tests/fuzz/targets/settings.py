@@ -84,8 +84,8 @@ def _addresses(data: bytes) -> None:
     except UsageError:
         pass
     try:
-        found = parse_origin(url)
-        assert "://" in found and parse_origin(found) == found
+        parsed_url = parse_origin(url)
+        assert "://" in parsed_url and parse_origin(parsed_url) == parsed_url
     except (UsageError, MissingExtraError):
         pass
     pairs = (line.partition("=") for line in options if "=" in line)

@@ -24,8 +24,8 @@ def test_parser(name: str) -> None:
         for data in fuzzer.seeds:  # what is made once, and kept, is no growth
             judge.look_at(data)
         judge.begin_anew()
-        found = {data: judge.look_at(data) for data in inputs}
-    assert [(data, finding) for data, finding in found.items() if finding is not None] == []
+        findings = {data: judge.look_at(data) for data in inputs}
+    assert [(data, finding) for data, finding in findings.items() if finding is not None] == []
 
 
 @pytest.mark.parametrize("name", targets.NAMES)

@@ -53,27 +53,27 @@ def compare(work: Path, *words: str) -> dict[str, Any]:
     with open("/proc/self/mounts") as mounts:
         assert str(work) not in mounts.read()
     assert list(work.iterdir()) == []
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def test_ways_on_one_host(work: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
     ways = "local,obstore,s3fs-fuse,headrace"
-    found = compare(work, "--only", ways, "--report", str(report), "--origin-latency-ms", "1")
-    local, obstore, s3fs, ours = found["ways"]
-    size, files = found["dataset_bytes"], 3 * 7
-    assert [(one["bytes"], one["requests"]) for one in local["served"]] == [(0, 0), (0, 0)]
-    assert [(one["bytes"], one["gets"]) for one in obstore["served"]] == [(size, files), (size, files)]
-    assert [one["bytes"] for one in ours["served"]] == [size, 0]  # each byte once
+    comparison = compare(work, "--only", ways, "--report", str(report), "--origin-latency-ms", "1")
+    local, obstore, s3fs, ours = comparison["ways"]
+    size, files = comparison["dataset_bytes"], 3 * 7
+    assert [(row["bytes"], row["requests"]) for row in local["served"]] == [(0, 0), (0, 0)]
+    assert [(row["bytes"], row["gets"]) for row in obstore["served"]] == [(size, files), (size, files)]
+    assert [row["bytes"] for row in ours["served"]] == [size, 0]  # each byte once
     assert ours["served"][0]["cost"] > 0 == ours["served"][1]["cost"]
     assert ours["disk_bytes"] >= size
     assert obstore["disk_bytes"] == 0
-    for one in (local, obstore, ours):
-        assert one["training"]["failed"] == 0
-        assert one["training"]["called"] == "MLPerf Storage workload, scaled"
-        assert one["processor_s_gib"] > 0
-        assert [epoch["bytes_read"] for epoch in one["training"]["epochs"]] == [
+    for way in (local, obstore, ours):
+        assert way["training"]["failed"] == 0
+        assert way["training"]["called"] == "MLPerf Storage workload, scaled"
+        assert way["processor_s_gib"] > 0
+        assert [epoch["bytes_read"] for epoch in way["training"]["epochs"]] == [
             epoch["bytes_read"] for epoch in local["training"]["epochs"]
         ]
     assert s3fs["training"] is not None or s3fs["not_run"]
@@ -85,10 +85,10 @@ def test_ways_on_one_host(work: Path, tmp_path: Path) -> None:
 
 
 def test_a_lab_of_two_nodes_asks_the_origin_once(work: Path) -> None:
-    found = compare(
+    comparison = compare(
         work, "--only", "headrace", "--nodes", "2", "--rate", "1Gbit", "--shuffle", "--epochs", "3"
     )
-    (ours,) = found["ways"]
+    (ours,) = comparison["ways"]
     assert (ours["training"]["hosts"], ours["training"]["accelerators"]) == (2, 2)
-    assert sum(one["bytes"] for one in ours["served"]) == found["dataset_bytes"]
+    assert sum(epoch["bytes"] for epoch in ours["served"]) == comparison["dataset_bytes"]
     assert ours["training"]["failed"] == 0

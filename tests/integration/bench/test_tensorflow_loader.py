@@ -43,10 +43,10 @@ def bench(workload: str, folder: Path, *words: str, loader: str) -> tuple[int, d
 
 def refusal(folder: Path, workload: str, loader: str) -> Exception:
     plan = TrainingPlan(workload=workload, where=where(str(folder)), loader=loader, steps=3, epochs=1)
-    with pytest.raises((UsageError, NotSupportedError)) as found:
+    with pytest.raises((UsageError, NotSupportedError)) as exception:
         run(plan, say=lambda _line: None, progress=lambda _done, _total: None)
     assert list(folder.iterdir()) == []
-    return found.value
+    return exception.value
 
 
 def test_what_it_can_not_read_is_refused(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_without_tensorflow_it_is_refused(tmp_path: Path) -> None:
 def test_it_reads_what_our_own_reader_reads(workload: str, tmp_path: Path) -> None:
     status, ours = bench(workload, tmp_path, loader="torch")
     assert status == 0
-    status, found = bench(workload, tmp_path, loader="tensorflow")
-    assert (status, found["failed"], found["loader"]) == (0, 0, "tensorflow")
-    read = [epoch["bytes_read"] for epoch in found["epochs"]]
-    assert [epoch["steps"] for epoch in found["epochs"]] == [3, 3]
+    status, report = bench(workload, tmp_path, loader="tensorflow")
+    assert (status, report["failed"], report["loader"]) == (0, 0, "tensorflow")
+    read = [epoch["bytes_read"] for epoch in report["epochs"]]
+    assert [epoch["steps"] for epoch in report["epochs"]] == [3, 3]
     assert read == [epoch["bytes_read"] for epoch in ours["epochs"]]
 
 
@@ -78,5 +78,5 @@ def test_a_broken_file_is_counted(tmp_path: Path) -> None:
     body = bytearray(broken.read_bytes())
     body[len(body) // 2] ^= 1
     broken.write_bytes(body)
-    status, found = bench("cosmoflow", tmp_path, loader="tensorflow")
-    assert (status, found["epochs"][0]["failed"]) == (50, 1)
+    status, report = bench("cosmoflow", tmp_path, loader="tensorflow")
+    assert (status, report["epochs"][0]["failed"]) == (50, 1)

@@ -39,34 +39,34 @@ def bench(*words: str, environment: dict[str, str] | None = None) -> subprocess.
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def check(found: dict[str, Any], folder: Path, *, accelerators: int = 1) -> None:
-    assert found["failed"] == 0
-    assert found["called"] != "MLPerf Storage workload"
-    assert [epoch["steps"] for epoch in found["epochs"]] == [3, 3]
+def check(report: dict[str, Any], folder: Path, *, accelerators: int = 1) -> None:
+    assert report["failed"] == 0
+    assert report["called"] != "MLPerf Storage workload"
+    assert [epoch["steps"] for epoch in report["epochs"]] == [3, 3]
     size = sum(path.stat().st_size for path in folder.glob("train/**/*") if path.is_file())
-    for epoch in found["epochs"]:
+    for epoch in report["epochs"]:
         assert 0 < epoch["au"] <= 1
         assert epoch["samples_s"] > 0
-        if found["format"] != "tfrecord" or found["workload"] == "cosmoflow":
+        if report["format"] != "tfrecord" or report["workload"] == "cosmoflow":
             assert size * 0.97 - 4000 <= epoch["bytes_read"] <= size  # all of it, less what the formats add
         assert epoch["bytes_read"] > 0
-    assert found["samples"] == 3 * found["batch"] * accelerators
+    assert report["samples"] == 3 * report["batch"] * accelerators
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    one = Host(tmp_path)
-    yield one
-    one.close()
+    host = Host(tmp_path)
+    yield host
+    host.close()
 
 
 def make(workload: str, folder: Path, *, accelerators: int = 1) -> dataset.DataSet:
-    one = workloads.workload(workload).scaled(sizes=float(SIZES[workload]), times=1)
-    wanted = dataset.data_set(one, steps=3, accelerators=accelerators, seed=42)
+    profile = workloads.workload(workload).scaled(sizes=float(SIZES[workload]), times=1)
+    wanted = dataset.data_set(profile, steps=3, accelerators=accelerators, seed=42)
     return dataset.make(where(str(folder)), wanted, progress=lambda _done, _total: None)
 
 
@@ -76,11 +76,11 @@ def test_through_a_mount(workload: str, host: Host) -> None:
     make(workload, host.truth)
     host.up()
     words = (workload, str(host.mount), "--scale-sizes", SIZES[workload], *SMALL, "--no-generate")
-    found = result(bench(*words))
-    check(found, host.truth)
-    assert (found["workload"], found["where"]) == (workload, str(host.mount))
+    report = result(bench(*words))
+    check(report, host.truth)
+    assert (report["workload"], report["where"]) == (workload, str(host.mount))
     cached = host.status()["origin"]["bytes_read"]
-    assert cached >= found["epochs"][0]["bytes_read"]  # it came through the node
+    assert cached >= report["epochs"][0]["bytes_read"]  # it came through the node
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,13 @@ def test_on_an_object_store_by_both_libraries(store: S3Server, tmp_path: Path) -
         *SMALL,
         *origin_words(store, tmp_path),
     )
-    made = result(bench(*words))
-    found = result(bench(*words, "--by", "obstore", "--no-generate"))
-    assert (made["failed"], found["failed"]) == (0, 0)
-    assert [one["bytes_read"] for one in found["epochs"]] == [one["bytes_read"] for one in made["epochs"]]
-    assert found["dataset_bytes"] > made["epochs"][0]["bytes_read"] > 0
+    first_run = result(bench(*words))
+    second_run = result(bench(*words, "--by", "obstore", "--no-generate"))
+    assert (first_run["failed"], second_run["failed"]) == (0, 0)
+    assert [epoch["bytes_read"] for epoch in second_run["epochs"]] == [
+        epoch["bytes_read"] for epoch in first_run["epochs"]
+    ]
+    assert second_run["dataset_bytes"] > first_run["epochs"][0]["bytes_read"] > 0
 
 
 def two_free_ports() -> int:
@@ -131,14 +133,14 @@ def test_two_hosts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace", "bench", "training", *words, "--host", "1"]
     other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        found = result(bench(*words, "--host", "0"))
+        report = result(bench(*words, "--host", "0"))
         out, _ = other.communicate(timeout=60)
     finally:
         other.kill()
         other.wait()
     assert (other.returncode, out) == (0, b"")
-    check(found, tmp_path, accelerators=2)
-    assert (found["hosts"], found["accelerators"]) == (2, 2)
+    check(report, tmp_path, accelerators=2)
+    assert (report["hosts"], report["accelerators"]) == (2, 2)
 
 
 def test_reads_that_fail_are_counted_and_the_run_ends(tmp_path: Path) -> None:
@@ -151,9 +153,9 @@ def test_reads_that_fail_are_counted_and_the_run_ends(tmp_path: Path) -> None:
     files[9].write_bytes(body)
     done = bench(*words)
     assert done.returncode == 50
-    found = json.loads(done.stdout)
-    assert [epoch["failed"] for epoch in found["epochs"]] == [2, 2]
-    assert not found["passed"]
+    report = json.loads(done.stdout)
+    assert [epoch["failed"] for epoch in report["epochs"]] == [2, 2]
+    assert not report["passed"]
     assert "BadZipFile" in done.stderr
 
 

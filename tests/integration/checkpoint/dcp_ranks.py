@@ -55,15 +55,15 @@ def whole(state: Any) -> Any:
     return state.detach().clone() if isinstance(state, torch.Tensor) else state
 
 
-def assert_same(one: Any, other: Any, at: str = "") -> None:
-    if isinstance(one, dict):
-        assert set(one) == set(other), at
-        for key in one:
-            assert_same(one[key], other[key], f"{at}.{key}")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), at
+def assert_same(value: Any, other: Any, path: str = "") -> None:
+    if isinstance(value, dict):
+        assert set(value) == set(other), path
+        for key in value:
+            assert_same(value[key], other[key], f"{path}.{key}")
+    elif isinstance(value, torch.Tensor):
+        assert torch.equal(value, other), path
     else:
-        assert one == other, at
+        assert value == other, path
 
 
 def states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return {"model": model_state, "optimizer": optimizer_state}
 
 
-def save_fsdp(folder: str, seen: dict[str, Any]) -> None:
+def save_fsdp(folder: str, checks: dict[str, Any]) -> None:
     """Two saves by one writer, the second incremental and asynchronous, while training goes on."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model: Any = fully_shard(model_of(1), mesh=mesh)
@@ -93,10 +93,10 @@ def save_fsdp(folder: str, seen: dict[str, Any]) -> None:
     train(model, optimizer, 1)  # changes what is being saved
     saving.result(timeout=LIMIT.total_seconds())
     after = whole(model.state_dict())
-    seen["fsdp trained on"] = not torch.equal(after["0.weight"], before["model"]["0.weight"])
+    checks["fsdp trained on"] = not torch.equal(after["0.weight"], before["model"]["0.weight"])
 
 
-def save_ddp(folder: str, seen: dict[str, Any]) -> None:
+def save_ddp(folder: str, checks: dict[str, Any]) -> None:
     model = DistributedDataParallel(model_of(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     train(model, optimizer, 2)
@@ -104,10 +104,10 @@ def save_ddp(folder: str, seen: dict[str, Any]) -> None:
     writer = HeadraceWriter(f"{folder}/ddp", options=OPTIONS)
     dcp.save(state, checkpoint_id=f"{folder}/ddp/step-5", storage_writer=writer)
     torch.save(state, f"{folder}/ddp-5-{dist.get_rank()}.pt")
-    seen["ddp"] = True
+    checks["ddp"] = True
 
 
-def save_tensors(folder: str, seen: dict[str, Any]) -> None:
+def save_tensors(folder: str, checks: dict[str, Any]) -> None:
     """Dtypes and forms of sharding that the models have not."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     dcp.save(
@@ -115,7 +115,7 @@ def save_tensors(folder: str, seen: dict[str, Any]) -> None:
         checkpoint_id="1",
         storage_writer=HeadraceWriter(f"{folder}/tensors", options=OPTIONS),
     )
-    seen["tensors"] = True
+    checks["tensors"] = True
 
 
 def tensors_of(mesh: Any, factor: int = 1) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def tensors_of(mesh: Any, factor: int = 1) -> dict[str, Any]:
     }
 
 
-def load_all(folder: str, seen: dict[str, Any]) -> None:
+def load_all(folder: str, checks: dict[str, Any]) -> None:
     """By another number of ranks than have saved."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for step in (2, 3):
@@ -158,27 +158,27 @@ def load_all(folder: str, seen: dict[str, Any]) -> None:
     state = {"model": plain.state_dict(), "optimizer": descent.state_dict()}
     dcp.load(state, checkpoint_id="5", storage_reader=HeadraceReader(f"{folder}/ddp"))
     assert_same(state, torch.load(f"{folder}/ddp-5-{dist.get_rank()}.pt", weights_only=False))
-    expected, found = tensors_of(mesh), tensors_of(mesh, 0)
-    dcp.load(found, storage_reader=HeadraceReader(f"{folder}/tensors"))
-    assert_same(bits(whole(found)), bits(whole(expected)))
+    expected, loaded = tensors_of(mesh), tensors_of(mesh, 0)
+    dcp.load(loaded, storage_reader=HeadraceReader(f"{folder}/tensors"))
+    assert_same(bits(whole(loaded)), bits(whole(expected)))
     turned = {"rows": distribute_tensor(torch.zeros(90, 70, dtype=torch.bfloat16), mesh, [Shard(1)])}
     dcp.load(turned, storage_reader=HeadraceReader(f"{folder}/tensors"))
     assert torch.equal(turned["rows"].full_tensor(), expected["rows"].full_tensor())
-    seen["loaded"] = True
+    checks["loaded"] = True
 
 
 def bits(state: dict[str, Any]) -> dict[str, Any]:
     """float8 has no comparison."""
-    return {key: one.view(torch.uint8) if key == "eighths" else one for key, one in state.items()}
+    return {key: tensor.view(torch.uint8) if key == "eighths" else tensor for key, tensor in state.items()}
 
 
-def refuse(folder: str, seen: dict[str, Any]) -> None:
+def refuse(folder: str, checks: dict[str, Any]) -> None:
     """What is wrong is said, on every rank."""
     nothing, complex_ = HeadraceReader(f"{folder}/none"), HeadraceReader(f"{folder}/tensors")
     expect("no checkpoint", lambda: dcp.load({"x": torch.zeros(1)}, storage_reader=nothing))
     expect("saved as complex64", lambda: dcp.load({"complex": torch.zeros(90, 70)}, storage_reader=complex_))
     expect("it names no step", lambda: dcp.save({}, storage_writer=HeadraceWriter(f"{folder}/x")))
-    seen["refused"] = True
+    checks["refused"] = True
 
 
 def expect(word: str, call: Callable[[], None]) -> None:
@@ -191,18 +191,18 @@ def expect(word: str, call: Callable[[], None]) -> None:
 
 
 def rank_main(rank: int, folder: str) -> None:
-    seen: dict[str, Any] = {}
+    checks: dict[str, Any] = {}
     torch.set_num_threads(1)
     for ranks, work in ((4, (save_fsdp, save_ddp, save_tensors)), (2, (load_all, refuse))):
         if rank >= ranks:
             break
         store = f"file://{folder}/meeting-{ranks}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=LIMIT)
-        for one in work:
-            one(folder, seen)
+        for step in work:
+            step(folder, checks)
         dist.barrier()
         dist.destroy_process_group()
-    Path(folder, f"seen-{rank}.json").write_text(json.dumps(seen))
+    Path(folder, f"seen-{rank}.json").write_text(json.dumps(checks))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_four_ranks_save_and_two_load(saved: Path) -> None:
     """FSDP (fully_shard), DDP, DTensors of several forms; async_save while training goes on; four ranks to two."""
-    seen = [json.loads((saved / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    reports = [json.loads((saved / f"seen-{rank}.json").read_text()) for rank in range(4)]
     whole = {"fsdp trained on": True, "ddp": True, "tensors": True}
-    assert seen == [{**whole, "loaded": True, "refused": True}] * 2 + [whole] * 2
+    assert reports == [{**whole, "loaded": True, "refused": True}] * 2 + [whole] * 2
 
 
 def test_the_second_save_is_incremental_and_whole(saved: Path) -> None:
@@ -52,16 +52,16 @@ def test_shards_are_put_together_by_export(saved: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "model.safetensors")
     done = export(PosixStorage(str(saved / "fsdp")), file, only=["model.*"])
     expected = torch.load(saved / "fsdp-3-0.pt", weights_only=False)["model"]
-    found = load_file(file)
+    tensors = load_file(file)
     assert done.tensors == len(expected) == 4
     for name, tensor in expected.items():
-        assert torch.equal(found[f"model.{name}"], tensor)
+        assert torch.equal(tensors[f"model.{name}"], tensor)
     export(PosixStorage(str(saved / "tensors")), file)
-    found = load_file(file)
+    tensors = load_file(file)
     numbers = torch.arange(90 * 70).reshape(90, 70)
-    assert torch.equal(found["columns"], numbers.double())
-    assert torch.equal(found["rows"], numbers.bfloat16())
-    assert torch.equal(found["few"], torch.arange(3))
+    assert torch.equal(tensors["columns"], numbers.double())
+    assert torch.equal(tensors["rows"], numbers.bfloat16())
+    assert torch.equal(tensors["few"], torch.arange(3))
 
 
 def test_the_two_kinds_are_not_taken_for_each_other(saved: Path) -> None:

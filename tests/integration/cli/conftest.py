@@ -16,26 +16,26 @@ MakeHost = Callable[..., Host]
 @pytest.fixture
 def make_host(tmp_path: Path) -> Iterator[MakeHost]:
     """Call with settings by name."""
-    made: list[Host] = []
+    hosts: list[Host] = []
 
     def make(**settings: object) -> Host:
-        made.append(Host(tmp_path, **settings))
-        return made[-1]
+        hosts.append(Host(tmp_path, **settings))
+        return hosts[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for host in hosts:
+        host.close()
 
 
 @pytest.fixture
 def host(make_host: MakeHost) -> Host:
     """With some files at the origin."""
-    one = make_host()
+    host = make_host()
     for number in range(6):
-        one.put(f"images/{number}.bin", 90_000 + number)
-    one.put("large.tar", (5 << 20) + 321)
-    one.put("empty", 0)
-    return one
+        host.put(f"images/{number}.bin", 90_000 + number)
+    host.put("large.tar", (5 << 20) + 321)
+    host.put("empty", 0)
+    return host
 
 
 @pytest.fixture(scope="session")

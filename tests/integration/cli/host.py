@@ -79,7 +79,7 @@ class Host:
             "XDG_CACHE_HOME": str(base / "home-cache"),
             "COLUMNS": "80",
         }
-        for name in [one for one in self.environment if one.startswith("AWS_")]:
+        for name in [key for key in self.environment if key.startswith("AWS_")]:
             del self.environment[name]
         self.environment |= {f"HEADRACE_{name.upper()}": str(value) for name, value in settings.items()}
         self.python = sys.executable
@@ -107,9 +107,9 @@ class Host:
     def up(self, *words: object, cache: str | None = None) -> Up:
         """`headrace up` of the truth folder, unless words say otherwise; ready on return."""
         origin = words if words else (self.truth, self.mount)
-        one = self.start("up", *origin, "--cache", cache or f"{self.cache}:1GiB")
-        one.wait_ready()
-        return one
+        process = self.start("up", *origin, "--cache", cache or f"{self.cache}:1GiB")
+        process.wait_ready()
+        return process
 
     def headrace(self, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -177,29 +177,29 @@ class Host:
     ) -> None:
         """Every byte of every file, all of the truth when none is named."""
         chosen = names or tuple(self.names())
-        found = self.read(*chosen, mode=mode, mount=mount, limit_s=limit_s)
+        rows = self.read(*chosen, mode=mode, mount=mount, limit_s=limit_s)
         for name in chosen:
             size = (self.truth / name).stat().st_size
-            assert found[name] == {"name": name, "bytes": size, "error": "", "wrong": -1}, found[name]
+            assert rows[name] == {"name": name, "bytes": size, "error": "", "wrong": -1}, rows[name]
 
     def names(self) -> list[str]:
-        return sorted(str(one.relative_to(self.truth)) for one in self.truth.rglob("*") if one.is_file())
+        return sorted(str(path.relative_to(self.truth)) for path in self.truth.rglob("*") if path.is_file())
 
     # ------------------------------------------------------------ processes and mounts
 
     def processes(self) -> dict[int, str]:
         """Those of headrace's that belong to this host, known by their environment."""
         mark = f"HEADRACE_RUN_FOLDER={self.run_folder}".encode()
-        found = {}
+        commands = {}
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 try:
                     if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                         words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
-                        found[int(name)] = words.decode(errors="replace")
+                        commands[int(name)] = words.decode(errors="replace")
                 except OSError:
                     continue
-        return found
+        return commands
 
     def pid_of(self, role: str) -> int:
         """Of the node, the holder or the session; 0 when there is none."""
@@ -212,15 +212,15 @@ class Host:
 
     def wait_pid(self, role: str, *, other_than: int = 0) -> int:
         """Never 0, which os.kill takes for all of us: a process that died may not have a successor yet."""
-        found = 0
+        pid = 0
 
         def seen() -> bool:
-            nonlocal found
-            found = self.pid_of(role)
-            return found not in (0, other_than)
+            nonlocal pid
+            pid = self.pid_of(role)
+            return pid not in (0, other_than)
 
         wait_until(seen, LIMIT_S, what=lambda: f"no {role}: {self.processes()}")
-        return found
+        return pid
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         """The pid that it has, or had. SIGSTOP: it stands still on return."""
@@ -234,15 +234,15 @@ class Host:
     def mounts(self) -> list[str]:
         """Of headrace's, below the base."""
         return [
-            one.path
-            for one in device.mounts()
-            if one.fstype == device.FSTYPE and one.path.startswith(f"{self.base}/")
+            mount.path
+            for mount in device.mounts()
+            if mount.fstype == device.FSTYPE and mount.path.startswith(f"{self.base}/")
         ]
 
     def assert_nothing_left(self) -> None:
         wait_until(lambda: not self.processes(), what=lambda: f"processes left: {self.processes()}")
         assert self.mounts() == []
-        left = [one.name for one in self.run_folder.glob("*") if one.suffix != ".log"]
+        left = [path.name for path in self.run_folder.glob("*") if path.suffix != ".log"]
         assert left == [], left
 
     def close(self) -> None:
@@ -257,9 +257,9 @@ class Host:
         """One that was not killed yet may have started another, and one at its exec has no environment to be seen."""
         quiet = 0
         while quiet < 5:
-            found = self.processes()
-            quiet = 0 if found else quiet + 1
-            for pid in found:
+            pids = self.processes()
+            quiet = 0 if pids else quiet + 1
+            for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:

@@ -40,11 +40,11 @@ def test_ls_stat_cat(up: Host) -> None:
     assert [row["name"] for row in rows] == [
         "empty", "images/", *[f"images/{n}.bin" for n in range(6)], "large.tar"
     ]  # fmt: skip
-    found = up.json("stat", "large.tar")
-    assert set(found) == set(FIELDS["stat"])
-    assert found["size_bytes"] == (up.truth / "large.tar").stat().st_size
-    assert found["origin"] == f"file://{up.truth}/large.tar"
-    assert found["cached"] == "no"
+    stat_row = up.json("stat", "large.tar")
+    assert set(stat_row) == set(FIELDS["stat"])
+    assert stat_row["size_bytes"] == (up.truth / "large.tar").stat().st_size
+    assert stat_row["origin"] == f"file://{up.truth}/large.tar"
+    assert stat_row["cached"] == "no"
     folder = up.json("stat", up.mount / "images")
     assert set(folder) == set(FIELDS["stat"]) - {"cached", "version", "origin"}
     whole = up.json("cat", "/large.tar")
@@ -81,9 +81,9 @@ def test_jobs(up: Host) -> None:
 
 
 def test_status_config_and_mounts(up: Host) -> None:
-    found = up.json("status", up.mount)
-    assert set(found) == set(FIELDS["status"])
-    assert found["sessions"][0]["mountpoint"] == str(up.mount)
+    report = up.json("status", up.mount)
+    assert set(report) == set(FIELDS["status"])
+    assert report["sessions"][0]["mountpoint"] == str(up.mount)
     assert all(len(line) <= 80 for line in up.ok("status").splitlines() if str(up.base) not in line)
     added = up.json("mount", "add", "/more", up.truth / "images")
     assert set(added) == set(FIELDS["mount add"])
@@ -96,9 +96,9 @@ def test_status_config_and_mounts(up: Host) -> None:
     settings = up.json("config", "show")
     assert all(set(row) == set(FIELDS["config show"]) for row in settings)
     assert {row["setting"]: row["from"] for row in settings}["run_folder"].startswith("environment")
-    (one,) = up.json("config", "explain", "readahead_bytes")
-    assert set(one) == set(FIELDS["config explain"])
-    assert one["default"] == "`64 MiB`"
+    (setting,) = up.json("config", "explain", "readahead_bytes")
+    assert set(setting) == set(FIELDS["config explain"])
+    assert setting["default"] == "`64 MiB`"
 
 
 def test_wrong_words_are_one_line_and_a_status(up: Host) -> None:
@@ -154,47 +154,49 @@ def test_output_into_a_pipe_that_closes(up: Host) -> None:
 
 
 def test_no_node(make_host: MakeHost) -> None:
-    one = make_host()
-    for words in (["ls"], ["status"], ["load"], ["cat", "/x"], ["mount", "list"], ["fuse", str(one.mount)]):
-        done = one.headrace(*words)
+    host = make_host()
+    for words in (["ls"], ["status"], ["load"], ["cat", "/x"], ["mount", "list"], ["fuse", str(host.mount)]):
+        done = host.headrace(*words)
         assert done.returncode == 30, words
         assert "start one with `headrace up`" in done.stderr
-    assert one.headrace("down").returncode == 30
+    assert host.headrace("down").returncode == 30
 
 
 def test_two_nodes_are_told_apart(make_host: MakeHost) -> None:
-    one = make_host()
-    one.put("a/1", 1000)
-    one.put("b/2", 2000)
+    host = make_host()
+    host.put("a/1", 1000)
+    host.put("b/2", 2000)
     ups = []
     for name in ("a", "b"):
-        (one.base / f"mnt-{name}").mkdir()
-        ups.append(one.up(one.truth / name, one.base / f"mnt-{name}", cache=f"{one.base}/cache-{name}:1GiB"))
-    which = one.headrace("status")
+        (host.base / f"mnt-{name}").mkdir()
+        ups.append(
+            host.up(host.truth / name, host.base / f"mnt-{name}", cache=f"{host.base}/cache-{name}:1GiB")
+        )
+    which = host.headrace("status")
     assert which.returncode == 2
     for name in ("a", "b"):
-        assert f"--cache {one.base}/cache-{name} at {one.base}/mnt-{name}" in which.stderr
-        assert one.ok("ls", one.base / f"mnt-{name}").split() == [{"a": "1", "b": "2"}[name]]
-        assert one.json("load", one.base / f"mnt-{name}")["files_done"] == 1
-        assert one.json("load", one.truth / name)["files_done"] == 1
-        assert one.json("status", "--cache", one.base / f"cache-{name}")["index"]["files"] == 1
-    assert one.headrace("down").returncode == 2
-    one.ok("down", one.base / "mnt-a")
-    assert one.ok("ls").split() == ["2"]
-    one.ok("down", "--all")
+        assert f"--cache {host.base}/cache-{name} at {host.base}/mnt-{name}" in which.stderr
+        assert host.ok("ls", host.base / f"mnt-{name}").split() == [{"a": "1", "b": "2"}[name]]
+        assert host.json("load", host.base / f"mnt-{name}")["files_done"] == 1
+        assert host.json("load", host.truth / name)["files_done"] == 1
+        assert host.json("status", "--cache", host.base / f"cache-{name}")["index"]["files"] == 1
+    assert host.headrace("down").returncode == 2
+    host.ok("down", host.base / "mnt-a")
+    assert host.ok("ls").split() == ["2"]
+    host.ok("down", "--all")
     assert [up.wait() for up in ups] == [0, 0]
-    one.assert_nothing_left()
+    host.assert_nothing_left()
 
 
 def test_a_load_shows_its_progress_and_control_c_breaks_it_off(make_host: MakeHost) -> None:
-    one = make_host()
+    host = make_host()
     for number in range(12):
-        one.put(f"{number}.tar", 4 * MIB)
-    up = one.up(one.truth, one.mount, "-o", f"bytes_limit_per_s={12 * MIB}")
+        host.put(f"{number}.tar", 4 * MIB)
+    up = host.up(host.truth, host.mount, "-o", f"bytes_limit_per_s={12 * MIB}")
     ours, theirs = pty.openpty()
     load = subprocess.Popen(
         [sys.executable, "-m", "headrace", "load"],
-        env=one.environment | {"TERM": "xterm"},
+        env=host.environment | {"TERM": "xterm"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -202,20 +204,20 @@ def test_a_load_shows_its_progress_and_control_c_breaks_it_off(make_host: MakeHo
         preexec_fn=_take_terminal,
     )
     os.close(theirs)
-    seen = b""
-    while b"/12 files, " not in seen or b"MiB/s" not in seen:
-        seen += os.read(ours, 4096)
+    output = b""
+    while b"/12 files, " not in output or b"MiB/s" not in output:
+        output += os.read(ours, 4096)
     os.write(ours, b"\x03")
     try:
         while part := os.read(ours, 4096):
-            seen += part
+            output += part
     except OSError:  # EIO: nobody has the terminal open any more
         pass
     os.close(ours)
     assert load.wait(10) == 130
-    assert b"cancelled; finished files stay as they are" in seen
-    assert b"Traceback" not in seen
-    wait_until(lambda: one.json("status")["fill"]["in_flight"] == 0)
+    assert b"cancelled; finished files stay as they are" in output
+    assert b"Traceback" not in output
+    wait_until(lambda: host.json("status")["fill"]["in_flight"] == 0)
     up.process.terminate()
     assert up.wait() == 0
 

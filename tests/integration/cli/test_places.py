@@ -10,19 +10,19 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
 
 
 @pytest.mark.parametrize(
-    ("cache", "mount", "what"),
+    ("cache", "mount", "place"),
     [
         ("way/cache", "mnt", "the origin"),
         ("mnt/cache", "mnt", "the mountpoint"),
     ],
 )
-def test_folders_that_would_loop_are_refused(host: Host, cache: str, mount: str, what: str) -> None:
+def test_folders_that_would_loop_are_refused(host: Host, cache: str, mount: str, place: str) -> None:
     (host.base / "way").symlink_to(host.truth)
     before = host.names()
     done = host.headrace("up", host.truth, host.base / mount, "--cache", f"{host.base / cache}:1GiB")
     assert done.returncode == 2, done
     assert len(done.stderr.splitlines()) == 1
-    assert f"lies in {what}" in done.stderr
+    assert f"lies in {place}" in done.stderr
     assert host.names() == before
     assert list(host.mount.iterdir()) == []
     host.assert_nothing_left()

@@ -47,13 +47,13 @@ class ClusterFixture:
         self.wait_members(count)
 
     def up(self, host: Host, *words: object) -> Up:
-        one = (
+        process = (
             host.up(*words, cache=f"{host.cache}:256MiB")
             if words
             else host.up(self.truth, host.mount, cache=f"{host.cache}:256MiB")
         )
-        self.ups.append(one)
-        return one
+        self.ups.append(process)
+        return process
 
     def put(self, name: str, size_bytes: int, seed: int = 0) -> bytes:
         return Host.put(self._any(), name, size_bytes, seed)
@@ -68,21 +68,21 @@ class ClusterFixture:
     def owners(self, names: list[str]) -> dict[str, Host]:
         """By the members that the first host sees."""
         nodes = {
-            one["id"]: NodeInfo(
-                one["id"], "", one["address"], one["zone"], one["capacity_bytes"], "", 1, one["draining"]
+            row["id"]: NodeInfo(
+                row["id"], "", row["address"], row["zone"], row["capacity_bytes"], "", 1, row["draining"]
             )
-            for one in self.status(self.hosts[0])["cluster"]["members"]
+            for row in self.status(self.hosts[0])["cluster"]["members"]
         }
         view = next_view(None, nodes, epoch=1)
         ids = {name: view.owners(os.fsencode(f"/{name}"))[0].id for name in names}
         return {name: self.hosts[int(id.removeprefix("n"))] for name, id in ids.items()}
 
     def status(self, host: Host) -> dict[str, Any]:
-        found: dict[str, Any] = host.status()
-        return found
+        report: dict[str, Any] = host.status()
+        return report
 
     def members(self, host: Host) -> list[str]:
-        return [one["id"] for one in self.status(host)["cluster"]["members"]]
+        return [row["id"] for row in self.status(host)["cluster"]["members"]]
 
     def wait_members(self, count: int, hosts: list[Host] | None = None) -> None:
         for host in hosts if hosts is not None else self.hosts:
@@ -95,10 +95,10 @@ class ClusterFixture:
     def misses(self) -> int:
         """Reads that may have gone past an owner: on a machine that does other things, one may seem slow or dead."""
         counts = [self.status(host)["peers"] for host in self.hosts]
-        return sum(one["reads_failed"] + one["reads_hedged"] for one in counts)
+        return sum(row["reads_failed"] + row["reads_hedged"] for row in counts)
 
     def truth_bytes(self) -> int:
-        return sum(one.stat().st_size for one in self.truth.rglob("*") if one.is_file())
+        return sum(path.stat().st_size for path in self.truth.rglob("*") if path.is_file())
 
     def wait_for(self, condition: Callable[[], object], limit_s: float = SEEN_WITHIN_S) -> None:
         wait_for(condition, limit_s)

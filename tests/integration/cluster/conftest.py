@@ -32,15 +32,15 @@ def _needs_fuse(needs_fuse: None) -> None:
 @pytest.fixture
 def make_cluster(tmp_path: Path, etcd: EtcdServer) -> Iterator[MakeCluster]:
     """Return a function that makes a cluster from settings by name; `server` replaces the common etcd."""
-    made: list[ClusterFixture] = []
+    clusters: list[ClusterFixture] = []
 
     def make(*, server: EtcdServer = etcd, **settings: object) -> ClusterFixture:
-        made.append(ClusterFixture(tmp_path, server.address, **settings))
-        return made[-1]
+        clusters.append(ClusterFixture(tmp_path, server.address, **settings))
+        return clusters[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for cluster in clusters:
+        cluster.close()
 
 
 @pytest.fixture

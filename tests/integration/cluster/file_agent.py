@@ -45,9 +45,9 @@ class FileAgent:
         return json.loads(line)
 
     def tree(self, folder: str) -> Tree:
-        number, found = self.do("tree", folder)
+        number, answer = self.do("tree", folder)
         assert number == 0, (number, folder)
-        tree: Tree = found
+        tree: Tree = answer
         return tree
 
     def close(self) -> None:
@@ -76,16 +76,16 @@ def _read(path: str) -> str:
 
 
 def _tree(top: str) -> Tree:
-    found = {}
+    tree = {}
     for folder, folders, files in os.walk(top, onerror=_raise):
         for name in folders:
-            found[os.path.relpath(os.path.join(folder, name), top)] = "dir"
+            tree[os.path.relpath(os.path.join(folder, name), top)] = "dir"
         for name in files:
             if not name.startswith(
                 ".headrace-put-"
             ):  # what a killed put left at an origin; no listing shows it
-                found[os.path.relpath(os.path.join(folder, name), top)] = _read(os.path.join(folder, name))
-    return found
+                tree[os.path.relpath(os.path.join(folder, name), top)] = _read(os.path.join(folder, name))
+    return tree
 
 
 def _raise(error: OSError) -> None:

@@ -70,8 +70,8 @@ def told(host: Host, code: str, *words: object) -> dict[str, bool]:
     process = started(host, code, *words)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    found: dict[str, bool] = json.loads(out)
-    return found
+    answers: dict[str, bool] = json.loads(out)
+    return answers
 
 
 @pytest.mark.parametrize(("door", "take_over_s"), [("mount", 8), ("headrace", NEVER_S)])

@@ -41,21 +41,21 @@ MORE_STEPS = (
 def layer(folder: Path) -> dict[str, tuple[object, ...]]:
     """Path → shape, mode, target, bytes, of a layer and of a copy of one alike."""
     upper = Upper(str(folder))
-    found: dict[str, tuple[object, ...]] = {}
-    for path, seen in upper.walk():
-        at = upper.at(path)
-        shape = entry_type_of(at, seen)
+    rows: dict[str, tuple[object, ...]] = {}
+    for path, status in upper.walk():
+        place = upper.at(path)
+        shape = entry_type_of(place, status)
         inside = b""
         if shape is EntryType.FILE:
-            inside = Path(os.fsdecode(plain(at))).read_bytes()
+            inside = Path(os.fsdecode(plain(place))).read_bytes()
         elif shape is EntryType.LINK:
-            inside = at.readlink()
-        found[os.fsdecode(path)] = (
+            inside = place.readlink()
+        rows[os.fsdecode(path)] = (
             shape,
             inside,
-            stat.S_IMODE(seen.st_mode) if shape is EntryType.FILE else 0,
+            stat.S_IMODE(status.st_mode) if shape is EntryType.FILE else 0,
         )
-    return found
+    return rows
 
 
 def id_of(cluster: ClusterFixture, host: Host) -> str:
@@ -171,8 +171,8 @@ def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: Ma
     writer.kill_all()
     wait_until(lambda: not holds(holder), 60.0)
     out, _ = looker.communicate("end\n", timeout=60)
-    looks, wrong, found = json.loads(out)
-    assert (wrong, found) == ([], large), f"{looks} looks"
+    looks, wrong, digest = json.loads(out)
+    assert (wrong, digest) == ([], large), f"{looks} looks"
     assert looks > 10
     writer.close()
 
@@ -340,8 +340,8 @@ for number in range(10_000):
         wanted[name] = [digest, number]
     writer.kill_all()
     for line in process.stdout.read().splitlines():
-        if len(found := line.split()) == 4 and found[3].isdigit():
-            wanted[found[1]] = [found[2], found[0]]
+        if len(words := line.split()) == 4 and words[3].isdigit():
+            wanted[words[1]] = [words[2], words[0]]
     process.kill()
     process.wait()
     holding = [host for host in cluster.hosts[1:] if holds(host)]

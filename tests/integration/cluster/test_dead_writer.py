@@ -64,8 +64,8 @@ print(json.dumps(found))
 
 @pytest.fixture
 def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(seaweed) as one:
-        yield one
+    with fault_proxy(seaweed) as proxy:
+        yield proxy
 
 
 def bucket(seaweed: S3Server, prefix: str) -> dict[str, str]:
@@ -83,19 +83,19 @@ def _all_of(seaweed: S3Server, prefix: str) -> dict[str, str]:
         aws_secret_access_key=seaweed.secret_key,
         region_name="us-east-1",
     )
-    found = {}
+    hashes = {}
     gone = client.exceptions.NoSuchKey  # between the page and the request, by those who persist meanwhile
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=seaweed.bucket, Prefix=f"{prefix}/"):
         for row in page.get("Contents", []):
             with contextlib.suppress(gone):
                 body = client.get_object(Bucket=seaweed.bucket, Key=row["Key"])["Body"].read()
-                found[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
-    return found
+                hashes[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
+    return hashes
 
 
 def digests(host: Host) -> dict[str, str]:
-    found: dict[str, str] = json.loads(Writer(host.mount).run(DIGESTS, limit_s=60))
-    return found
+    hashes: dict[str, str] = json.loads(Writer(host.mount).run(DIGESTS, limit_s=60))
+    return hashes
 
 
 def start(cluster: ClusterFixture, seaweed: S3Server, proxy: FaultProxy, prefix: str) -> None:
@@ -108,8 +108,10 @@ def start(cluster: ClusterFixture, seaweed: S3Server, proxy: FaultProxy, prefix:
     cluster.wait_members(3)
 
 
-def differing(one: dict[str, str], other: dict[str, str]) -> str:
-    return str(sorted((name, one.get(name)) for name in {*one, *other} if one.get(name) != other.get(name)))
+def differing(actual: dict[str, str], other: dict[str, str]) -> str:
+    return str(
+        sorted((name, actual.get(name)) for name in {*actual, *other} if actual.get(name) != other.get(name))
+    )
 
 
 @pytest.mark.parametrize("origin", ["slow", "away"])
@@ -154,7 +156,7 @@ def test_many_and_large_files_outlive_their_writer(
         what=lambda: differing(bucket(seaweed, prefix), expected),
     )
     writer.close()
-    assert [one["path"] for host in others for one in settled(host)["conflicts"]] == []
+    assert [row["path"] for host in others for row in settled(host)["conflicts"]] == []
 
 
 def test_a_writer_dies_before_its_first_put(

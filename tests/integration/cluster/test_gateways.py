@@ -24,8 +24,8 @@ BUCKET = "data"
 def gateway(host: Host) -> Any:
     """A client of the gateway that is started beside the host's node."""
     ready = host.start("s3", "--address", "127.0.0.1:0").wait_ready()
-    made = Path(ready["credentials"])
-    ((access, secret),) = parse_credentials(made.read_text(), str(made)).items()
+    path = Path(ready["credentials"])
+    ((access, secret),) = parse_credentials(path.read_text(), str(path)).items()
     return boto3.client(
         "s3",
         endpoint_url=ready["url"],
@@ -80,7 +80,7 @@ def test_the_owner_is_asked_and_the_origin_once(make_cluster: MakeCluster) -> No
     for client in clients:
         assert {key: read(client, key) for key in truth} == truth
         rows = client.list_objects_v2(Bucket=BUCKET)["Contents"]
-        assert {one["Key"]: one["Size"] for one in rows} == {key: len(data) for key, data in truth.items()}
+        assert {row["Key"]: row["Size"] for row in rows} == {key: len(data) for key, data in truth.items()}
     assert cluster.origin() == sum(map(len, truth.values()))
 
 
@@ -89,7 +89,7 @@ def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_cluster: 
     old = cluster.put(f"{BUCKET}/old", 1000)
     cluster.start(2)
     clients = [gateway(host) for host in cluster.hosts]
-    assert [read(one, "old") for one in clients] == [old, old]
+    assert [read(client, "old") for client in clients] == [old, old]
     written = {}
     for number, size in enumerate((0, 10, 70_000, 3 * MIB + 1)):
         key, data = f"new/{number}", bytes([number]) * size
@@ -103,18 +103,18 @@ def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_cluster: 
     clients[0].delete_object(Bucket=BUCKET, Key="new/0")
 
     def keys() -> list[str]:
-        return [one["Key"] for one in clients[1].list_objects_v2(Bucket=BUCKET)["Contents"]]
+        return [row["Key"] for row in clients[1].list_objects_v2(Bucket=BUCKET)["Contents"]]
 
     wait_until(lambda: keys() == ["new/1", "new/2", "new/3", "old"], 10)
     assert (cluster.truth / BUCKET / "old").read_bytes() == old
     for host in cluster.hosts:
         host.ok("persist", "--wait", host.mount)
-    found = {
-        str(one.relative_to(cluster.truth / BUCKET)): one.read_bytes()
-        for one in (cluster.truth / BUCKET).rglob("*")
-        if one.is_file()
+    truth = {
+        str(path.relative_to(cluster.truth / BUCKET)): path.read_bytes()
+        for path in (cluster.truth / BUCKET).rglob("*")
+        if path.is_file()
     }
-    assert found == {
+    assert truth == {
         "new/1": written["new/1"],
         "new/2": written["new/2"],
         "new/3": written["new/3"],
@@ -129,7 +129,7 @@ def test_a_killed_owner_and_a_killed_writer_cost_no_object(make_cluster: MakeClu
     cluster.start(3)
     clients = [gateway(host) for host in cluster.hosts]
     owners = cluster.owners([f"{BUCKET}/{key}" for key in truth])
-    assert any(one is cluster.hosts[0] for one in owners.values())
+    assert any(owner is cluster.hosts[0] for owner in owners.values())
     written = {f"acknowledged/{n}": b"%d" % n * 30_000 for n in range(8)}
     for key, data in written.items():
         clients[0].put_object(Bucket=BUCKET, Key=key, Body=data)

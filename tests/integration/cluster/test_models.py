@@ -32,8 +32,8 @@ def test_a_model_is_fetched_once_for_all_hosts_from_all_owners(make_cluster: Mak
             pool.submit(run_ranks, host, how, host.mount / "model", 2, truth=truth)
             for host, how in zip(cluster.hosts, ("ours", "ours", "plain"), strict=True)
         ]
-        for one in ranks:
-            one.result()
+        for future in ranks:
+            future.result()
     shares = [cluster.status(host)["origin"]["bytes_read"] for host in cluster.hosts]
     assert sum(share > 0 for share in shares) > 1, shares  # each fetches the segments that it owns
     assert max(shares) < cluster.truth_bytes()

@@ -46,8 +46,8 @@ def test_a_killed_node_costs_no_read(make_cluster: MakeCluster) -> None:
         reading = [pool.submit(host.assert_right) for host in cluster.hosts[1:]]
         cluster.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
         cluster.hosts[0].kill("node")
-        for one in reading:
-            one.result()
+        for future in reading:
+            future.result()
     cluster.wait_members(2, cluster.hosts[1:])
     cluster.put("late", 70_000)
     for host in cluster.hosts[1:]:
@@ -110,7 +110,7 @@ def test_a_mount_that_was_removed_while_a_node_was_down_stays_removed(cluster: C
     cluster.up(second)
     cluster.wait_members(2)
     for host in cluster.hosts:
-        wait_until(lambda host=host: {one["path"] for one in host.json("mount", "list")} == {"/", "/kept"})  # type: ignore[misc]
+        wait_until(lambda host=host: {row["path"] for row in host.json("mount", "list")} == {"/", "/kept"})  # type: ignore[misc]
 
 
 def test_a_node_that_joins_takes_over_from_the_others(cluster: ClusterFixture) -> None:

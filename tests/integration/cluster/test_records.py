@@ -27,23 +27,23 @@ Make = Callable[[], Awaitable[AnyRecords]]
 @contextlib.asynccontextmanager
 async def maker(kind: str, etcd: EtcdServer, prefix: str) -> AsyncIterator[Make]:
     """Makes records of one cluster, each as another node has them."""
-    shared, made = Followers(), []
+    shared, clients = Followers(), []
 
     async def make() -> AnyRecords:
-        one: AnyRecords
+        records: AnyRecords
         if kind == "embedded":
-            one = EmbeddedRecords(shared)
+            records = EmbeddedRecords(shared)
         else:
-            one = EtcdRecords([etcd.address], prefix=f"/test/{prefix}/", lease_s=2)
-            await one.start()
-        made.append(one)
-        return one
+            records = EtcdRecords([etcd.address], prefix=f"/test/{prefix}/", lease_s=2)
+            await records.start()
+        clients.append(records)
+        return records
 
     try:
         yield make
     finally:
-        for one in made:
-            await one.close()
+        for records in clients:
+            await records.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,23 +63,23 @@ async def test_a_record_stays_where_another_one_exists(kind: str, etcd: EtcdServ
 @pytest.mark.parametrize("kind", KINDS)
 async def test_records(kind: str, etcd: EtcdServer) -> None:
     async with maker(kind, etcd, "records") as make:
-        one, other = await make(), await make()
-        assert await one.get("a/x") is None
-        await one.put("a/x", b"1")
+        records, other = await make(), await make()
+        assert await records.get("a/x") is None
+        await records.put("a/x", b"1")
         assert await other.get("a/x") == b"1"
         assert not await other.create("a/x", b"2")
         assert await other.create("a/y", b"\x00\xff")
-        assert await one.list("a/") == {"a/x": b"1", "a/y": b"\x00\xff"}
-        assert not await one.replace("a/x", b"no", b"3")
-        assert await one.replace("a/x", b"1", b"3")
-        assert not await one.replace("a/none", b"", b"3")
+        assert await records.list("a/") == {"a/x": b"1", "a/y": b"\x00\xff"}
+        assert not await records.replace("a/x", b"no", b"3")
+        assert await records.replace("a/x", b"1", b"3")
+        assert not await records.replace("a/none", b"", b"3")
         heard: list[tuple[str, bytes | None]] = []
         await other.follow("a/", lambda key, value: heard.append((key, value)))
         await until(lambda: dict(heard) == {"a/x": b"3", "a/y": b"\x00\xff"})
-        await one.put("b/z", b"not followed")
-        await one.delete("a/y")
-        await one.delete("a/y")
-        await one.put("a/w", b"new")
+        await records.put("b/z", b"not followed")
+        await records.delete("a/y")
+        await records.delete("a/y")
+        await records.put("a/w", b"new")
         await until(lambda: ("a/w", b"new") in heard)
         assert heard.index(("a/y", None)) < heard.index(("a/w", b"new"))
         assert "b/z" not in dict(heard)
@@ -88,12 +88,12 @@ async def test_records(kind: str, etcd: EtcdServer) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_leased_records_go_with_their_node(kind: str, etcd: EtcdServer) -> None:
     async with maker(kind, etcd, "leases") as make:
-        one, other = await make(), await make()
-        await one.put("mine", b"1", leased=True)
-        await one.put("stays", b"2")
+        records, other = await make(), await make()
+        await records.put("mine", b"1", leased=True)
+        await records.put("stays", b"2")
         gone: list[str] = []
         await other.follow("", lambda key, value: gone.append(key) if value is None else None)
-        await one.close()
+        await records.close()
         await until(lambda: gone == ["mine"])
         assert await other.get("stays") == b"2"
 
@@ -102,40 +102,40 @@ async def test_a_lease_that_was_revoked_is_loud_and_mended(
     etcd: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with maker("etcd", etcd, "revoked") as make:
-        one, other = await make(), await make()
-        assert isinstance(one, EtcdRecords)
-        await one.put("mine", b"1", leased=True)
-        seen: list[bytes | None] = []
-        await other.follow("mine", lambda _, value: seen.append(value))
-        await until(lambda: seen == [b"1"])
-        lease = one._lease._lease
-        await one._connection.call(lambda client: client.revoke_lease(lease))
-        await until(lambda: seen[:3] == [b"1", None, b"1"])
+        records, other = await make(), await make()
+        assert isinstance(records, EtcdRecords)
+        await records.put("mine", b"1", leased=True)
+        values: list[bytes | None] = []
+        await other.follow("mine", lambda _, value: values.append(value))
+        await until(lambda: values == [b"1"])
+        lease = records._lease._lease
+        await records._connection.call(lambda client: client.revoke_lease(lease))
+        await until(lambda: values[:3] == [b"1", None, b"1"])
     assert any(record.levelname == "ERROR" for record in caplog.records)
 
 
 async def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
     """A node that was busy with thousands of connections lost its lease, and was out of the cluster."""
     async with maker("etcd", etcd, "busy") as make:
-        one = await make()
-        assert isinstance(one, EtcdRecords)
-        await one.put("mine", b"1", leased=True)
-        lease, until_s = one._lease._lease, one.lease_until_s
+        records = await make()
+        assert isinstance(records, EtcdRecords)
+        await records.put("mine", b"1", leased=True)
+        lease, until_s = records._lease._lease, records.lease_until_s
         time.sleep(3.2)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
-        assert one.lease_until_s > until_s
-        assert await one.get("mine") == b"1"
-        left = await one._connection.call(lambda client: client.refresh_lease(lease))
-        assert left.TTL > 0 and one.leases_lost == 0 and one._lease._lease == lease
+        assert records.lease_until_s > until_s
+        assert await records.get("mine") == b"1"
+        left = await records._connection.call(lambda client: client.refresh_lease(lease))
+        assert left.TTL > 0 and records.leases_lost == 0 and records._lease._lease == lease
 
 
 async def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.lease.LOOP_SILENT_S", 0.0)
     async with maker("etcd", etcd, "hangs") as make:
-        one, other = await make(), await make()
-        assert isinstance(one, EtcdRecords) and isinstance(other, EtcdRecords)
+        records, other = await make(), await make()
+        assert isinstance(records, EtcdRecords) and isinstance(other, EtcdRecords)
         gone: list[bytes | None] = []
         await other.follow("mine", lambda _, value: gone.append(value))
-        await one.put("mine", b"1", leased=True)
+        await records.put("mine", b"1", leased=True)
         await until(lambda: gone[:2] == [b"1", None])
 
 
@@ -203,10 +203,10 @@ async def test_members_are_followed_although_a_view_was_not_taken(
 ) -> None:
     async with maker("etcd", etcd, "stumbles") as make, joining() as join:
         first = Node(await make(), "n1", "i1", set())
-        told: list[int] = []
+        sizes: list[int] = []
 
         def stumble(view: ClusterView) -> None:
-            told.append(len(view.nodes))
+            sizes.append(len(view.nodes))
             if len(view.nodes) == 2:
                 raise RuntimeError("this one is too much")
 
@@ -214,7 +214,7 @@ async def test_members_are_followed_although_a_view_was_not_taken(
         await join(first)
         for number, count in ((2, 2), (3, 3)):
             await join(Node(await make(), f"n{number}", f"i{number}", set()))
-            await until(lambda: told[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
+            await until(lambda: sizes[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
         assert first.ids() == {"n1", "n2", "n3"}
         await first.membership.stop()
     assert "this one is too much" in caplog.text

@@ -84,7 +84,7 @@ def start(cluster: ClusterFixture, count: int = 2, *, signer: Authority | None =
         host = cluster.add(rest_address=f"127.0.0.1:{port}", rest_token=cluster.base / "token", **tls)
         cluster.up(host, cluster.truth)
     cluster.wait_members(count)
-    return ",".join(one.ready["rest"] for one in cluster.ups)
+    return ",".join(process.ready["rest"] for process in cluster.ups)
 
 
 def fill(cluster: ClusterFixture) -> dict[str, bytes]:
@@ -98,7 +98,7 @@ def fill(cluster: ClusterFixture) -> dict[str, bytes]:
 
 def kill_all_of(host: Host) -> None:
     """The supervisor first, so that nothing is started again."""
-    for pid, _ in sorted(host.processes().items(), key=lambda one: " up " not in one[1]):
+    for pid, _ in sorted(host.processes().items(), key=lambda row: " up " not in row[1]):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -134,12 +134,12 @@ def test_every_byte_by_every_way_from_its_owner(remote_cluster: RemoteClusterFix
 async def test_names(remote_cluster: RemoteClusterFixture) -> None:
     cluster, nodes, truth = remote_cluster.cluster, remote_cluster.nodes, remote_cluster.truth
     with headrace.connect(nodes) as cache:
-        found = {f"{folder.rstrip('/')}/{name}" for folder, _, names in cache.walk("/") for name in names}
-        assert found == set(truth)
+        paths = {f"{folder.rstrip('/')}/{name}" for folder, _, names in cache.walk("/") for name in names}
+        assert paths == set(truth)
         assert sorted(cache.glob("/small/*/1?")) == sorted(
             path for path in truth if path.startswith("/small/") and 10 <= int(path.rpartition("/")[2]) < 20
         )
-        assert {one.path: one.size_bytes for one in cache.list("/") if not one.is_directory} == {
+        assert {entry.path: entry.size_bytes for entry in cache.list("/") if not entry.is_directory} == {
             path: len(data) for path, data in truth.items() if path.count("/") == 1
         }
         stat = cache.stat("/more")
@@ -159,38 +159,38 @@ async def test_names(remote_cluster: RemoteClusterFixture) -> None:
         job = cache.load("/small")
         assert (job.state, job.files_done, job.failed) == ("done", 40, [])
         assert len(cache.free("/small").failed) == 0
-    async with await headrace.connect_async(nodes) as one:
-        assert await one.read("/block") == truth["/block"]
-        assert [part.data async for part in one.read_many(["/one", "/empty"])] == [truth["/one"], b""]
+    async with await headrace.connect_async(nodes) as client:
+        assert await client.read("/block") == truth["/block"]
+        assert [part.data async for part in client.read_many(["/one", "/empty"])] == [truth["/one"], b""]
 
 
 def test_what_is_written_is_seen_by_all_and_persisted(remote_cluster: RemoteClusterFixture) -> None:
     cluster = remote_cluster.cluster
-    one, other = (headrace.connect(node) for node in remote_cluster.nodes.split(","))
+    cache, other = (headrace.connect(node) for node in remote_cluster.nodes.split(","))
     data = os.urandom(9 * MIB + 7)
-    one.put("/out/a/b", data)
-    assert one.read("/out/a/b") == data
+    cache.put("/out/a/b", data)
+    assert cache.read("/out/a/b") == data
     wait_until(lambda: other.exists("/out/a/b"), 20)
     assert other.read("/out/a/b") == data
-    with one.open("/out/text", "w") as file:
+    with cache.open("/out/text", "w") as file:
         file.write("words")
-    with pytest.raises(PathExistsError), one.open("/out/text", "x") as file:
+    with pytest.raises(PathExistsError), cache.open("/out/text", "x") as file:
         file.write("others")
-    with pytest.raises(ZeroDivisionError), one.open("/out/broken", "wb") as file:
+    with pytest.raises(ZeroDivisionError), cache.open("/out/broken", "wb") as file:
         file.write(b"x" * 1000)
         raise ZeroDivisionError
-    one.rename("/out/text", "/out/renamed")
-    one.make_directory("/out/empty/folder")
-    one.persist()
+    cache.rename("/out/text", "/out/renamed")
+    cache.make_directory("/out/empty/folder")
+    cache.persist()
     assert (cluster.truth / "out/a/b").read_bytes() == data
     assert (cluster.truth / "out/renamed").read_text() == "words"
     with pytest.raises(IsADirectoryPathError):
-        one.remove("/out")
-    one.remove("/out/renamed")
+        cache.remove("/out")
+    cache.remove("/out/renamed")
     for name in ("a", "empty"):
-        one.remove(f"/out/{name}", recursive=True)
-    one.persist()
-    assert [row.path for row in one.list("/out")] == ["/out/kept"]
+        cache.remove(f"/out/{name}", recursive=True)
+    cache.persist()
+    assert [row.path for row in cache.list("/out")] == ["/out/kept"]
     assert [path.name for path in (cluster.truth / "out").iterdir()] == ["kept"]
 
 
@@ -212,7 +212,7 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixtu
         assert cache.read(path) == data
     with cache.open("/large") as file:
         assert file.read() == truth["/large"]
-    assert sum(not one.is_directory for one in cache.list("/")) == 5
+    assert sum(not entry.is_directory for entry in cache.list("/")) == 5
     assert time.monotonic() - began_s < 30
 
 
@@ -240,7 +240,7 @@ def test_a_rotten_block_is_read_elsewhere_and_mended(
     cache = headrace.connect(remote_cluster.nodes)
     assert cache.read("/large") == truth["/large"]
     owner = cluster.owners(["large"])["large"]
-    (file,) = [one for one in owner.cache.rglob("files/*/*") if one.stat().st_size == len(truth["/large"])]
+    (file,) = [path for path in owner.cache.rglob("files/*/*") if path.stat().st_size == len(truth["/large"])]
     with open(file, "r+b") as out:
         out.seek(5 * MIB + 100)
         out.write(bytes([truth["/large"][5 * MIB + 100] ^ 255]))
@@ -359,10 +359,10 @@ def test_the_command_line_from_another_host(remote_cluster: RemoteClusterFixture
     assert host.json("job", "show", loaded["id"])["state"] == "done"
     assert host.json("sync", "/")["failed"] == []
     assert host.headrace("load", "/nowhere").returncode == 3
-    one = remote_cluster.nodes.split(",")[0]
-    assert "one" in host.ok("ls", "/", "--socket", one)
-    assert host.json("status", "--socket", one)["cluster"]["node"] == "n0"
+    node = remote_cluster.nodes.split(",")[0]
+    assert "one" in host.ok("ls", "/", "--socket", node)
+    assert host.json("status", "--socket", node)["cluster"]["node"] == "n0"
     assert host.headrace("node", "drain").returncode == 2  # several are named
-    assert host.json("node", "drain", "--socket", one)["done"]  # the last test of these nodes
-    members = host.json("status", "--socket", one)["cluster"]["members"]
+    assert host.json("node", "drain", "--socket", node)["done"]  # the last test of these nodes
+    members = host.json("status", "--socket", node)["cluster"]["members"]
     assert {row["id"]: row["draining"] for row in members} == {"n0": True, "n1": False}

@@ -89,8 +89,8 @@ class Pair:
         self.truth = FileAgent(self.cluster.truth)
 
     def close(self) -> None:
-        for one in (*self.agents, self.reference, self.truth):
-            one.close()
+        for agent in (*self.agents, self.reference, self.truth):
+            agent.close()
         self.cluster.close()
 
     # ------------------------------------------------------------ one sequence
@@ -145,21 +145,21 @@ class Pair:
 
     def _contest(self) -> dict[str, Contested]:
         """Both nodes change the same names, one just after the other."""
-        found: dict[str, Contested] = {}
+        contested: dict[str, Contested] = {}
         for name in BOTH:
             if self._chance.random() < 0.5:
                 path = f"{self.folder}/{name}"
-                one = found[name] = Contested()
+                contest = contested[name] = Contested()
                 for node, agent in enumerate(self.agents):
                     kind = self._chance.choice(["write", "replace", "append", "unlink"])
                     answer = agent.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
                     assert answer == [0, None] or (kind, answer[0]) in REFUSED, (kind, answer)
                     if answer == [0, None]:
-                        if self._saw_the_other(node, path, removed=one.kept == [None]):
-                            one.kept.clear()  # it was replaced by who saw it
-                        one.left.append(agent.do("read", path)[1])
-                        one.kept.append(one.left[-1])
-        return {name: one for name, one in found.items() if one.left}
+                        if self._saw_the_other(node, path, removed=contest.kept == [None]):
+                            contest.kept.clear()  # it was replaced by who saw it
+                        contest.left.append(agent.do("read", path)[1])
+                        contest.kept.append(contest.left[-1])
+        return {name: contest for name, contest in contested.items() if contest.left}
 
     def _saw_the_other(self, node: int, path: str, *, removed: bool) -> bool:
         """Whether what a node has at a path stands for what the other one has not persisted yet; or for nothing, where
@@ -207,8 +207,8 @@ class Pair:
     def _compare(self, contested: dict[str, Contested]) -> None:
         truth = self.truth.tree(self.folder)
         wanted = self.reference.tree(self.folder)
-        for name, one in contested.items():
-            self._compare_contested(name, one, truth)
+        for name, contest in contested.items():
+            self._compare_contested(name, contest, truth)
             self._adopt(name, truth, wanted)
         wanted = self.reference.tree(self.folder)
         assert short(truth, wanted) == {}, "the origin"
@@ -222,18 +222,18 @@ class Pair:
                 ),
             )
 
-    def _compare_contested(self, name: str, one: Contested, truth: Tree) -> None:
+    def _compare_contested(self, name: str, contest: Contested, truth: Tree) -> None:
         """The name is as one of the two left it; the other's bytes are beside it, and reported, unless they were
         replaced by who saw them."""
-        assert truth.get(name) in one.left, (name, "is as nobody left it")
-        reported = [one for host in self.cluster.hosts for one in host.status()["write"]["conflicts"]]
+        assert truth.get(name) in contest.left, (name, "is as nobody left it")
+        reported = [row for host in self.cluster.hosts for row in host.status()["write"]["conflicts"]]
         kept = {path: data for path, data in truth.items() if path.startswith(f"{name}.conflict-")}
         for path in kept:
-            assert f"/{self.folder}/{path}" in [one["kept"] for one in reported], (path, "is not reported")
-        for data in one.kept:
+            assert f"/{self.folder}/{path}" in [row["kept"] for row in reported], (path, "is not reported")
+        for data in contest.kept:
             assert data is None or data in (truth.get(name), *kept.values()), (name, "bytes are lost")
-        if None in one.kept and truth.get(name) is not None:
-            assert f"/{self.folder}/{name}" in [one["path"] for one in reported], (name, "is not removed")
+        if None in contest.kept and truth.get(name) is not None:
+            assert f"/{self.folder}/{name}" in [row["path"] for row in reported], (name, "is not removed")
 
     def _clear_left_folders(self, node: int, wanted: Tree) -> None:
         """An empty folder of a node stays there when the other one removed it (docs/semantics.md)."""
@@ -242,8 +242,8 @@ class Pair:
                 plain(Upper(str(self.cluster.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
             )
         )
-        for at, folders, files in os.walk(own, topdown=False):
-            name = os.path.relpath(at, own)
+        for folder, folders, files in os.walk(own, topdown=False):
+            name = os.path.relpath(folder, own)
             if name != "." and name not in wanted and not folders and not files:
                 self.agents[node].do("rmdir", f"{self.folder}/{name}")
 
@@ -270,9 +270,9 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory,
     etcd: EtcdServer,
 ) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp(request.param), etcd.address, DELAYS[request.param])
-    yield made
-    made.close()
+    pair = Pair(tmp_path_factory.mktemp(request.param), etcd.address, DELAYS[request.param])
+    yield pair
+    pair.close()
 
 
 def test_nothing_is_lost_or_half(pair: Pair) -> None:
@@ -287,12 +287,12 @@ def test_nothing_is_lost_or_half(pair: Pair) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(sequence)
-    def agree(one: tuple[int, int]) -> None:
+    def agree(example: tuple[int, int]) -> None:
         assert not failed, failed[0]
         try:
-            pair.run(*one)
+            pair.run(*example)
         except BaseException as error:
-            failed.append(f"seed and rounds: {one}: {error}")
+            failed.append(f"seed and rounds: {example}: {error}")
             raise
 
     agree()

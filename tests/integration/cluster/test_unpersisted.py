@@ -52,7 +52,7 @@ def recorded(cluster: ClusterFixture, host: Host) -> int:
 
 def conflicts(host: Host, path: str) -> list[str]:
     """Where it kept its own files of that path, or below it, after all was persisted."""
-    return [one["kept"].lstrip("/") for one in settled(host)["conflicts"] if one["path"].startswith(path)]
+    return [row["kept"].lstrip("/") for row in settled(host)["conflicts"] if row["path"].startswith(path)]
 
 
 def soon(other: Writer, expected: dict[str, str]) -> None:
@@ -183,7 +183,7 @@ def test_one_of_two_makes_the_name(cluster: ClusterFixture, two: tuple[Writer, W
     first.run("os.mkdir('race'); open('race/own0', 'w')")
     soon(second, first.tree())
     second.run("open('race/own1', 'w')")
-    racers = [one.start(RACE.format(count=30, me=me)) for me, one in enumerate(two)]
+    racers = [writer.start(RACE.format(count=30, me=me)) for me, writer in enumerate(two)]
     won: list[str] = []
     for racer in racers:
         settled(cluster.hosts[0])  # what is persisted in between is seen, too
@@ -206,7 +206,7 @@ for n in range(1, 250):
 """
     )
     try:
-        seen = json.loads(
+        states = json.loads(
             second.run(
                 """
 import time
@@ -227,8 +227,8 @@ print(json.dumps(seen))
     finally:
         writer.kill()
         writer.wait()
-    assert seen == sorted(seen)
-    assert len(set(seen)) > 1
+    assert states == sorted(states)
+    assert len(set(states)) > 1
     settled(cluster.hosts[0])
 
 

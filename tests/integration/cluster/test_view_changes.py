@@ -47,8 +47,8 @@ def read_at_once(hosts: list[Host], names: list[str], meanwhile: Callable[[], ob
     with ThreadPoolExecutor(len(hosts)) as pool:
         reading = [pool.submit(host.assert_right, *names, limit_s=LIMIT_S) for host in hosts]
         meanwhile()
-        for one in reading:
-            one.result()
+        for future in reading:
+            future.result()
 
 
 def test_members_change_faster_than_the_hand_over(make_cluster: MakeCluster) -> None:

@@ -26,7 +26,7 @@ def test_a_file_is_where_its_owner_is(make_cluster: MakeCluster) -> None:
         for host in cluster.hosts
     ]
     owners = cluster.owners(list(truth))
-    assert {id(one) for one in owners.values()} == {id(one) for one in cluster.hosts}
+    assert {id(owner) for owner in owners.values()} == {id(node) for node in cluster.hosts}
     addresses = {id(host): cluster.status(host)["cluster"]["address"] for host in cluster.hosts}
     for url in urls:
         for name, data in truth.items():

@@ -84,7 +84,7 @@ def test_what_both_wrote_is_kept_from_both(make_cluster: MakeCluster) -> None:
     before: dict[str, bytes] = {}
     for name in (f"f{number}" for number in range(ATTEMPTS)):
         both_write(cluster, name)
-        conflicts = [one for host in cluster.hosts for one in settled(host)["conflicts"]]
+        conflicts = [row for host in cluster.hosts for row in settled(host)["conflicts"]]
         truth = {path: bytes.fromhex(data) for path, data in tree_of(cluster.truth).items()}
         if conflicts:
             break
@@ -102,15 +102,15 @@ def both_write(cluster: ClusterFixture, name: str) -> None:
         Writer(host.mount).start(f"print(); sys.stdin.readline(); open('{name}', 'w').write('from {number}')")
         for number, host in enumerate(cluster.hosts)
     ]
-    for one in writers:
-        assert one.stdout is not None
-        one.stdout.readline()
-    for one in writers:
-        assert one.stdin is not None
-        one.stdin.write("\n")
-        one.stdin.flush()
-    for one in writers:
-        assert one.wait(10) == 0
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for writer in writers:
+        assert writer.wait(10) == 0
 
 
 def test_drain_persists_first(make_cluster: MakeCluster) -> None:

@@ -35,9 +35,9 @@ Share = Callable[..., Path]
 @pytest.fixture(scope="module")
 def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobForkServer]:
     pytest.importorskip("torch")
-    one = JobForkServer(tmp_path_factory.mktemp("job_server") / "log")
-    yield one
-    one.close()
+    server = JobForkServer(tmp_path_factory.mktemp("job_server") / "log")
+    yield server
+    server.close()
 
 
 def fill(folder: Path, count: int = FILES, size_bytes: int = FILE_BYTES) -> list[str]:

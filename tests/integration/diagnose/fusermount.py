@@ -16,7 +16,7 @@ def main() -> int:
     if "-u" in words:
         return os.EX_OK if ctypes.CDLL(None).umount2(os.fsencode(words[-1]), 2) == 0 else 1
     given = words[words.index("-o") + 1].split(",")
-    kind = next((one.split("=", 1)[1] for one in given if one.startswith("subtype=")), "slow")
+    kind = next((option.split("=", 1)[1] for option in given if option.startswith("subtype=")), "slow")
     descriptor = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,allow_other"
     done = ctypes.CDLL(None, use_errno=True).mount(

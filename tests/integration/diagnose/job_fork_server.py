@@ -78,8 +78,8 @@ class JobForkServer:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def close(self) -> None:
         assert self._parent.stdin is not None

@@ -18,13 +18,13 @@ MOSTLY = 0.3
 """Of the time: each script is made to lose far more, and the machine of a test is never idle."""
 
 
-def first(found: dict[str, Any]) -> dict[str, Any]:
-    assert found["causes"], found
-    assert found["moments"] > 20, found
-    cause: dict[str, Any] = found["causes"][0]
-    assert not found["healthy"], found
-    assert cause["share"] >= MOSTLY, found
-    assert cause["gain"] > 1, found
+def first(report: dict[str, Any]) -> dict[str, Any]:
+    assert report["causes"], report
+    assert report["moments"] > 20, report
+    cause: dict[str, Any] = report["causes"][0]
+    assert not report["healthy"], report
+    assert cause["share"] >= MOSTLY, report
+    assert cause["gain"] > 1, report
     return cause
 
 
@@ -46,25 +46,25 @@ def first(found: dict[str, Any]) -> dict[str, Any]:
 def test_the_known_cause_is_ranked_first(
     job_server: JobForkServer, script: str, cause: str, evidence: str
 ) -> None:
-    found = first(job_server.diagnose(script))
-    assert found["cause"] == cause, found
-    assert evidence in " ".join(found["evidence"]), found
+    top = first(job_server.diagnose(script))
+    assert top["cause"] == cause, top
+    assert evidence in " ".join(top["evidence"]), top
 
 
 def test_checkpoints_that_stop_training_are_ranked_first(job_server: JobForkServer, tmp_path: Path) -> None:
-    found = first(job_server.diagnose("checkpoint_stalls", tmp_path))
-    assert found["cause"] == "checkpoint", found
+    top = first(job_server.diagnose("checkpoint_stalls", tmp_path))
+    assert top["cause"] == "checkpoint", top
 
 
 def test_the_hook_counts_the_steps_of_small_batches(job_server: JobForkServer) -> None:
-    found = job_server.diagnose("small_batches", "watch")
-    assert first(found)["cause"] == "compute.small_batches"
-    assert found["steps"] > 20
-    assert found["samples"] == found["steps"] or found["samples"] - found["steps"] in (-1, 1)
+    report = job_server.diagnose("small_batches", "watch")
+    assert first(report)["cause"] == "compute.small_batches"
+    assert report["steps"] > 20
+    assert report["samples"] == report["steps"] or report["samples"] - report["steps"] in (-1, 1)
 
 
 @pytest.mark.parametrize("script", ["healthy", "healthy_processor"])
 def test_a_healthy_job_is_called_healthy(job_server: JobForkServer, script: str) -> None:
-    found = job_server.diagnose(script)
-    assert found["healthy"], found
-    assert found["moments"] > 20
+    report = job_server.diagnose(script)
+    assert report["healthy"], report
+    assert report["moments"] > 20

@@ -40,16 +40,16 @@ def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(
     assert "in steps without a problem" in done.stdout, done.stdout
     assert "s before the first step are left out" in done.stdout
     events = json.loads((tmp_path / "line.json").read_text())["traceEvents"]
-    slices = [one for one in events if one["ph"] == "X"]
-    tracks = {one["pid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    slices = [event for event in events if event["ph"] == "X"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     (worker,) = [pid for pid, name in tracks.items() if name.startswith("loader worker")]
-    (trainer,) = {one["pid"] for one in slices if one["pid"] != worker}
+    (trainer,) = {event["pid"] for event in slices if event["pid"] != worker}
     assert HEALTHY in tracks[trainer]
     for pid in (worker, trainer):
-        track = [one for one in slices if one["pid"] == pid]
-        assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in pairwise(track))
-    assert {"imports", "own code"} <= {one["name"] for one in slices if one["pid"] == trainer}
-    asleep = sum(one["dur"] for one in slices if one["pid"] == trainer and one["name"] == "own code")
+        track = [event for event in slices if event["pid"] == pid]
+        assert all(event["ts"] + event["dur"] <= other["ts"] for event, other in pairwise(track))
+    assert {"imports", "own code"} <= {event["name"] for event in slices if event["pid"] == trainer}
+    asleep = sum(event["dur"] for event in slices if event["pid"] == trainer and event["name"] == "own code")
     assert asleep > STEPS * 0.1 * 1e6  # of steps that sleep for 0.15 s each
 
 
@@ -58,9 +58,9 @@ def test_imports_and_a_model_that_is_built_after_the_loaders_start_are_no_cause(
     script = str(SCRIPTS / "late_setup.py")
     done = run("--rate", "50", "--json", "--", sys.executable, script, str(tmp_path), str(STEPS))
     assert done.returncode == 7, done.stderr
-    found = json.loads(done.stdout)
-    assert found["before_s"] > 2.5  # 1.5 s of an import and 1 s in build(), all on one core
-    blamed = [line for one in found["causes"] for line in one["evidence"]]
+    report = json.loads(done.stdout)
+    assert report["before_s"] > 2.5  # 1.5 s of an import and 1 s in build(), all on one core
+    blamed = [line for cause in report["causes"] for line in cause["evidence"]]
     assert [line for line in blamed if "work (" in line or "build (" in line] == []
 
 
@@ -104,11 +104,11 @@ def test_without_py_spy_it_says_so_and_goes_on_with_what_the_kernel_tells(
     try:
         sampler = Sampler(pid, lambda mountpoint: None, rate_hz=50)
         sampler.run(lambda: False, 1.5)
-        found = attribute(sampler.recording())
+        diagnosis = attribute(sampler.recording())
     finally:
         os.killpg(pid, signal.SIGKILL)
-    assert any("py-spy is missing" in one for one in found.recording.missing)
-    assert found.causes[0].cause in ("loader.too_few_workers", "loader.processor"), found.causes
+    assert any("py-spy is missing" in line for line in diagnosis.recording.missing)
+    assert diagnosis.causes[0].cause in ("loader.too_few_workers", "loader.processor"), diagnosis.causes
 
 
 def test_words_that_make_no_sense() -> None:

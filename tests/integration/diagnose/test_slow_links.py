@@ -35,8 +35,8 @@ READ = 40
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     base = tmp_path_factory.mktemp("lab")
     try:
-        with Lab(str(base / "lab.json")) as one:
-            one.up(
+        with Lab(str(base / "lab.json")) as lab:
+            lab.up(
                 LabPlan(
                     nodes=2,
                     rate_bits_s=RATE_BITS_S,
@@ -45,12 +45,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                     sample=False,
                 )
             )
-            client = services.client_of(one.store())
+            client = services.client_of(lab.store())
             for name in NAMES:
                 client.put(name, random.Random(name).randbytes(FILE_BYTES))
             words = [*services.python_words(), "sync"]  # nodes have listed the origin when they began
-            subprocess.run(words, env=one.environment(1), stdout=subprocess.DEVNULL, check=True, timeout=60)
-            yield one
+            subprocess.run(words, env=lab.environment(1), stdout=subprocess.DEVNULL, check=True, timeout=60)
+            yield lab
     except ServerMissing as error:
         pytest.skip(str(error))
 
@@ -58,10 +58,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def owned_by(lab: Lab, id: str) -> list[str]:
     """Names whose owner is that node, by the members that the first node sees."""
     nodes = {
-        one["id"]: NodeInfo(
-            one["id"], "", one["address"], one["zone"], one["capacity_bytes"], "", 1, one["draining"]
+        row["id"]: NodeInfo(
+            row["id"], "", row["address"], row["zone"], row["capacity_bytes"], "", 1, row["draining"]
         )
-        for one in lab.report(1)["cluster"]["members"]
+        for row in lab.report(1)["cluster"]["members"]
     }
     assert len(nodes) == 2
     view = next_view(None, nodes, epoch=1)
@@ -82,19 +82,19 @@ def used_mount(report: dict[str, Any], lab: Lab) -> dict[str, Any]:
 
 
 def test_a_slow_origin_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
-    found = diagnosed(job_server, lab, owned_by(lab, "node-1"), tmp_path / "list")
-    assert first(found)["cause"] == "storage.origin", found
-    place = used_mount(found, lab)
+    report = diagnosed(job_server, lab, owned_by(lab, "node-1"), tmp_path / "list")
+    assert first(report)["cause"] == "storage.origin", report
+    place = used_mount(report, lab)
     assert place["storage"] == "headrace"
     assert place["origin_bytes"] > 3 * FILE_BYTES
-    assert lab.store().url in " ".join(found["causes"][0]["evidence"])
+    assert lab.store().url in " ".join(report["causes"][0]["evidence"])
 
 
 def test_a_slow_peer_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
     names = owned_by(lab, "node-2")[:READ]
     subprocess.run(["cat", *names], cwd=lab.mountpoint(2), stdout=subprocess.DEVNULL, check=True, timeout=60)
-    found = diagnosed(job_server, lab, names, tmp_path / "list")
-    assert first(found)["cause"] == "storage.peer", found
-    place = used_mount(found, lab)
+    report = diagnosed(job_server, lab, names, tmp_path / "list")
+    assert first(report)["cause"] == "storage.peer", report
+    place = used_mount(report, lab)
     assert place["peer_bytes"] > 3 * FILE_BYTES
     assert place["peer_bytes"] > 10 * place["origin_bytes"]

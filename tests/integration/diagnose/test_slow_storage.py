@@ -22,10 +22,10 @@ def test_a_slow_share_is_ranked_first(job_server: JobForkServer, share: Share, t
     (tmp_path / "truth").mkdir()
     names = fill(tmp_path / "truth")
     mount = share(tmp_path / "truth", "--bwlimit", "4M")
-    found = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"))
-    assert first(found)["cause"] == "storage.share", found
+    report = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"))
+    assert first(report)["cause"] == "storage.share", report
     # a job may read modules from the system's disk beside it
-    assert (str(mount), "fuse.rclone") in [(place["mountpoint"], place["kind"]) for place in found["places"]]
+    assert (str(mount), "fuse.rclone") in [(place["mountpoint"], place["kind"]) for place in report["places"]]
 
 
 def test_slow_names_are_ranked_first(job_server: JobForkServer, share: Share, slow_server: str) -> None:
@@ -33,23 +33,23 @@ def test_slow_names_are_ranked_first(job_server: JobForkServer, share: Share, sl
         *(":http:", "--http-url", f"{slow_server}/", "--http-no-head"),
         *("--dir-cache-time", "0s", "--attr-timeout", "0s"),
     )
-    found = first(job_server.diagnose("many_names", mount))
-    assert found["cause"] == "storage.metadata", found
-    assert str(mount) in " ".join(found["evidence"])
+    top = first(job_server.diagnose("many_names", mount))
+    assert top["cause"] == "storage.metadata", top
+    assert str(mount) in " ".join(top["evidence"])
 
 
 def test_a_slow_server_is_ranked_first(job_server: JobForkServer, slow_server: str) -> None:
-    found = first(job_server.diagnose("slow_server", slow_server))
-    assert found["cause"] == "storage.network", found
-    assert "Remote.__getitem__" in " ".join(found["evidence"])
+    top = first(job_server.diagnose("slow_server", slow_server))
+    assert top["cause"] == "storage.network", top
+    assert "Remote.__getitem__" in " ".join(top["evidence"])
 
 
 def test_a_slow_disk_is_ranked_first(
     job_server: JobForkServer, slow_disk: tuple[Path, Path], tmp_path: Path
 ) -> None:
     mount, group = slow_disk
-    names = sorted(one.name for one in mount.glob("*.bin"))
-    found = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)
-    assert first(found)["cause"] == "storage.disk", found
-    (place,) = [one for one in found["places"] if one["mountpoint"] == str(mount)]
+    names = sorted(path.name for path in mount.glob("*.bin"))
+    report = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)
+    assert first(report)["cause"] == "storage.disk", report
+    (place,) = [row for row in report["places"] if row["mountpoint"] == str(mount)]
     assert 0 < place["bytes_read"] < 40_000_000

@@ -55,23 +55,23 @@ class Mounted:
         return self._pids("headrace.fuse.fd_store")
 
     def _pids(self, module: str) -> list[int]:
-        found = []
+        pids = []
         for name in os.listdir("/proc"):
             try:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else []
             except OSError:
                 continue
             if module.encode() in words and os.fsencode(self.mount) in words:
-                found.append(int(name))
-        return found
+                pids.append(int(name))
+        return pids
 
     def id_of(self, name: str) -> int:
         return (self.source / name).stat().st_ino & 0xFFFFFFFF | 1 << 32
 
-    def order(self, kind: str, what: list[object]) -> None:
+    def order(self, kind: str, arguments: list[object]) -> None:
         """Has the client do something and waits until it did."""
         path = self.folder / f"order-{time.monotonic_ns()}"
-        (self.folder / ".order").write_text(json.dumps([kind, what]))
+        (self.folder / ".order").write_text(json.dumps([kind, arguments]))
         (self.folder / ".order").rename(path)
         wait_until(lambda: not path.exists())
 
@@ -98,7 +98,7 @@ Mounter = Callable[..., Mounted]
 @pytest.fixture
 def mounter(needs_fuse: None, tmp_path: Path) -> Iterator[Mounter]:
     """Call with an io mode, options of the client as keywords, and files name → bytes already in `files`."""
-    made: list[Mounted] = []
+    mounts: list[Mounted] = []
     for name in ("source", "cache", "partial", "mnt"):
         (tmp_path / name).mkdir()
 
@@ -108,9 +108,9 @@ def mounter(needs_fuse: None, tmp_path: Path) -> Iterator[Mounter]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         (tmp_path / "options.json").write_text(json.dumps(options))
-        made.append(Mounted(tmp_path, io))
-        return made[-1]
+        mounts.append(Mounted(tmp_path, io))
+        return mounts[-1]
 
     yield mount
-    for one in made:
-        one.close()
+    for mounted in mounts:
+        mounted.close()

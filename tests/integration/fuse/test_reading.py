@@ -129,10 +129,10 @@ def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
                 wrong.append(str(error))
 
     threads = [threading.Thread(target=read) for _ in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
 
 
@@ -161,11 +161,11 @@ def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter, code: 
         for _ in range(20):
             _forget_pages([*(m.folder / "cache").iterdir(), *(m.mount / name for name in files)])
             time.sleep(0.005 + 0.001 * turn)  # the moment is what is tested
-        for one in readers:
-            assert one.poll() is None  # it went on reading till now
-            one.kill()
-        for one in readers:
-            one.wait(10)
+        for reader in readers:
+            assert reader.poll() is None  # it went on reading till now
+            reader.kill()
+        for reader in readers:
+            reader.wait(10)
         for name, data in files.items():
             assert (m.mount / name).read_bytes() == data
 
@@ -196,8 +196,8 @@ def test_large_directory(mounter: Mounter) -> None:
     names = {f"d/{n:07d}": b"" for n in range(20_000)}
     m = mounter("passthrough", names)
     assert sorted(os.listdir(m.mount / "d")) == sorted(os.listdir(m.source / "d"))
-    with os.scandir(m.mount / "d") as found:
-        assert sum(entry.stat().st_size == 0 for entry in found) == 20_000
+    with os.scandir(m.mount / "d") as entries:
+        assert sum(entry.stat().st_size == 0 for entry in entries) == 20_000
 
 
 def test_an_invalidated_name_is_gone(mounter: Mounter) -> None:
@@ -243,7 +243,7 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
     code = "import sys; open(sys.argv[1], 'rb').read()"
     readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount / name)]) for name in names]
     try:
-        wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(one.pid)) for one in readers) >= 30)
+        wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(client.pid)) for client in readers) >= 30)
         time.sleep(0.5)  # the files are open; that the reads are blocked shows nowhere
         done: list[bool] = []
         reader = threading.Thread(
@@ -256,8 +256,8 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
         assert done == [True]
     finally:
         (m.folder / "stuck").unlink()
-        for one in readers:
-            one.wait(30)
+        for client in readers:
+            client.wait(30)
 
 
 @pytest.mark.parametrize("io", ["passthrough", "noopen"])
@@ -275,10 +275,10 @@ def test_a_blocked_reader_can_be_killed(mounter: Mounter, io: str) -> None:
 
 def _descriptors(pid: int) -> list[str]:
     folder = f"/proc/{pid}/fd"
-    found = []
+    targets = []
     for fd in os.listdir(folder):
         try:
-            found.append(os.readlink(f"{folder}/{fd}"))
+            targets.append(os.readlink(f"{folder}/{fd}"))
         except OSError:
             pass
-    return found
+    return targets

@@ -31,8 +31,8 @@ class Readers:
         self._mount = m.mount
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(count)]
-        for one in self._threads:
-            one.start()
+        for thread in self._threads:
+            thread.start()
 
     def _run(self) -> None:
         try:
@@ -48,10 +48,10 @@ class Readers:
 
     def stop(self) -> None:
         self._stop.set()
-        for one in self._threads:
-            one.join(20)
+        for thread in self._threads:
+            thread.join(20)
         assert not self.errors
-        assert not any(one.is_alive() for one in self._threads)
+        assert not any(thread.is_alive() for thread in self._threads)
 
 
 def _not_connected(m: Mounted) -> bool:
@@ -84,10 +84,10 @@ def test_no_read_fails_when_sessions_are_killed(mounter: Mounter, io: str) -> No
 
 def test_directories_open_across_a_takeover(mounter: Mounter) -> None:
     m = mounter("passthrough", {f"d/{n:05d}": b"" for n in range(5000)})
-    with os.scandir(m.mount / "d") as found:
-        names = [next(found).name for _ in range(100)]
+    with os.scandir(m.mount / "d") as entries:
+        names = [next(entries).name for _ in range(100)]
         os.kill(m.session_pid, signal.SIGKILL)
-        names += [entry.name for entry in found]
+        names += [entry.name for entry in entries]
     assert names == sorted(os.listdir(m.source / "d"))
 
 

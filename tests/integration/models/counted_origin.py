@@ -92,7 +92,7 @@ def _handler_of(origin: CountedOrigin) -> type[http.server.BaseHTTPRequestHandle
                 self.send_error(404)
 
         def _index(self, folder: Path) -> None:
-            names = [one.name + "/" * one.is_dir() for one in sorted(folder.iterdir())]
+            names = [path.name + "/" * path.is_dir() for path in sorted(folder.iterdir())]
             page = "".join(f'<a href="{urllib.parse.quote(name)}">{name}</a>\n' for name in names).encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/html")

@@ -43,5 +43,5 @@ def run_ranks(host: Host, how: str, model: object, count: int, *, truth: Path | 
     )
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["error"] for one in answers] == [""] * count, (answers, done.stderr)
-    assert all(one["right"] > LAYERS for one in answers), answers
+    assert [answer["error"] for answer in answers] == [""] * count, (answers, done.stderr)
+    assert all(answer["right"] > LAYERS for answer in answers), answers

@@ -38,14 +38,14 @@ def lies_in_the_cache(model: str) -> bool:
 def rank(how: str, model: str, truth: str) -> dict[str, object]:
     torch.set_num_threads(1)  # threads of the parent's are not here
     expected = load("plain", truth)
-    found = load(how, model)
+    tensors = load(how, model)
     if how in ("ours", "url") and not lies_in_the_cache(model):
         return {"error": "not mapped from the cache", "right": 0}
-    if found.keys() != expected.keys():
-        return {"error": f"other names: {sorted(found.keys() ^ expected.keys())}", "right": 0}
+    if tensors.keys() != expected.keys():
+        return {"error": f"other names: {sorted(tensors.keys() ^ expected.keys())}", "right": 0}
     right = sum(
         tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     )
     return {"error": "" if right == len(expected) else "wrong bytes", "right": right}
 

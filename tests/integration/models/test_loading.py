@@ -31,7 +31,7 @@ Begin = Callable[..., tuple[Host, CountedOrigin]]
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
     """Call with settings of the node: a model behind a web server, mounted and cold."""
-    made: list[Host] = []
+    hosts: list[Host] = []
     folder = tmp_path / "host"
     folder.mkdir()
     truth = folder / "truth"
@@ -39,14 +39,14 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
         def run(**settings: object) -> tuple[Host, CountedOrigin]:
             host = Host(folder, **settings)
-            made.append(host)
+            hosts.append(host)
             write_model(truth)
             host.up(origin.url, host.mount)
             return host, origin
 
         yield run
-        for one in made:
-            one.close()
+        for member in hosts:
+            member.close()
 
 
 def assert_sent_once(host: Host, origin: CountedOrigin) -> None:
@@ -108,8 +108,8 @@ def test_what_was_written_on_this_host_is_loaded_too(begin: Begin) -> None:
 
 def test_only_the_files_that_are_wanted_are_fetched(begin: Begin) -> None:
     host, origin = begin()
-    found = load_model("headrace:///", only=["layers.1.*"], socket=socket_of(host))
-    assert sorted(found) == sorted([*(f"layers.1.{layer}" for layer in range(LAYERS)), "layers.1.bias"])
+    tensors = load_model("headrace:///", only=["layers.1.*"], socket=socket_of(host))
+    assert sorted(tensors) == sorted([*(f"layers.1.{layer}" for layer in range(LAYERS)), "layers.1.bias"])
     sent = {name for name, _, _ in origin.sent if name.endswith(".safetensors")}
     assert sent == {"model-00002-of-00003.safetensors"}
 

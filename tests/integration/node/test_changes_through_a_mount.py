@@ -51,9 +51,9 @@ class Mounted:
 
 @pytest.fixture(params=["passthrough", "splice"])
 def mounted(needs_fuse: None, running: Running, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    made = Mounted(running, request.param)
-    yield made
-    made.close()
+    mount = Mounted(running, request.param)
+    yield mount
+    mount.close()
 
 
 def names(path: Path) -> list[str]:

@@ -174,12 +174,12 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     children = [context.Process(target=child, args=(results,)) for _ in range(3)]
-    for one in children:
-        one.start()
+    for process in children:
+        process.start()
     assert all(results.get() for _ in children)
     done.set()
-    for one in children:
-        one.join()
+    for process in children:
+        process.join()
     thread.join()
     assert client.complete_path(client.resolve(b"/large").id) is not None
     client.close()
@@ -187,15 +187,15 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
 
 def test_how_much_of_a_file_is_cached(running: Running) -> None:
     client = running.client()
-    found = client.resolve(b"/large")
-    assert client.file_state(found.id)["cached"] == "no"
-    file = client.open(found.id)
-    assert client.file_state(found.id)["cached"] == "0%"
+    entry = client.resolve(b"/large")
+    assert client.file_state(entry.id)["cached"] == "no"
+    file = client.open(entry.id)
+    assert client.file_state(entry.id)["cached"] == "0%"
     file.wait(0, 10)
-    assert client.file_state(found.id)["cached"].endswith("%")
-    assert 0 < int(client.file_state(found.id)["cached"][:-1]) < 100
+    assert client.file_state(entry.id)["cached"].endswith("%")
+    assert 0 < int(client.file_state(entry.id)["cached"][:-1]) < 100
     assert whole(client, b"/large")
-    wait_for(lambda: client.file_state(found.id)["cached"] == "yes")
+    wait_for(lambda: client.file_state(entry.id)["cached"] == "yes")
     file.close()
     client.close()
 
@@ -230,9 +230,9 @@ def test_touches_arrive_in_batches_and_soon() -> None:
 
 def states(running: Running, kind: str, path: str = "/") -> list[JobState]:
     connection = Connection(running.config.socket_path, role="cli")
-    found = [one for one in connection.stream(JobStart(kind=kind, path=path)) if isinstance(one, JobState)]
+    states = [row for row in connection.stream(JobStart(kind=kind, path=path)) if isinstance(row, JobState)]
     connection.close()
-    return found
+    return states
 
 
 def test_a_job_on_no_path_says_so(running: Running) -> None:

@@ -100,8 +100,8 @@ class Small(Running):
         self.start()
 
     def disk_bytes(self) -> int:
-        found = subprocess.run(["du", "-sB1", self.base / "cache/files"], capture_output=True, text=True)
-        return int(found.stdout.split()[0])
+        done = subprocess.run(["du", "-sB1", self.base / "cache/files"], capture_output=True, text=True)
+        return int(done.stdout.split()[0])
 
     def log(self) -> str:
         return (self.base / "node.log").read_text()
@@ -135,9 +135,9 @@ def run_readers(small: Small, code: str, where: str) -> None:
         for seed in range(4)
     ]
     failures = []
-    for one in readers:
-        _, errors = one.communicate(timeout=110)
-        if one.returncode:
+    for reader in readers:
+        _, errors = reader.communicate(timeout=110)
+        if reader.returncode:
             failures.append(errors)
     assert not failures, "\n".join(failures)
     client = small.client()

@@ -132,22 +132,22 @@ def test_a_file_changed_at_the_origin_is_seen_after_sync_and_the_old_one_is_kept
 ) -> None:
     client = running.client()
     before = (running.source / "large").read_bytes()
-    found = client.resolve(b"/large")
+    entry = client.resolve(b"/large")
     assert whole(client, b"/large") == before
-    opened = client.open(found.id)
+    opened = client.open(entry.id)
     (running.source / "large").write_bytes(b"new" * MIB)
     connection = Connection(running.config.socket_path, role="cli")
     list(connection.stream(JobStart(kind="sync", path="/")))
     assert whole(client, b"/large") == b"new" * MIB
-    assert client.resolve(b"/large").id != found.id
+    assert client.resolve(b"/large").id != entry.id
     assert opened.pread(len(before), 0) == before
     client.close()
 
 
 def test_a_file_changed_while_it_is_filled_is_an_error_never_a_mixture(running: Running) -> None:
     client = running.client()
-    found = client.resolve(b"/large")
-    opened = client.open(found.id)
+    entry = client.resolve(b"/large")
+    opened = client.open(entry.id)
     opened.wait(0, 10)
     old = (running.source / "large").read_bytes()
     (running.source / "large").write_bytes(os.urandom(len(old)))

@@ -37,8 +37,8 @@ def web_proxy() -> Iterator[FaultProxy]:
 
 @pytest.fixture(params=["s3", "web"])
 def proxy(request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
-    found = request.getfixturevalue({"s3": "seaweedfs_proxy", "web": "web_proxy"}[request.param])
-    assert isinstance(found, FaultProxy)
-    found.mode = "pass"
-    yield found
-    found.mode = "pass"
+    proxy = request.getfixturevalue({"s3": "seaweedfs_proxy", "web": "web_proxy"}[request.param])
+    assert isinstance(proxy, FaultProxy)
+    proxy.mode = "pass"
+    yield proxy
+    proxy.mode = "pass"

@@ -42,7 +42,7 @@ async def _read(origin: Origin, info: ObjectInfo, deadline: Deadline) -> object:
 
 
 async def _list(origin: Origin, info: ObjectInfo, deadline: Deadline) -> object:
-    names = [one.key async for page in origin.list_directory("", deadline=deadline) for one in page.objects]
+    names = [row.key async for page in origin.list_directory("", deadline=deadline) for row in page.objects]
     assert names == [info.key]
     return names
 
@@ -67,15 +67,15 @@ async def spoil(
     async with opened(attach(proxy)) as origin:
         info = await origin.head("f", deadline=soon())
         proxy.mode = mode
-        begun_s, found = time.monotonic(), None
+        begun_s, failure = time.monotonic(), None
         try:
             await call(origin, info, Deadline.after(within_s))
         except HeadraceError as error:
-            found = error
+            failure = error
         took_s = time.monotonic() - begun_s
         proxy.mode = "pass"
         await call(origin, info, soon())
-        return found, took_s
+        return failure, took_s
 
 
 @pytest.mark.parametrize("mode", ["500", "503", "429", "close"])

@@ -31,9 +31,9 @@ def moto() -> Iterator[S3Server]:
 
 @pytest.fixture(params=["moto", "seaweedfs"])
 def server(request: pytest.FixtureRequest) -> S3Server:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, S3Server)
-    return found
+    server = request.getfixturevalue(request.param)
+    assert isinstance(server, S3Server)
+    return server
 
 
 def client(server: S3Server) -> Any:
@@ -59,9 +59,9 @@ async def test_markers_are_folders_and_no_files(server: S3Server) -> None:
         server.put(f"markers/{key}", b"x")
     server.put("markers/empty", b"")
     async with opened(attach(server, "markers")) as origin:
-        found = await listing_of(origin, "")
-        assert set(found.objects) == {"f", "empty"}
-        assert found.directories == {"empty-folder", "full-folder"}
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {"f", "empty"}
+        assert listing.directories == {"empty-folder", "full-folder"}
         assert set((await listing_of(origin, "full-folder")).objects) == {"full-folder/f"}
         empty = await listing_of(origin, "empty-folder")
         assert not empty.objects and not empty.directories
@@ -77,9 +77,9 @@ async def test_a_marker_beside_a_file_of_its_name(moto: S3Server) -> None:
     moto.put("beside/a", b"full")
     moto.put("beside/b", b"")
     async with opened(attach(moto, "beside")) as origin:
-        found = await listing_of(origin, "")
-        assert set(found.objects) == {"a", "b"}
-        assert found.directories == {"a", "b"}
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {"a", "b"}
+        assert listing.directories == {"a", "b"}
 
 
 @pytest.mark.parametrize("empty", [EMPTY_MAX - 1, EMPTY_MAX * 3])
@@ -90,9 +90,9 @@ async def test_empty_files_and_markers_few_and_many(server: S3Server, empty: int
         s3.put_object(Bucket=server.bucket, Key=f"{place}/m{n:03d}/", Body=b"")
     server.put(f"{place}/f", b"x")
     async with opened(attach(server, place)) as origin:
-        found = await listing_of(origin, "")
-        assert set(found.objects) == {"f"} | {f"e{n:03d}" for n in range(empty)}
-        assert found.directories == {f"m{n:03d}" for n in range(empty)}
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {"f"} | {f"e{n:03d}" for n in range(empty)}
+        assert listing.directories == {f"m{n:03d}" for n in range(empty)}
 
 
 async def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs: S3Server) -> None:
@@ -102,6 +102,6 @@ async def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: seaweedfs.put(f"walk/{name}", b"x"), [*names, "b/first", "d"]))
     async with opened(attach(seaweedfs, "walk")) as origin:
-        found = await listing_of(origin, "")
-        assert set(found.objects) == {f"a{n:05d}" for n in range(PAGE + 50)} | {"d"}
-        assert found.directories == {"b", "c"}
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {f"a{n:05d}" for n in range(PAGE + 50)} | {"d"}
+        assert listing.directories == {"b", "c"}

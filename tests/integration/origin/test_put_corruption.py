@@ -28,8 +28,8 @@ SIZES = {"single": 70_000, "parts": (6 << 20) + 1}
 
 @pytest.fixture
 def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(seaweedfs) as one:
-        yield one
+    with fault_proxy(seaweedfs) as proxy:
+        yield proxy
 
 
 def origin_of(proxy: FaultProxy, **options: str) -> Origin:
@@ -54,8 +54,8 @@ async def test_a_spoilt_body_is_refused_and_put_again(proxy: FaultProxy, kind: s
             await obstore.head_async(store, f"puts/{key}")
         proxy.put_flip_share = 0.0
         await put(origin, key, body)
-        found: Any = await obstore.get_async(store, f"puts/{key}")
-        assert bytes(await found.bytes_async()) == body
+        answer: Any = await obstore.get_async(store, f"puts/{key}")
+        assert bytes(await answer.bytes_async()) == body
 
 
 async def test_a_store_that_refuses_checksums_can_do_without(proxy: FaultProxy) -> None:

@@ -47,8 +47,8 @@ def moto() -> Iterator[S3Server]:
 
 @pytest.fixture
 def proxy(moto: S3Server) -> Iterator[FaultProxy]:
-    with fault_proxy(moto) as made:
-        yield made
+    with fault_proxy(moto) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def uploads(server: S3Server, prefix: str) -> list[str]:
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
     )
-    found = client.list_multipart_uploads(Bucket=server.bucket).get("Uploads", [])
-    return [one["Key"] for one in found if one["Key"].startswith(prefix)]
+    rows = client.list_multipart_uploads(Bucket=server.bucket).get("Uploads", [])
+    return [row["Key"] for row in rows if row["Key"].startswith(prefix)]
 
 
 def in_parts(proxy: FaultProxy, prefix: str) -> Origin:
@@ -148,8 +148,8 @@ async def test_what_killed_trials_left_is_removed_a_day_later(
 
     def kept() -> list[str]:
         assert proxy.server.store is not None
-        found = [meta["path"] for metas in obstore.list(proxy.server.store, prefix=place) for meta in metas]
-        return sorted(path for path in found if path != f"{place}/f")
+        paths = [meta["path"] for metas in obstore.list(proxy.server.store, prefix=place) for meta in metas]
+        return sorted(path for path in paths if path != f"{place}/f")
 
     async with opened(build_origin(proxy.url(place), proxy.options())) as origin:
         await put(origin, "f", b"x", Absent())
@@ -163,17 +163,17 @@ async def test_what_killed_trials_left_is_removed_a_day_later(
 # -- in parts
 
 
-@pytest.mark.parametrize("at", ["first", "middle", "last"])
-async def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, at: str) -> None:
+@pytest.mark.parametrize("part", ["first", "middle", "last"])
+async def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, part: str) -> None:
     async with opened(in_parts(proxy, place)) as origin:
         source = HeldSource(DATA)
-        if at != "last":
-            proxy.fail_next("503", 1 if at == "first" else 3)
+        if part != "last":
+            proxy.fail_next("503", 1 if part == "first" else 3)
             source.released.set()
         call = asyncio.ensure_future(
             origin.put("f", source, condition=None, attributes=Attributes(), deadline=soon())
         )
-        if at == "last":
+        if part == "last":
             assert await asyncio.to_thread(source.asked.wait, WAIT_S)
             proxy.fail_next("503", 2)
             source.released.set()
@@ -222,8 +222,8 @@ async def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
         expected = {"cancelled": asyncio.CancelledError, "late": TimeoutError, "conflict": ConflictError}
         with pytest.raises(expected[end]):
             await call
-        found = set((await listing_of(origin, "")).objects)
-        assert found == ({"f"} if end == "conflict" else set())
+        names = set((await listing_of(origin, "")).objects)
+        assert names == ({"f"} if end == "conflict" else set())
         if end == "conflict":
             assert await content(origin, "f") == b"theirs"
     assert not uploads(server, place)
@@ -255,13 +255,13 @@ async def test_the_store_decides_for_uploads_in_parts_too(
             nonlocal heads
             heads += 1
             try:
-                return await found(key, deadline=deadline)
+                return await original_head(key, deadline=deadline)
             finally:
                 if heads == 2:
                     await asyncio.to_thread(server.put, f"{place}/f", b"theirs")
 
         assert isinstance(origin, ObjectStoreOrigin)
-        found, origin._writer._head = origin.head, look_and_change
+        original_head, origin._writer._head = origin.head, look_and_change
         with pytest.raises(ConflictError):
             await put(origin, "f", DATA, condition)
         assert heads == 2

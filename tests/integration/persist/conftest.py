@@ -57,7 +57,7 @@ class Writer:
     def tree(self) -> dict[str, str]:
         """Name → "dir", or the bytes of a file, as hex; of all that the mount shows. Looks again where a name goes
         between the look at its folder and its open, as another node removed it; not for ever."""
-        found: dict[str, str] = json.loads(
+        tree: dict[str, str] = json.loads(
             self.run(
                 """
 import time
@@ -83,7 +83,7 @@ for left in reversed(range(10)):
 """
             )
         )
-        return found
+        return tree
 
 
 def tree_of(folder: Path) -> dict[str, str]:
@@ -94,12 +94,12 @@ def tree_of(folder: Path) -> dict[str, str]:
 
 
 def _tree_of(folder: Path) -> dict[str, str]:
-    found = {}
-    for one in folder.rglob("*"):
-        if one.name.startswith(HIDDEN):
+    tree = {}
+    for path in folder.rglob("*"):
+        if path.name.startswith(HIDDEN):
             continue
-        found[str(one.relative_to(folder))] = "dir" if one.is_dir() else one.read_bytes().hex()
-    return found
+        tree[str(path.relative_to(folder))] = "dir" if path.is_dir() else path.read_bytes().hex()
+    return tree
 
 
 def settled(host: Host) -> dict[str, Any]:

@@ -49,15 +49,15 @@ def same(host: Host) -> None:
 
 
 def attributes(host: Host, name: str) -> list[int]:
-    found = Writer(host.mount).run(
+    output = Writer(host.mount).run(
         f"s = os.stat({name!r}); print(json.dumps([s.st_mode, s.st_uid, s.st_gid, s.st_mtime_ns]))"
     )
-    shown: list[int] = json.loads(found)
+    shown: list[int] = json.loads(output)
     return shown
 
 
 def left(host: Host) -> int:
-    return sum(one.stat().st_size for one in (host.cache / "upper/tree").iterdir())
+    return sum(path.stat().st_size for path in (host.cache / "upper/tree").iterdir())
 
 
 def bytes_fetched(host: Host) -> int:
@@ -83,7 +83,7 @@ def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path)
     same(host)
     assert bytes_fetched(host) == 0
     assert attributes(host, "l3") == [0o100640, 1234, 4321, 123456789_987654321]
-    gone = sorted({one.name for one in host.truth.iterdir()} - set(os.listdir(host.cache / "upper/tree")))
+    gone = sorted({path.name for path in host.truth.iterdir()} - set(os.listdir(host.cache / "upper/tree")))
     assert "l3" in gone
     assert "named" not in gone  # the origin can't hold its extended attribute
     assert writer.run("print(os.getxattr('named', 'user.name'))") == "b'value'\n"

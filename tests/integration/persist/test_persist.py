@@ -144,7 +144,7 @@ def test_what_somebody_else_changed_is_not_removed(make_host: MakeHost) -> None:
     theirs = host.put("f", 2000, seed=9)
     settled(host)
     assert (host.truth / "f").read_bytes() == theirs
-    assert [one["path"] for one in host.status()["write"]["conflicts"]] == ["/f"]
+    assert [row["path"] for row in host.status()["write"]["conflicts"]] == ["/f"]
     assert Writer(host.mount).tree() == {"f": theirs.hex()}
 
 
@@ -290,7 +290,7 @@ def test_clean_files_leave_the_layer_when_it_is_too_large(make_host: MakeHost) -
     held.wait()
     host.up(host.truth, host.mount, cache=f"{host.cache}:64MiB")  # looks over the layer at its start
     wait_until(lambda: host.status()["write"]["files_demoted"] > 0, 30.0)
-    left = sum(one.stat().st_size for one in layer.iterdir())
+    left = sum(path.stat().st_size for path in layer.iterdir())
     assert left <= 33 << 20
     same(host)
     assert host.status()["origin"]["bytes_read"] == 0  # they went into the cache
@@ -361,13 +361,13 @@ def test_two_mounts_of_one_node_see_each_other(back: Host) -> None:
     other.mkdir()
     more = back.start("fuse", other)
     more.wait_ready()
-    one, two = Writer(back.mount), Writer(other)
-    two.run("os.stat('top'); os.listdir('low')")
-    one.run("open('top', 'w').write('short'); os.unlink('low/a'); open('low/n', 'w').write('n')")
-    wait_until(lambda: two.tree() == one.tree(), 20.0)
-    two.run("open('low/n', 'a').write('m'); os.rename('low', 'lower')")
-    wait_until(lambda: two.tree() == one.tree(), 20.0)
-    assert bytes.fromhex(one.tree()["lower/n"]) == b"nm"
+    first, second = Writer(back.mount), Writer(other)
+    second.run("os.stat('top'); os.listdir('low')")
+    first.run("open('top', 'w').write('short'); os.unlink('low/a'); open('low/n', 'w').write('n')")
+    wait_until(lambda: second.tree() == first.tree(), 20.0)
+    second.run("open('low/n', 'a').write('m'); os.rename('low', 'lower')")
+    wait_until(lambda: second.tree() == first.tree(), 20.0)
+    assert bytes.fromhex(first.tree()["lower/n"]) == b"nm"
     settled(back)
     same(back)
 
@@ -413,8 +413,8 @@ os.unlink('top')
     )
     shutil.rmtree(back.truth / "low")
     (back.truth / "low").write_text("theirs")
-    assert [one["path"] for one in settled(back)["conflicts"]] == ["/low"]
-    found = {name: bytes.fromhex(data) for name, data in tree_of(back.truth).items()}
-    assert sorted(found.values()) == [b"ours", b"theirs"]
-    assert found["low"] == b"theirs"
+    assert [row["path"] for row in settled(back)["conflicts"]] == ["/low"]
+    contents = {name: bytes.fromhex(data) for name, data in tree_of(back.truth).items()}
+    assert sorted(contents.values()) == [b"ours", b"theirs"]
+    assert contents["low"] == b"theirs"
     wait_until(lambda: Writer(back.mount).tree() == tree_of(back.truth))

@@ -54,7 +54,7 @@ def outcome(folder: Path, operations: tuple[str, ...]) -> dict[str, str]:
     code = "\n".join((f"import os; os.chdir({str(folder)!r})", *operations))
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     wanted = tree_of(folder)
-    for name in [one for one in wanted if one.endswith("symbolic")]:
+    for name in [path for path in wanted if path.endswith("symbolic")]:
         del wanted[name]  # it stays here
     return wanted
 
@@ -86,9 +86,9 @@ def check(make_host: MakeHost, tmp_path: Path, operations: tuple[str, ...], *, m
     host.up()
     writer = Writer(host.mount)
     deaths = 0
-    for one in operations:
+    for operation in operations:
         died.unlink()
-        writer.run(one)
+        writer.run(operation)
         deaths += died.exists()
         died.touch()
     assert deaths == len(operations) or not step.endswith(":1")

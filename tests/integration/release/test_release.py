@@ -47,8 +47,8 @@ def test_what_was_not_looked_up_is_not_sound(capsys: pytest.CaptureFixture[str])
     assert release.tell([release.audit_of({"dependencies": [sound]})]) == 0
     assert "no known vulnerability" in capsys.readouterr().out
     assert release.tell([release.audit_of({"dependencies": [sound, skipped]})]) == release.NOT_AUDITED
-    told = capsys.readouterr().out
-    assert "NOT AUDITED 1 packages" in told and "no known" not in told
+    output = capsys.readouterr().out
+    assert "NOT AUDITED 1 packages" in output and "no known" not in output
     assert release.tell([release.audit_of({"dependencies": [skipped, bad]})]) == 1
     assert "VULNERABLE c 2: CVE-1, fixed in 3" in capsys.readouterr().out
     assert release.tell([release.audit_of({"dependencies": []})]) == release.NOT_AUDITED
@@ -80,13 +80,13 @@ def test_pins_are_of_what_pyproject_asks_for(name: str) -> None:
 
 def _pins(name: str) -> dict[str, str]:
     """Those for this Python."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for block in (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "").splitlines():
         if not block.startswith("#"):
             pin = Requirement(block.partition("--hash")[0].strip())
             if pin.marker is None or pin.marker.evaluate():
-                (found[canonicalize_name(pin.name)],) = (one.version for one in pin.specifier)
-    return found
+                (versions[canonicalize_name(pin.name)],) = (specifier.version for specifier in pin.specifier)
+    return versions
 
 
 def _wanted(extras: tuple[str, ...]) -> list[Requirement]:
@@ -94,6 +94,6 @@ def _wanted(extras: tuple[str, ...]) -> list[Requirement]:
     wanted = [Requirement(text) for text in PROJECT["dependencies"]]
     for extra in extras:
         for text in PROJECT["optional-dependencies"][extra]:
-            one = Requirement(text)
-            wanted += _wanted(tuple(one.extras)) if one.name == "headrace" else [one]
+            requirement = Requirement(text)
+            wanted += _wanted(tuple(requirement.extras)) if requirement.name == "headrace" else [requirement]
     return wanted

@@ -44,10 +44,10 @@ async def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: py
     folder = LONG.rpartition(b"/")[0]
     async with playing(tmp_path) as scene:
         session, tree = scene.session, scene.session._tree
-        at = b""
+        prefix = b""
         for name in folder.split(b"/")[1:]:
-            at += b"/" + name
-            await scene.do(lambda path=at: session.mkdir(path))  # type: ignore[misc]
+            prefix += b"/" + name
+            await scene.do(lambda path=prefix: session.mkdir(path))  # type: ignore[misc]
         await scene.write(b"/f", b"data")
         await scene.write(folder + b"/" + b"m" * 200, b"made before")
         monkeypatch.setattr(Lower, "takes_name", lambda lower, path: len(path) - 1 <= ROOM)

@@ -47,11 +47,11 @@ class FlakyOrigin(MemoryOrigin):
         self._chance = chance
         self.failing = failing
 
-    async def _delay_or_fail(self, what: str) -> None:
+    async def _delay_or_fail(self, key: str) -> None:
         for _ in range(self._chance.randrange(4)):
             await asyncio.sleep(self._chance.choice([0, 0, 0.001]))
         if self._chance.random() < self.failing:
-            raise OriginUnavailableError(what, why="the test says so")
+            raise OriginUnavailableError(key, why="the test says so")
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         await self._delay_or_fail(key)
@@ -113,13 +113,13 @@ class ReadsModel:
         for _ in range(steps):
             name = self.chance.choice(NAMES)
             try:
-                found = await self.namespace.resolver.resolve(b"/" + name.encode())
+                entry = await self.namespace.resolver.resolve(b"/" + name.encode())
             except PathNotFoundError:
                 continue
             except OriginUnavailableError:
                 assert self.origin.failing
                 continue
-            await self._read_some(name, found.id, found.version)
+            await self._read_some(name, entry.id, entry.version)
 
     async def _read_some(self, name: str, id: FileId, version: Version) -> None:
         body = self.bodies[version.token]
@@ -159,18 +159,18 @@ class ReadsModel:
         """The origin's own life, and the operator's."""
         for _ in range(steps):
             await asyncio.sleep(0.004)
-            name, what = self.chance.choice(NAMES), self.chance.random()
-            if what < 0.3:
+            name, draw = self.chance.choice(NAMES), self.chance.random()
+            if draw < 0.3:
                 self.put(name)
-            elif what < 0.4:
+            elif draw < 0.4:
                 self.origin.delete(name)
                 self.now.pop(name, None)
-            elif what < 0.6:
+            elif draw < 0.6:
                 entry = self.store.index.lookup(FileId(1), name.encode())
                 if entry is not None:
                     self.reads.forget([entry.id])
                     self.store.free(entry.id)
-            elif what < 0.7:
+            elif draw < 0.7:
                 entry = self.store.index.lookup(FileId(1), name.encode())
                 if entry is not None:
                     try:

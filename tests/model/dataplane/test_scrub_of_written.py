@@ -44,8 +44,8 @@ class BadDisk:
         monkeypatch.setattr(DiskReader, "read", read)
 
     def rot(self, path: bytes) -> None:
-        found = self._scene.here.upper.at(path).lstat()
-        self.rotten.add(found.st_ino)
+        status = self._scene.here.upper.at(path).lstat()
+        self.rotten.add(status.st_ino)
 
 
 class Scrubbing:

@@ -81,17 +81,17 @@ class WriterLives:
 def choose(chance: random.Random, names: Sequence[str]) -> list[Any]:
     """[kind, path, …]."""
     kind = chance.choice(KINDS)
-    one: list[Any] = [kind, path_of(chance, names)]
+    operation: list[Any] = [kind, path_of(chance, names)]
     if kind in ("write", "append", "replace", "hold", "held"):
         size = chance.choice([0, 7, 3000, 300_000])
-        one.append((chance.randbytes(8) * (size // 8 + 1))[:size].hex())
+        operation.append((chance.randbytes(8) * (size // 8 + 1))[:size].hex())
     elif kind == "truncate":
-        one.append(chance.choice([0, 10, 5000]))
+        operation.append(chance.choice([0, 10, 5000]))
     elif kind == "chmod":
-        one.append(chance.choice([0o600, 0o644, 0o755]))
+        operation.append(chance.choice([0o600, 0o644, 0o755]))
     elif kind in ("rename", "exchange"):
-        one.append(path_of(chance, names))
-    return one
+        operation.append(path_of(chance, names))
+    return operation
 
 
 def path_of(chance: random.Random, names: Sequence[str]) -> str:
@@ -99,36 +99,36 @@ def path_of(chance: random.Random, names: Sequence[str]) -> str:
 
 
 def by_session(session: Session, kind: str, path: str, *more: Any) -> None:
-    at = os.fsencode(path)
+    target = os.fsencode(path)
     match kind:
         case "write":
-            session.put_bytes(at, bytes.fromhex(more[0]), os.O_TRUNC)
+            session.put_bytes(target, bytes.fromhex(more[0]), os.O_TRUNC)
         case "hold":
-            session.put_bytes(at, bytes.fromhex(more[0]), os.O_TRUNC, hold=True)
+            session.put_bytes(target, bytes.fromhex(more[0]), os.O_TRUNC, hold=True)
         case "held":
             session.write_held(bytes.fromhex(more[0]))
         case "append":
-            session.put_bytes(at, bytes.fromhex(more[0]), os.O_APPEND)
+            session.put_bytes(target, bytes.fromhex(more[0]), os.O_APPEND)
         case "replace":
-            session.replace(at, bytes.fromhex(more[0]))
+            session.replace(target, bytes.fromhex(more[0]))
         case "truncate":
-            session.truncate(at, more[0])
+            session.truncate(target, more[0])
         case "chmod":
-            session.chmod(at, more[0])
+            session.chmod(target, more[0])
         case "link":
-            session.symlink(at)
+            session.symlink(target)
         case "mkdir":
-            session.mkdir(at)
+            session.mkdir(target)
         case "rmdir":
-            session.rmdir(at)
+            session.rmdir(target)
         case "unlink":
-            session.unlink(at)
+            session.unlink(target)
         case "rename":
-            session.rename(at, os.fsencode(more[0]), 0)
+            session.rename(target, os.fsencode(more[0]), 0)
         case "exchange":
-            session.rename(at, os.fsencode(more[0]), 2)
+            session.rename(target, os.fsencode(more[0]), 2)
         case "read":
-            session.read(at)
+            session.read(target)
 
 
 class Plain:
@@ -139,55 +139,55 @@ class Plain:
         self._held: list[int] = []
 
     def do(self, kind: str, path: str, *more: Any) -> None:
-        at = self._folder + path
+        target = self._folder + path
         match kind:
             case "write" | "hold":
-                self._write(at, bytes.fromhex(more[0]), os.O_TRUNC, hold=kind == "hold")
+                self._write(target, bytes.fromhex(more[0]), os.O_TRUNC, hold=kind == "hold")
             case "held":
                 if self._held:
                     fd = self._held.pop(0)
                     os.pwrite(fd, bytes.fromhex(more[0]), 0)
                     os.close(fd)
             case "append":
-                self._write(at, bytes.fromhex(more[0]), os.O_APPEND)
+                self._write(target, bytes.fromhex(more[0]), os.O_APPEND)
             case "replace":
-                self._replace(at, bytes.fromhex(more[0]))
+                self._replace(target, bytes.fromhex(more[0]))
             case "truncate":
-                fd = os.open(at, os.O_RDWR | os.O_NOFOLLOW)
+                fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
                 os.ftruncate(fd, more[0])
                 os.close(fd)
             case "chmod":
-                if os.path.islink(at):
+                if os.path.islink(target):
                     raise OSError(95, "links have none")
-                os.chmod(at, more[0])
+                os.chmod(target, more[0])
             case "link":
-                os.symlink("nowhere", at)
+                os.symlink("nowhere", target)
             case "mkdir":
-                os.mkdir(at)
+                os.mkdir(target)
             case "rmdir":
-                os.rmdir(at)
+                os.rmdir(target)
             case "unlink":
-                os.unlink(at)
+                os.unlink(target)
             case "rename":
-                os.rename(at, self._folder + more[0])
+                os.rename(target, self._folder + more[0])
             case "exchange":
-                rename(at, self._folder + more[0], EXCHANGE)
+                rename(target, self._folder + more[0], EXCHANGE)
             case "read":
-                if os.path.isdir(at) and not os.path.islink(at):
+                if os.path.isdir(target) and not os.path.islink(target):
                     raise OSError(21, "a folder")
-                os.close(os.open(at, os.O_RDONLY | os.O_NOFOLLOW))
+                os.close(os.open(target, os.O_RDONLY | os.O_NOFOLLOW))
 
-    def _write(self, at: str, data: bytes, flags: int, *, hold: bool = False) -> None:
-        fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644)
+    def _write(self, path: str, data: bytes, flags: int, *, hold: bool = False) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644)
         os.write(fd, data)
         if hold:
             self._held.append(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
         os.close(fd)
 
-    def _replace(self, at: str, data: bytes) -> None:
-        made = f"{self._folder}.made"
-        Path(made).write_bytes(data)
-        os.rename(made, at)
+    def _replace(self, path: str, data: bytes) -> None:
+        source = f"{self._folder}.made"
+        Path(source).write_bytes(data)
+        os.rename(source, path)
 
     def drop_held(self) -> None:
         while self._held:
@@ -195,21 +195,21 @@ class Plain:
 
 
 def tree_of(folder: Path, *, links: bool) -> Tree:
-    found = {}
-    for at, folders, files in os.walk(folder):
+    tree = {}
+    for parent, folders, files in os.walk(folder):
         for name in [*folders, *files]:
-            path = os.path.join(at, name)
+            path = os.path.join(parent, name)
             if name.startswith(".headrace-put-"):
                 continue
             inside = "/" + os.path.relpath(path, folder)
             if os.path.islink(path):
                 if links:
-                    found[inside] = "link"
+                    tree[inside] = "link"
             elif os.path.isdir(path):
-                found[inside] = "dir"
+                tree[inside] = "dir"
             else:
-                found[inside] = Path(path).read_bytes().hex()
-    return found
+                tree[inside] = Path(path).read_bytes().hex()
+    return tree
 
 
 # ------------------------------------------------------------ a life
@@ -263,7 +263,7 @@ async def one_life(world: WriterLives, chance: random.Random, *, last: bool) -> 
         else:
             await here.settle()
             out["tree"] = await asyncio.to_thread(session.tree)
-            out["conflicts"] = [os.fsdecode(one.path) for one in here.write.known.conflicts()]
+            out["conflicts"] = [os.fsdecode(row.path) for row in here.write.known.conflicts()]
             out["dirty"] = here.write.status()["dirty"]
             await here.write.rescan()
             out["dirty again"] = here.write.waiting(b"/")[0]
@@ -283,11 +283,11 @@ def work(world: WriterLives, session: Session, chance: random.Random) -> None:
         arm(chance)
         names, pause = NAMES[: chance.choice([1, 2, 3])], chance.choice([0.05, 0.4])
         for _ in range(chance.randrange(3, 60)):
-            one = choose(chance, names)
-            note("begun", one)
-            logging.info("begun %s", str(one)[:100])
+            operation = choose(chance, names)
+            note("begun", operation)
+            logging.info("begun %s", str(operation)[:100])
             try:
-                by_session(session, *one)
+                by_session(session, *operation)
             except OSError as error:
                 note("done", error.errno)
             else:
@@ -379,13 +379,13 @@ def check_life(world: WriterLives, status: int) -> None:
     world.begun = begun
 
 
-def short_of(one: list[Any]) -> list[str]:
-    return [str(word)[:20] for word in one]
+def short_of(operation: list[Any]) -> list[str]:
+    return [str(word)[:20] for word in operation]
 
 
-def errno_of(plain: Plain, one: list[Any]) -> int:
+def errno_of(plain: Plain, operation: list[Any]) -> int:
     try:
-        plain.do(*one)
+        plain.do(*operation)
     except OSError as error:
         return error.errno or 0
     return 0
@@ -415,14 +415,14 @@ def check_tree(world: WriterLives, shown: Tree) -> None:
     compare(f"after {begun[:2]} was begun", shown, after)
 
 
-def check_end(world: WriterLives, found: dict[str, Any]) -> None:
-    check_tree(world, found["tree"])
+def check_end(world: WriterLives, report: dict[str, Any]) -> None:
+    check_tree(world, report["tree"])
     compare("at the origin", tree_of(world.truth, links=True), tree_of(world.plain, links=False))
     for key in ("conflicts", "dirty again", "complaints"):
-        if found.get(key):
-            raise Failure(f"{key}: {found[key]}")
-    if found["dirty"]:
-        raise Failure(f"{found['dirty']} are dirty")
+        if report.get(key):
+            raise Failure(f"{key}: {report[key]}")
+    if report["dirty"]:
+        raise Failure(f"{report['dirty']} are dirty")
 
 
 def compare(when: str, got: Tree, wanted: Tree) -> None:

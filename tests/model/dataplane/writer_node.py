@@ -57,11 +57,11 @@ class FlakyLocalOrigin(WrapperOrigin):
         self.failing = failing
         self._slow_s = slow_s
 
-    async def _delay_or_fail(self, what: str) -> None:
+    async def _delay_or_fail(self, key: str) -> None:
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.random() * self._slow_s)
         if self._chance.random() < self.failing:
-            raise OriginUnavailableError(what, why="the test says so")
+            raise OriginUnavailableError(key, why="the test says so")
 
     async def _forward(
         self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
@@ -241,27 +241,27 @@ class Session:
 
     def _changed(self, paths: list[bytes]) -> None:
         delay_s = self._here.chance.choice([0.0, 0.0, 0.003])
-        told = list(paths)
+        batch = list(paths)
         loop = self._here.loop
-        loop.call_soon_threadsafe(lambda: loop.call_later(delay_s, self._here.write.changed, told, 1))
+        loop.call_soon_threadsafe(lambda: loop.call_later(delay_s, self._here.write.changed, batch, 1))
 
     # ------------------------------------------------------------ looking
 
     def look(self, path: bytes) -> FileStat | None:
         """As the kernel looks it up, name by name."""
-        found: FileStat | None = None
-        at = b"/"
+        status: FileStat | None = None
+        prefix = b"/"
         parts = [part for part in path.split(b"/") if part]
         for number, name in enumerate(parts):
-            self._listed(at)
-            at = join(at, name)
+            self._listed(prefix)
+            prefix = join(prefix, name)
             with self._tree.lock:
-                found = self._tree.view.seen(at)
-            if found is None and number + 1 < len(parts):
+                status = self._tree.view.seen(prefix)
+            if status is None and number + 1 < len(parts):
                 raise OSError(errno.ENOENT, "no such folder")
-            if number + 1 < len(parts) and not is_folder(found):
-                raise OSError(errno.ENOENT if is_link(found) else errno.ENOTDIR, "no folder")
-        return found
+            if number + 1 < len(parts) and not is_folder(status):
+                raise OSError(errno.ENOENT if is_link(status) else errno.ENOTDIR, "no folder")
+        return status
 
     def _listed(self, folder: bytes) -> None:
         for _ in range(COPIES_MAX):
@@ -275,20 +275,20 @@ class Session:
 
     def tree(self) -> dict[str, str]:
         """Path → "dir", "link", or the bytes of a file as hex."""
-        found: dict[str, str] = {}
+        tree: dict[str, str] = {}
         pending = [b"/"]
         while pending:
             folder = pending.pop()
-            for name, one in self._names(folder):
+            for name, status in self._names(folder):
                 path = join(folder, name)
-                if is_folder(one):
-                    found[os.fsdecode(path)] = "dir"
+                if is_folder(status):
+                    tree[os.fsdecode(path)] = "dir"
                     pending.append(path)
-                elif isinstance(one, os.stat_result) and stat.S_ISLNK(one.st_mode):
-                    found[os.fsdecode(path)] = "link"
+                elif isinstance(status, os.stat_result) and stat.S_ISLNK(status.st_mode):
+                    tree[os.fsdecode(path)] = "link"
                 else:
-                    found[os.fsdecode(path)] = self.read(path).hex()
-        return found
+                    tree[os.fsdecode(path)] = self.read(path).hex()
+        return tree
 
     def _names(self, folder: bytes) -> list[tuple[bytes, FileStat]]:
         self._listed(folder)
@@ -299,24 +299,24 @@ class Session:
                 if entry is None or entry.kind is not Kind.DIRECTORY
                 else self._lower.children(entry.id)
             )
-            found = [
+            rows = [
                 (n, self._tree.view.seen(join(folder, n)))
                 for n, _ in merge_listing(self._tree.view.names(folder), children)
             ]
-        return [(name, one) for name, one in found if one is not None]
+        return [(name, status) for name, status in rows if status is not None]
 
     def read(self, path: bytes) -> bytes:
         for _ in range(COPIES_MAX):
-            found = self.look(path)
-            if found is None:
+            status = self.look(path)
+            if status is None:
                 raise OSError(errno.ENOENT, "nothing there")
-            if is_folder(found) or is_link(found):
-                raise OSError(errno.EISDIR if is_folder(found) else errno.ELOOP, "no file")
+            if is_folder(status) or is_link(status):
+                raise OSError(errno.EISDIR if is_folder(status) else errno.ELOOP, "no file")
             try:
-                if not isinstance(found, Entry):
+                if not isinstance(status, Entry):
                     with open(plain(self._upper.at(path)), "rb") as file:
                         return file.read()
-                return self._read_below(path, found.version)
+                return self._read_below(path, status.version)
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
@@ -354,8 +354,8 @@ class Session:
 
     def put_bytes(self, path: bytes, data: bytes, flags: int, *, hold: bool = False) -> None:
         """flags: O_TRUNC or O_APPEND, O_EXCL."""
-        found = self.look(path)
-        if is_link(found):
+        status = self.look(path)
+        if is_link(status):
             raise OSError(errno.ELOOP, "a link")
         fd, _ = self.change(lambda: self._created(path, flags), path)
         try:
@@ -380,7 +380,7 @@ class Session:
         fd = self._held.pop(0)
         os.pwrite(fd, data, 0)
         inode = os.fstat(fd).st_ino
-        self._changed([path for path, seen in self._upper.walk() if seen.st_ino == inode])
+        self._changed([path for path, status in self._upper.walk() if status.st_ino == inode])
         os.close(fd)
         return inode
 
@@ -389,12 +389,12 @@ class Session:
             os.close(self._held.pop())
 
     def truncate(self, path: bytes, size: int) -> None:
-        found = self.look(path)
-        if found is None:
+        status = self.look(path)
+        if status is None:
             raise OSError(errno.ENOENT, "nothing there")
-        if is_folder(found):
+        if is_folder(status):
             raise OSError(errno.EISDIR, "a folder")
-        if is_link(found):
+        if is_link(status):
             raise OSError(errno.ELOOP, "a link")
         fd = self.change(lambda: self._tree.open(path, 0), path)
         os.ftruncate(fd, size)
@@ -404,13 +404,13 @@ class Session:
     def replace(self, path: bytes, data: bytes) -> None:
         """As fsspec's door does: a file of `work` gets the name."""
         self.look(path)
-        made = self._upper.new()
-        with open(made.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        source = self._upper.new()
+        with open(source.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
         try:
-            self.change(lambda: self._tree.put_file(made, path, replace=True), path)
+            self.change(lambda: self._tree.put_file(source, path, replace=True), path)
         except OSError:
-            made.unlink()
+            source.unlink()
             raise
 
     def chmod(self, path: bytes, mode: int) -> None:
@@ -429,8 +429,8 @@ class Session:
         self.change(lambda: self._tree.remove(path), path)
 
     def rmdir(self, path: bytes) -> None:
-        found = self.look(path)
-        if found is not None and is_folder(found):
+        status = self.look(path)
+        if status is not None and is_folder(status):
             self._listed(path)
         self.change(lambda: self._tree.remove_directory(path), path)
 
@@ -472,14 +472,14 @@ class Session:
         raise OSError(errno.ESTALE, "again and again")
 
 
-def is_folder(found: FileStat | None) -> bool:
-    if isinstance(found, Entry):
-        return found.kind is Kind.DIRECTORY
-    return found is not None and stat.S_ISDIR(found.st_mode)
+def is_folder(status: FileStat | None) -> bool:
+    if isinstance(status, Entry):
+        return status.kind is Kind.DIRECTORY
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
-def is_link(found: FileStat | None) -> bool:
-    return isinstance(found, os.stat_result) and stat.S_ISLNK(found.st_mode)
+def is_link(status: FileStat | None) -> bool:
+    return isinstance(status, os.stat_result) and stat.S_ISLNK(status.st_mode)
 
 
 async def _quietly(call: Awaitable[None]) -> None:

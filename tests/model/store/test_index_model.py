@@ -103,10 +103,10 @@ class IndexMachine(RuleBasedStateMachine):
             if after.get(name) != old:
                 self.drop(old)
         self.tree[directory] = after
-        told = {name for name, old in before.items() if after.get(name) != old}
+        names = {name for name, old in before.items() if after.get(name) != old}
         if listed:
-            told |= after.keys() - before.keys()
-        assert {(directory, name) for name in told} == set(changed)
+            names |= after.keys() - before.keys()
+        assert {(directory, name) for name in names} == set(changed)
         assert set(after) == set(rows) | directories | (kept & set(before))
         assert self.index.fresh_until_ns(directory) == 77_000_000
 
@@ -121,9 +121,9 @@ class IndexMachine(RuleBasedStateMachine):
             return
         total = 0
         for directory, names in self.tree.items():
-            found = {e.name: (e.id, e.kind, e.version) for e in self.index.children(directory)}
-            assert found == names
-            assert list(found) == sorted(found)
+            rows = {e.name: (e.id, e.kind, e.version) for e in self.index.children(directory)}
+            assert rows == names
+            assert list(rows) == sorted(rows)
             for name, (id, _, _) in names.items():
                 entry = self.index.entry(id)
                 assert entry is not None
