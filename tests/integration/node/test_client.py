@@ -204,28 +204,28 @@ class Node:
     """Takes what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.ids: list[int] = []
         self.messages = 0
 
     def ask(self, request: Message, *, patience_s: float | None = None) -> None:
         assert isinstance(request, Touch)
         self.messages += 1
-        self.told += request.ids
+        self.ids += request.ids
 
 
 def test_touches_arrive_in_batches_and_soon() -> None:
     node = Node()
     touches = AccessReporter(node)  # type: ignore[arg-type]
     touches.touch(7)
-    wait_for(lambda: node.told == [7])
+    wait_for(lambda: node.ids == [7])
     for id in range(1000):
         touches.touch(id)
-    wait_for(lambda: len(node.told) == 1001)
+    wait_for(lambda: len(node.ids) == 1001)
     assert node.messages <= 4
     assert sum(thread.name == "touches" and thread.is_alive() for thread in threading.enumerate()) >= 1
     touches.touch(8)
     touches.close()
-    wait_for(lambda: node.told[-1] == 8)
+    wait_for(lambda: node.ids[-1] == 8)
 
 
 def states(running: Running, kind: str, path: str = "/") -> list[JobState]:

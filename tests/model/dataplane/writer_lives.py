@@ -63,7 +63,7 @@ class WriterLives:
     def __init__(self, base: Path, seed: int) -> None:
         self.seed = seed
         self.cache, self.truth, self.plain = base / "cache", base / "truth", base / "plain"
-        self.log, self.told = base / "log", base / "told"
+        self.log, self.output = base / "log", base / "told"
         self.begun: list[Any] | None = None
         """The call that was under way when the last life ended."""
         for folder in (self.cache, self.truth, self.plain):
@@ -235,7 +235,7 @@ def live(world: WriterLives, number: int, *, last: bool) -> None:
     tree = asyncio.run(one_life(world, chance, last=last))
     if complaints.heard:
         tree["complaints"] = complaints.heard
-    world.told.write_text(json.dumps(tree))
+    world.output.write_text(json.dumps(tree))
 
 
 def trace(path: Path) -> None:
@@ -329,7 +329,7 @@ def run(base: Path, seed: int) -> str:
     status = in_child(lambda: live(world, 99, last=True))
     if status:
         raise Failure(f"the last life ended with {status:x}: {told(world)}")
-    check_end(world, json.loads(world.told.read_text()))
+    check_end(world, json.loads(world.output.read_text()))
     return str(deaths)
 
 
@@ -351,7 +351,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 def told(world: WriterLives) -> str:
     with contextlib.suppress(OSError):
-        return world.told.read_text()[:2000]
+        return world.output.read_text()[:2000]
     return ""
 
 
