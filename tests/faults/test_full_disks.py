@@ -122,7 +122,7 @@ def kill_something(host: Host, up: Up, chance: random.Random) -> Up:
     for role in victims:
         host.kill(role)
     host.wait_pid("node", other_than=before)
-    wait_until(lambda: host.headrace("status").returncode == 0, 30.0, what=lambda: up.said)
+    wait_until(lambda: host.headrace("status").returncode == 0, 30.0, hint=lambda: up.said)
     return up
 
 
@@ -150,7 +150,7 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     code = CHECK.format(names=names)
     subprocess.run([*PYTHON, code], cwd=host.mount, check=True, timeout=60)
     away.rename(host.truth)
-    wait_until(lambda: not host.status()["write"]["dirty"], 60.0, what=lambda: str(host.status()))
+    wait_until(lambda: not host.status()["write"]["dirty"], 60.0, hint=lambda: str(host.status()))
     for name, size in names.items():
         assert (host.truth / name).read_bytes() == random.Random(name).randbytes(size), name
     assert host.status()["write"]["conflicts"] == []

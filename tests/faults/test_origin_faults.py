@@ -130,7 +130,7 @@ def test_a_node_killed_while_its_origin_is_away_starts_again(faulty: Host, proxy
     def answers() -> bool:
         return faulty.headrace("status").returncode == 0 and faulty.pid_of("node") not in (0, old)
 
-    wait_until(answers, what=lambda: "no new node")
+    wait_until(answers, hint=lambda: "no new node")
     faulty.assert_right("warm")
     assert faulty.read("500/large")["500/large"]["error"] in ERRNOS
     proxy.mode = "pass"

@@ -124,11 +124,11 @@ def go_through(host: Host, proxy: FaultProxy, outage: Outage, read: Callable[[li
     with ThreadPoolExecutor(READERS) as threads:
         reads = [threads.submit(read, names[n::READERS]) for n in range(READERS)]
         if not outage.begun:
-            wait_until(lambda: proxy.requests > before + 3, what=lambda: "no reads")
+            wait_until(lambda: proxy.requests > before + 3, hint=lambda: "no reads")
             begin(proxy, outage)
         asked, away_s = proxy.requests, time.monotonic()
         if outage.share == 1.0:
-            wait_until(lambda: is_shown(host), what=lambda: host.ok("status"))
+            wait_until(lambda: is_shown(host), hint=lambda: host.ok("status"))
         time.sleep(outage.seconds)  # the length is what is tested
         asked, away_s = proxy.requests - asked, time.monotonic() - away_s
         end(proxy, outage)
@@ -187,7 +187,7 @@ def test_down_does_not_wait_for_an_origin_that_is_away(
     proxy.refuse()
     with ThreadPoolExecutor(3) as threads:
         reads = [threads.submit(host.read, name, limit_s=60.0) for name in (small, large, "none/such")]
-        wait_until(lambda: status_of(host)["waiting"] >= 3, what=lambda: host.ok("status"))
+        wait_until(lambda: status_of(host)["waiting"] >= 3, hint=lambda: host.ok("status"))
         host.ok("down")
         for task in reads:
             assert all(row["error"] for row in task.result().values())

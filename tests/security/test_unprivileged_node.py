@@ -330,6 +330,6 @@ def test_what_can_t_be_is_refused_in_one_line(lowered: Host) -> None:
         assert done.returncode != 0, words
         assert why in done.stderr, (words, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    wait_until(lambda: set(lowered.processes()) == before[1], what=lambda: f"{lowered.processes()}")
+    wait_until(lambda: set(lowered.processes()) == before[1], hint=lambda: f"{lowered.processes()}")
     assert lowered.mounts() == before[0]
     assert [entry.name for entry in full.iterdir()] == ["index"]

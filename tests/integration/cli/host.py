@@ -137,7 +137,7 @@ class Host:
         """What `headrace status --json` prints of the host's only node, asked of the node itself: a process for each
         poll would take most of the processor time of the suite."""
         folder = str(self.run_folder)
-        wait_until(lambda: running_sockets(folder, read_states(folder)), what=lambda: "no node answers")
+        wait_until(lambda: running_sockets(folder, read_states(folder)), hint=lambda: "no node answers")
         (socket,) = running_sockets(folder, read_states(folder))
         connection = Connection(socket, role="cli")
         try:
@@ -219,7 +219,7 @@ class Host:
             pid = self.pid_of(role)
             return pid not in (0, other_than)
 
-        wait_until(seen, LIMIT_S, what=lambda: f"no {role}: {self.processes()}")
+        wait_until(seen, LIMIT_S, hint=lambda: f"no {role}: {self.processes()}")
         return pid
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
@@ -240,7 +240,7 @@ class Host:
         ]
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.processes(), what=lambda: f"processes left: {self.processes()}")
+        wait_until(lambda: not self.processes(), hint=lambda: f"processes left: {self.processes()}")
         assert self.mounts() == []
         left = [path.name for path in self.run_folder.glob("*") if path.suffix != ".log"]
         assert left == [], left
@@ -271,16 +271,16 @@ def send(pid: int, number: int) -> None:
     """os.kill, but nothing of a process runs any more when it was sent SIGSTOP: its threads see that later."""
     os.kill(pid, number)
     if number == signal.SIGSTOP:
-        wait_until(lambda: processes.stopped(pid), what=lambda: f"{pid} does not stand still")
+        wait_until(lambda: processes.stopped(pid), hint=lambda: f"{pid} does not stand still")
 
 
 def wait_until(
     condition: Callable[[], object],
     limit_s: float = LIMIT_S,
     *,
-    what: Callable[[], str] = lambda: "waited in vain",
+    hint: Callable[[], str] = lambda: "waited in vain",
 ) -> None:
     limit = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < limit, what()
+        assert time.monotonic() < limit, hint()
         time.sleep(0.02)

@@ -301,9 +301,9 @@ def test_the_holder_dies_at_a_step_after_the_writer(
     wait_until(
         lambda: tree_of(cluster.truth) == expected,
         60.0,
-        what=lambda: f"{step}: {tree_of(cluster.truth).keys()}",
+        hint=lambda: f"{step}: {tree_of(cluster.truth).keys()}",
     )
-    wait_until(died.exists, 10.0, what=lambda: f"{step} was not hit")
+    wait_until(died.exists, 10.0, hint=lambda: f"{step} was not hit")
     wait_until(lambda: not holds(holder), 30.0)
     writer.close()
     cluster.up(writer)

@@ -145,7 +145,7 @@ def test_many_and_large_files_outlive_their_writer(
         wait_until(
             lambda host=host: digests(host) == expected,  # type: ignore[misc]
             60.0,
-            what=lambda host=host: differing(digests(host), expected),  # type: ignore[misc]
+            hint=lambda host=host: differing(digests(host), expected),  # type: ignore[misc]
         )
     if origin == "away":
         assert bucket(seaweed, prefix) != expected  # so it was read from the holder
@@ -153,7 +153,7 @@ def test_many_and_large_files_outlive_their_writer(
     wait_until(
         lambda: bucket(seaweed, prefix) == expected,
         60.0,
-        what=lambda: differing(bucket(seaweed, prefix), expected),
+        hint=lambda: differing(bucket(seaweed, prefix), expected),
     )
     writer.close()
     assert [row["path"] for host in others for row in settled(host)["conflicts"]] == []
@@ -176,7 +176,7 @@ def test_a_writer_dies_before_its_first_put(
     wait_until(
         lambda: bucket(seaweed, prefix) == expected,
         60.0,
-        what=lambda: differing(bucket(seaweed, prefix), expected),
+        hint=lambda: differing(bucket(seaweed, prefix), expected),
     )
     for host in others:
         wait_until(lambda host=host: digests(host) == expected, 10.0)  # type: ignore[misc]

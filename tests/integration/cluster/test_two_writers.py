@@ -217,7 +217,7 @@ class Pair:
             wait_until(
                 lambda agent=agent: agent.do("tree", self.folder) == [0, wanted],  # type: ignore[misc]
                 20.0,
-                what=lambda node=node, agent=agent: (  # type: ignore[misc]
+                hint=lambda node=node, agent=agent: (  # type: ignore[misc]
                     f"node {node}: {short(agent.tree(self.folder), wanted)}"
                 ),
             )

@@ -284,4 +284,4 @@ def test_the_folder_of_a_mode_comes_to_be_with_its_first_file(make_cluster: Make
     settled(cluster.hosts[0])
     wanted = (bytes(range(256)) * 100).hex()
     assert tree_of(cluster.truth)["out/new"] == wanted
-    wait_until(lambda: second.tree().get("out/new") == wanted, 10, what=lambda: f"{second.tree().keys()}")
+    wait_until(lambda: second.tree().get("out/new") == wanted, 10, hint=lambda: f"{second.tree().keys()}")

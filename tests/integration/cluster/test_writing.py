@@ -17,7 +17,7 @@ def same_everywhere(cluster: ClusterFixture) -> None:
 
 
 def same(writer: Writer, truth: dict[str, str]) -> None:
-    wait_until(lambda: writer.tree() == truth, 30.0, what=lambda: short(writer.tree(), truth))
+    wait_until(lambda: writer.tree() == truth, 30.0, hint=lambda: short(writer.tree(), truth))
 
 
 def short(shown: dict[str, str], truth: dict[str, str]) -> str:

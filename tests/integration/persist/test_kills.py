@@ -50,7 +50,7 @@ def test_the_node_dies_at_a_step(make_host: MakeHost, tmp_path: Path, step: str,
     writer = Writer(host.mount)
     writer.run(SCRIPT)
     if hit == 1:  # a later one is perhaps not reached: some steps are taken once
-        wait_until(died.exists, 30.0, what=lambda: f"{step} was not hit")
+        wait_until(died.exists, 30.0, hint=lambda: f"{step} was not hit")
     settled(host)
     assert writer.tree() == tree_of(host.truth), step
     assert set(tree_of(host.truth)) == NAMES

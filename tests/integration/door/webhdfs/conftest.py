@@ -80,7 +80,7 @@ class WebHdfs:
         return path.read_bytes() if path.is_file() else None
 
     def wait_persisted(self, name: str, data: bytes) -> None:
-        wait_until(lambda: self.persisted(name) == data, LIMIT_S, what=lambda: f"{name} at the origin")
+        wait_until(lambda: self.persisted(name) == data, LIMIT_S, hint=lambda: f"{name} at the origin")
 
     def raw(self, data: bytes) -> bytes:
         """What is answered until the connection ends."""

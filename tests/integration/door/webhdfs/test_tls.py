@@ -112,7 +112,7 @@ def test_status_tells_what_was_answered(webhdfs: WebHdfs) -> None:
         }
 
     wanted = {"open": (2, 0, 0, 0), "get_status": (1, 1, 0, 0), "create": (2, 0, 0, 5)}
-    wait_until(lambda: rows() == wanted, 10, what=lambda: str(rows()))
+    wait_until(lambda: rows() == wanted, 10, hint=lambda: str(rows()))
     assert "webhdfs" in webhdfs.host.ok("status")
     process.signal(15)
     process.wait()

@@ -99,9 +99,9 @@ def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     head = f"POST /webhdfs/v1{path}?op=APPEND&data=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
     with socket.create_connection(webhdfs.address, timeout=10) as connection:
         connection.sendall(head.encode() + DATA)
-        wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, what=lambda: "others see what was appended")
+        wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, hint=lambda: "others see what was appended")
         assert webhdfs.failure(webhdfs.append(path, b"x")) == ("AlreadyBeingCreatedException", 403)
-    wait_until(lambda: webhdfs.bytes_of(path) == b"kept", 10, what=lambda: "nothing of the append is left")
+    wait_until(lambda: webhdfs.bytes_of(path) == b"kept", 10, hint=lambda: "nothing of the append is left")
     webhdfs.wait_persisted("cut.bin", b"kept")
 
 
@@ -130,11 +130,11 @@ def test_folders(webhdfs: WebHdfs) -> None:
     assert webhdfs.failure(below) == ("ParentNotDirectoryException", 403)
     full = webhdfs.ask("DELETE", top, "DELETE")
     assert webhdfs.failure(full) == ("PathIsNotEmptyDirectoryException", 403)
-    wait_until(lambda: (webhdfs.origin / "folders/a/b").is_dir(), 20, what=lambda: "folders at the origin")
+    wait_until(lambda: (webhdfs.origin / "folders/a/b").is_dir(), 20, hint=lambda: "folders at the origin")
     assert boolean(webhdfs.ask("DELETE", f"{top}/a/b", "DELETE"))
     assert boolean(webhdfs.ask("DELETE", top, "DELETE", recursive="true"))
     assert not boolean(webhdfs.ask("DELETE", top, "DELETE", recursive="true"))
-    wait_until(lambda: not (webhdfs.origin / "folders").exists(), 20, what=lambda: "gone at the origin")
+    wait_until(lambda: not (webhdfs.origin / "folders").exists(), 20, hint=lambda: "gone at the origin")
 
 
 def test_renames_that_answer_true_or_false(webhdfs: WebHdfs) -> None:
@@ -210,7 +210,7 @@ def test_attributes(webhdfs: WebHdfs) -> None:
             return (stat.st_mode & 0o777, stat.st_mtime_ns // 10**6) == (0o751, 1_500_000_000_123)
         return False
 
-    wait_until(kept, 20, what=lambda: "attributes at the origin")
+    wait_until(kept, 20, hint=lambda: "attributes at the origin")
 
 
 def test_pages_of_the_web_are_refused(webhdfs: WebHdfs) -> None:
