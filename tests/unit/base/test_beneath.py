@@ -39,66 +39,66 @@ def open_files() -> int:
 
 
 def test_calls_are_those_of_plain_paths(root: Root, tmp_path: Path) -> None:
-    top, made = tmp_path / "top", root.at(b"/a") / b"new"
+    top, folder = tmp_path / "top", root.at(b"/a") / b"new"
     root.at(b"/").lstat()
     before = open_files()
     assert root.at(b"/a/b/file").lstat() == (top / "a/b/file").lstat()
     assert sorted(root.at(b"/a").names()) == [b"b", b"link", b"out"]
     assert root.at(b"/").names() == [b"a"]
-    made.mkdir(0o750)
-    assert made.is_folder() and stat.S_IMODE((top / "a/new").stat().st_mode) == 0o750
-    root.at(b"/a/b/file").rename(made / b"moved")
+    folder.mkdir(0o750)
+    assert folder.is_folder() and stat.S_IMODE((top / "a/new").stat().st_mode) == 0o750
+    root.at(b"/a/b/file").rename(folder / b"moved")
     assert (top / "a/new/moved").read_bytes() == b"below"
-    (made / b"moved").link(made / b"twice")
+    (folder / b"moved").link(folder / b"twice")
     with pytest.raises(FileExistsError):
-        (made / b"moved").rename(made / b"twice", NOREPLACE)
-    (made / b"twice").chmod(0o4755)
-    (made / b"twice").utime((5, 7))
+        (folder / b"moved").rename(folder / b"twice", NOREPLACE)
+    (folder / b"twice").chmod(0o4755)
+    (folder / b"twice").utime((5, 7))
     assert (top / "a/new/moved").stat().st_mtime_ns == 7
     assert (top / "a/new/moved").stat().st_mode & 0o7777 == 0o4755
-    (made / b"way").symlink(b"nowhere")
-    assert (made / b"way").readlink() == b"nowhere" and not (top / "a/new/way").exists()
-    (made / b"way").rename(made / b"twice", EXCHANGE)
-    assert (made / b"twice").readlink() == b"nowhere"
-    (made / b"twice").unlink()
+    (folder / b"way").symlink(b"nowhere")
+    assert (folder / b"way").readlink() == b"nowhere" and not (top / "a/new/way").exists()
+    (folder / b"way").rename(folder / b"twice", EXCHANGE)
+    assert (folder / b"twice").readlink() == b"nowhere"
+    (folder / b"twice").unlink()
     root.at(b"/x/y/z").make_folders(0o755)
     assert (top / "x/y/z").is_dir()
-    assert {os.fsdecode(at.path) for at, _ in root.at(b"/").walk()} >= {"/", "/a", "/a/new/way", "/x/y/z"}
-    made.throw_away()
+    assert {os.fsdecode(path.path) for path, _ in root.at(b"/").walk()} >= {"/", "/a", "/a/new/way", "/x/y/z"}
+    folder.throw_away()
     assert not (top / "a/new").exists()
-    made.throw_away()  # it may be gone
+    folder.throw_away()  # it may be gone
     assert open_files() == before
 
 
 @pytest.mark.parametrize("path", [b"/a/out/file", b"/a/link/x", b"/a/out/new/deeper"])
 def test_no_link_above_the_name_is_followed(root: Root, path: bytes) -> None:
-    at, before = root.at(path), open_files()
+    target, before = root.at(path), open_files()
     for call in (
-        at.lstat,
-        at.readlink,
-        at.names,
-        at.unlink,
-        at.rmdir,
-        at.utime,
-        at.pinned,
-        at.listxattr,
-        lambda: at.open(os.O_RDWR | os.O_CREAT),
-        lambda: at.mkdir(0o755),
-        lambda: at.chmod(0o777),
-        lambda: at.chown(0, 0),
-        lambda: at.symlink(b"x"),
-        lambda: at.getxattr("user.x"),
-        lambda: at.setxattr("user.x", b""),
-        lambda: at.rename(root.at(b"/taken")),
-        lambda: root.at(b"/a/b/file").rename(at),
-        lambda: root.at(b"/a/b/file").rename(at, EXCHANGE),
-        lambda: root.at(b"/a/b/file").link(at),
+        target.lstat,
+        target.readlink,
+        target.names,
+        target.unlink,
+        target.rmdir,
+        target.utime,
+        target.pinned,
+        target.listxattr,
+        lambda: target.open(os.O_RDWR | os.O_CREAT),
+        lambda: target.mkdir(0o755),
+        lambda: target.chmod(0o777),
+        lambda: target.chown(0, 0),
+        lambda: target.symlink(b"x"),
+        lambda: target.getxattr("user.x"),
+        lambda: target.setxattr("user.x", b""),
+        lambda: target.rename(root.at(b"/taken")),
+        lambda: root.at(b"/a/b/file").rename(target),
+        lambda: root.at(b"/a/b/file").rename(target, EXCHANGE),
+        lambda: root.at(b"/a/b/file").link(target),
     ):
         with pytest.raises(OSError) as caught:
             call()
         assert caught.value.errno in (errno.ENOTDIR, errno.ELOOP)
-    assert at.seen() is None and not list(at.walk())
-    at.throw_away()
+    assert target.seen() is None and not list(target.walk())
+    target.throw_away()
     root.close()
     assert open_files() <= before
 
@@ -110,18 +110,18 @@ def test_a_link_that_is_the_name_is_a_link(root: Root, tmp_path: Path) -> None:
         with pytest.raises(OSError) as caught:
             root.at(b"/a/out").open(flags)
         assert caught.value.errno == errno.ELOOP
-    at = root.at(b"/a/out")
+    link = root.at(b"/a/out")
     with pytest.raises(OSError):
-        at.chmod(0o777)
+        link.chmod(0o777)
     with pytest.raises(NotADirectoryError):
-        at.names()
-    at.utime((1, 1))
+        link.names()
+    link.utime((1, 1))
     if os.geteuid() == 0:
-        at.chown(65534, 65534)
-        assert at.lstat().st_uid == 65534
-        at.setxattr("trusted.x", b"of the link")
-        assert at.getxattr("trusted.x") == b"of the link"
-    at.throw_away()
+        link.chown(65534, 65534)
+        assert link.lstat().st_uid == 65534
+        link.setxattr("trusted.x", b"of the link")
+        assert link.getxattr("trusted.x") == b"of the link"
+    link.throw_away()
     assert out.stat() == before
     assert (out / "file").read_bytes() == b"not below"
 
@@ -192,10 +192,10 @@ def test_a_path_may_be_longer_than_one_call_takes(root: Root) -> None:
     deep.make_folders(0o755)
     root.at(b"/inner" + (b"/" + name) * 14).make_folders(0o755)
     inner.rename(deep / b"x")
-    found = [at for at, _ in root.at(b"/outer").walk()]
-    assert len(found) == 30
-    assert len(found[-1].path) > 4096
-    (found[-1] / b"file").mkdir(0o755)
+    paths = [path for path, _ in root.at(b"/outer").walk()]
+    assert len(paths) == 30
+    assert len(paths[-1].path) > 4096
+    (paths[-1] / b"file").mkdir(0o755)
     root.at(b"/outer").throw_away()
     assert root.at(b"/").names() == [b"a"]
 
@@ -214,8 +214,8 @@ def test_deep_folders_take_no_more_of_python_than_others(root: Root) -> None:
 
 def test_what_has_no_link_on_its_way_is_resolved_by_one_look(root: Root) -> None:
     for path in (b"/a/b/file", b"/a/b/none", b"/none/deeper", b"/"):
-        at = root.at(path)
-        assert at.resolved() is at is at.resolved(last=False)
+        target = root.at(path)
+        assert target.resolved() is target is target.resolved(last=False)
     link = root.at(b"/a/link")
     assert link.resolved(last=False) is link and link.resolved().path == b"/a/b/file"
     assert root.at(b"/a/b/../b/file").resolved().path == b"/a/b/file"

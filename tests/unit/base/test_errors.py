@@ -21,8 +21,8 @@ def test_each_class_has_a_code_of_its_own() -> None:
     """Else it would stand for its parent wherever a code is looked up."""
     pending, codes = [HeadraceError], []
     while pending:
-        one = pending.pop()
-        assert "code" in vars(one), one
-        codes.append(one.code)
-        pending += one.__subclasses__()
+        error = pending.pop()
+        assert "code" in vars(error), error
+        codes.append(error.code)
+        pending += error.__subclasses__()
     assert len(codes) == len(set(codes))

@@ -69,7 +69,7 @@ async def test_each_fails_for_itself() -> None:
 async def test_what_fails_as_a_whole_fails_for_all() -> None:
     batches = GroupCommit(Doubled().work, most=8)
     results = await asyncio.gather(*(batches.submit(item) for item in (2, 13)), return_exceptions=True)
-    assert [type(one) for one in results] == [ValueError, ValueError]
+    assert [type(error) for error in results] == [ValueError, ValueError]
 
 
 async def test_the_result_of_one_who_left_is_given_back() -> None:

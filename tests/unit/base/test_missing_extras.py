@@ -88,7 +88,7 @@ def brought_by(extra: str) -> set[str]:
     for requirement in EXTRAS[extra]:
         inner = re.match(r"headrace\[([^\]]+)\]", requirement)
         if inner:
-            packages |= {one for name in inner[1].split(",") for one in brought_by(name.strip())}
+            packages |= {package for name in inner[1].split(",") for package in brought_by(name.strip())}
         else:
             packages.add(re.match(r"[\w-]+", requirement)[0])  # type: ignore[index]
     return packages
@@ -130,7 +130,7 @@ def test_the_table_names_the_extras_that_bring_a_package(package: str) -> None:
 
 
 def test_every_package_that_is_imported_is_a_dependency_or_in_the_table() -> None:
-    required = {re.match(r"[\w-]+", one)[0] for one in PROJECT["dependencies"]}  # type: ignore[index]
+    required = {re.match(r"[\w-]+", requirement)[0] for requirement in PROJECT["dependencies"]}  # type: ignore[index]
     known = required | set(EXTRAS_OF) | NO_EXTRA | set(sys.stdlib_module_names) | {"headrace"}
     unknown = {name: imports_of(path, top=False) - known for name, path in all_modules().items()}
     assert {name: packages for name, packages in unknown.items() if packages} == {}

@@ -16,14 +16,14 @@ WORLD = 4
 
 def together(work: Callable[[Barrier, int], Any], world: int = WORLD) -> list[Any]:
     """In a thread each; what each returned, or the OSError that it saw."""
-    meet, found = f"127.0.0.1:{free_ports(1)[0]}", [None] * world
+    meet, results = f"127.0.0.1:{free_ports(1)[0]}", [None] * world
 
     def one(rank: int) -> None:
         meeting = Barrier(meet, rank, world)
         try:
-            found[rank] = work(meeting, rank)
+            results[rank] = work(meeting, rank)
         except OSError as error:
-            found[rank] = error  # type: ignore[call-overload]
+            results[rank] = error  # type: ignore[call-overload]
         finally:
             meeting.close()
 
@@ -32,28 +32,28 @@ def together(work: Callable[[Barrier, int], Any], world: int = WORLD) -> list[An
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return results
 
 
 def test_nobody_goes_on_before_the_last() -> None:
     arrived, lock = [0] * 50, threading.Lock()
 
     def work(meeting: Barrier, rank: int) -> list[int]:
-        seen = []
+        counts = []
         for turn in range(50):
             with lock:
                 arrived[turn] += 1
             meeting.wait()
-            seen.append(arrived[turn])
-        return seen
+            counts.append(arrived[turn])
+        return counts
 
     assert together(work) == [[WORLD] * 50] * WORLD
 
 
 def test_the_first_gets_what_everybody_has_in_their_order() -> None:
     large = list(range(100_000))
-    found = together(lambda meeting, rank: meeting.gather([rank, large]))
-    assert found == [[[rank, large] for rank in range(WORLD)], None, None, None]
+    results = together(lambda meeting, rank: meeting.gather([rank, large]))
+    assert results == [[[rank, large] for rank in range(WORLD)], None, None, None]
 
 
 @pytest.mark.parametrize("dying", [0, 2])
@@ -65,10 +65,12 @@ def test_one_that_has_gone_is_an_error_for_all(dying: int) -> None:
         meeting.wait()
         return "went on"
 
-    found = together(work)
-    assert found[dying] == "gone"
+    results = together(work)
+    assert results[dying] == "gone"
     assert [
-        type(one) for rank, one in enumerate(found) if rank != dying and not isinstance(one, OSError)
+        type(result)
+        for rank, result in enumerate(results)
+        if rank != dying and not isinstance(result, OSError)
     ] == []
 
 

@@ -15,9 +15,9 @@ from headrace.bench.checkpoints import CheckpointPlan, run
 GIB = 1 << 30
 
 
-def sums(one: Model) -> tuple[float, float]:
+def sums(model: Model) -> tuple[float, float]:
     """Model and optimizer, in GiB, of all ranks."""
-    files = [item for rank in range(one.ranks) for item in one.files(rank).items()]
+    files = [item for rank in range(model.ranks) for item in model.files(rank).items()]
     optimizer = sum(size for name, size in files if "optim" in name)
     return (sum(size for _, size in files) - optimizer) / GIB, optimizer / GIB
 
@@ -28,9 +28,9 @@ def sums(one: Model) -> tuple[float, float]:
 )
 def test_sizes_are_those_that_mlperf_publishes(name: str, ranks: int, model: int, optimizer: int) -> None:
     # mlpstorage/config.py, LLM_SIZE_BY_RANK
-    one = MODELS[name]
-    assert one.ranks == ranks
-    assert list(sums(one)) == pytest.approx([model, optimizer], rel=0.004)
+    architecture = MODELS[name]
+    assert architecture.ranks == ranks
+    assert list(sums(architecture)) == pytest.approx([model, optimizer], rel=0.004)
 
 
 def test_the_largest_model_follows_its_dimensions() -> None:
@@ -42,22 +42,22 @@ def test_the_largest_model_follows_its_dimensions() -> None:
 
 
 def test_every_layer_is_in_one_stage() -> None:
-    for one in MODELS.values():
-        found = [layer for stage in range(one.pipeline) for layer in one.stage_layers(stage)]
-        assert found == list(range(one.layers + 3)), one.name
+    for model in MODELS.values():
+        layers = [layer for stage in range(model.pipeline) for layer in model.stage_layers(stage)]
+        assert layers == list(range(model.layers + 3)), model.name
 
 
 def test_names_are_of_one_rank_only() -> None:
     for name in ("llama3-8b", "llama3-70b", "llama3-405b"):
-        one = MODELS[name]
-        names = [name for rank in range(one.ranks) for name in one.files(rank)]
+        model = MODELS[name]
+        names = [name for rank in range(model.ranks) for name in model.files(rank)]
         assert len(set(names)) == len(names)
 
 
 def test_ranks_with_zero_1_write_the_model_once() -> None:
-    one = MODELS["llama3-405b"]
-    assert len(one.files(0)) == 4 + 1 + 1  # its stage's layers, the embedding, the optimizer
-    assert list(one.files(one.ranks - 1)) == ["zero_pp_rank_1_mp_rank_255_optim_states.pt"]
+    model = MODELS["llama3-405b"]
+    assert len(model.files(0)) == 4 + 1 + 1  # its stage's layers, the embedding, the optimizer
+    assert list(model.files(model.ranks - 1)) == ["zero_pp_rank_1_mp_rank_255_optim_states.pt"]
 
 
 @pytest.mark.timeout(60)
@@ -72,20 +72,20 @@ def test_checkpoints_are_written_and_read(tmp_path: Path) -> None:
         keep=True,
         drop=False,
     )
-    found = run(plan, say=said.append)
-    (made,) = tmp_path.iterdir()
-    one = MODELS["llama3-70b"]
+    report = run(plan, say=said.append)
+    (folder,) = tmp_path.iterdir()
+    model = MODELS["llama3-70b"]
     for number in range(2):
-        names = {name: size for rank in range(8) for name, size in one.files(rank).items()}
-        sizes = {path.name: path.stat().st_size for path in (made / f"checkpoint-{number}").iterdir()}
+        names = {name: size for rank in range(8) for name, size in model.files(rank).items()}
+        sizes = {path.name: path.stat().st_size for path in (folder / f"checkpoint-{number}").iterdir()}
         assert sizes == {name: max(1, round(size * 1e-4)) for name, size in names.items()}
-    assert found.checkpoint_bytes == sum(sizes.values())
-    assert (len(found.writes), len(found.reads), found.ranks, found.files) == (2, 2, 8, 16)
-    for turn in (*found.writes, *found.reads):
+    assert report.checkpoint_bytes == sum(sizes.values())
+    assert (len(report.writes), len(report.reads), report.ranks, report.files) == (2, 2, 8, 16)
+    for turn in (*report.writes, *report.reads):
         assert turn.took_s == max(turn.by_rank_s)
-        assert turn.bytes_s == pytest.approx(found.checkpoint_bytes / turn.took_s)
+        assert turn.bytes_s == pytest.approx(report.checkpoint_bytes / turn.took_s)
         assert turn.wall_s >= turn.took_s
-    assert found.called == "MLPerf Storage workload, scaled"
+    assert report.called == "MLPerf Storage workload, scaled"
     assert len(said) == 4
 
 

@@ -36,9 +36,9 @@ class Store(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
             self.wfile.write(b"0\r\n\r\n")
             return
-        found = self.path != "/missing"
-        body = BODY if found else b"none"
-        self.send_response(200 if found else 404)
+        exists = self.path != "/missing"
+        body = BODY if exists else b"none"
+        self.send_response(200 if exists else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -110,10 +110,10 @@ def test_many_at_a_time(endpoint: str) -> None:
         connection.close()
 
     threads = [threading.Thread(target=read) for _ in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert wrong == []
     wanted = StoreCounts(gets=18, bytes_out=18 * len(BODY))
     wait_for(lambda: proxy.counts() == wanted)
@@ -134,7 +134,7 @@ def test_it_is_as_slow_as_it_is_told_to_be(endpoint: str) -> None:
 
 def test_costs_are_those_of_the_table() -> None:
     counts = StoreCounts(gets=2000, heads=500, lists=100, others=50, bytes_out=3 << 30, errors=9)
-    one = Price(get=0.4, list=5.0, out=0.09)
-    assert one.of(counts) == pytest.approx(2.5 * 0.4 + 0.15 * 5.0 + 3 * 0.09)
+    prices = Price(get=0.4, list=5.0, out=0.09)
+    assert prices.of(counts) == pytest.approx(2.5 * 0.4 + 0.15 * 5.0 + 3 * 0.09)
     assert DEFAULT in read()
     assert price("aws-s3-internet").out == 0.09

@@ -23,11 +23,11 @@ def example_class() -> Any:
     kinds = descriptor_pb2.FieldDescriptorProto
 
     def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
-        one = file.message_type.add(name=name)
+        descriptor = file.message_type.add(name=name)
         for field, number, kind, label, type_name in fields:
             more = {"type_name": type_name} if type_name else {}
-            one.field.add(name=field, number=number, type=kind, label=label, **more)
-        return one
+            descriptor.field.add(name=field, number=number, type=kind, label=label, **more)
+        return descriptor
 
     message("BytesList", ("value", 1, kinds.TYPE_BYTES, kinds.LABEL_REPEATED, ""))
     message("Int64List", ("value", 1, kinds.TYPE_INT64, kinds.LABEL_REPEATED, ""))
@@ -79,8 +79,8 @@ def test_tfrecords_are_as_others_read_them() -> None:
 
 def test_our_reader_reads_them() -> None:
     sizes, example = [10, 200_000, 3], example_class()
-    found = [example.FromString(one) for one in formats.records(io.BytesIO(written_tfrecord(sizes)))]
-    assert [len(one.features.feature["image"].bytes_list.value[0]) for one in found] == sizes
+    examples = [example.FromString(record) for record in formats.records(io.BytesIO(written_tfrecord(sizes)))]
+    assert [len(sample.features.feature["image"].bytes_list.value[0]) for sample in examples] == sizes
 
 
 @pytest.mark.parametrize("spoil", ["length", "length's checksum", "payload", "checksum", "cut"])
@@ -132,12 +132,12 @@ def test_a_jpeg_is_segments_up_to_its_picture(size: int) -> None:
     assert abs(len(body) - size) <= 4
     assert body[:2] == b"\xff\xd8"
     assert body[-2:] == b"\xff\xd9"
-    start, seen = 2, []
+    start, markers = 2, []
     while body[start + 1] != 0xDA:  # the picture's data begin
         assert body[start] == 0xFF
-        seen.append(body[start + 1])
+        markers.append(body[start + 1])
         start += 2 + struct.unpack_from(">H", body, start + 2)[0]
-    assert {0xC0, 0xC4, 0xDB} <= set(seen)  # frame, Huffman and quantization tables
+    assert {0xC0, 0xC4, 0xDB} <= set(markers)  # frame, Huffman and quantization tables
     assert len(body) - start < 30
 
 

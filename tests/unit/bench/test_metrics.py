@@ -25,14 +25,14 @@ def test_a_loader_that_is_always_ahead_gives_all_of_it() -> None:
 
 def test_waits_after_the_first_step_count_and_its_own_does_not() -> None:
     # steps 2 to 5: 1 s of compute, 0.25 s of wait each: 4 / 5; the first took 7 + 1 s
-    one = times([7, 0.25, 0.25, 0.25, 0.25], [1, 1, 1, 1, 1], wall=13)
-    assert utilization(one) == pytest.approx(0.8)
+    accelerator = times([7, 0.25, 0.25, 0.25, 0.25], [1, 1, 1, 1, 1], wall=13)
+    assert utilization(accelerator) == pytest.approx(0.8)
 
 
 def test_what_is_in_no_step_counts_as_waiting() -> None:
     # a barrier of 0.1 s after each of 5 steps, the first one's too, as DLIO has it
-    one = times([1, 0, 0, 0, 0], [1, 1, 1, 1, 1], wall=6.5)
-    assert utilization(one) == pytest.approx(4 / 4.5)
+    accelerator = times([1, 0, 0, 0, 0], [1, 1, 1, 1, 1], wall=6.5)
+    assert utilization(accelerator) == pytest.approx(4 / 4.5)
 
 
 def test_one_step_is_none() -> None:
@@ -42,8 +42,8 @@ def test_one_step_is_none() -> None:
 def test_the_epoch_of_two_accelerators() -> None:
     quick = times([2, 0, 0], [1, 1, 1], wall=5, bytes_each=1000)  # 2 / 2
     slow = times([1, 0.5, 0.5], [1, 1, 1], wall=5, bytes_each=3000)  # 2 / 3
-    found = epoch_of(4, [quick, slow], batch=8)
-    assert found.au == pytest.approx((1 + 2 / 3) / 2)
-    assert found.samples_s == pytest.approx(2 * 8 / 2 + 2 * 8 / 3)
-    assert found.bytes_s == pytest.approx(2000 / 2 + 6000 / 3)
-    assert (found.epoch, found.steps, found.first_batch_s, found.bytes_read) == (4, 3, 2, 12000)
+    epoch = epoch_of(4, [quick, slow], batch=8)
+    assert epoch.au == pytest.approx((1 + 2 / 3) / 2)
+    assert epoch.samples_s == pytest.approx(2 * 8 / 2 + 2 * 8 / 3)
+    assert epoch.bytes_s == pytest.approx(2000 / 2 + 6000 / 3)
+    assert (epoch.epoch, epoch.steps, epoch.first_batch_s, epoch.bytes_read) == (4, 3, 2, 12000)

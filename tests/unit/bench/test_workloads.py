@@ -20,29 +20,29 @@ def setting(**changed: object) -> Setting:
 
 def test_sizes_follow_the_stated_distributions() -> None:
     for name in ("unet3d", "cosmoflow", "imagefolder"):
-        one = workload(name)
-        data = data_set(one, steps=4000 // one.batch, accelerators=1, seed=1)
+        load = workload(name)
+        data = data_set(load, steps=4000 // load.batch, accelerators=1, seed=1)
         sizes = [data.sizes(number)[0] for number in range(data.files)]
-        assert statistics.mean(sizes) == pytest.approx(one.sample_bytes, rel=0.04), name
-        if one.sd_bytes:
-            assert statistics.stdev(sizes) == pytest.approx(one.sd_bytes, rel=0.06), name
+        assert statistics.mean(sizes) == pytest.approx(load.sample_bytes, rel=0.04), name
+        if load.sd_bytes:
+            assert statistics.stdev(sizes) == pytest.approx(load.sd_bytes, rel=0.06), name
         else:  # log-normal: its middle is below its mean
             assert statistics.median(sizes) == pytest.approx(
-                one.sample_bytes * 2.718281828 ** -(0.5**2 / 2), rel=0.04
+                load.sample_bytes * 2.718281828 ** -(0.5**2 / 2), rel=0.04
             )
         assert min(sizes) > 0
 
 
 def test_sizes_are_the_same_again_and_differ_by_seed() -> None:
-    one, other = (data_set(workload("unet3d"), steps=10, accelerators=1, seed=seed) for seed in (1, 2))
-    assert one.sizes(3) == one.sizes(3) != other.sizes(3)
+    first, other = (data_set(workload("unet3d"), steps=10, accelerators=1, seed=seed) for seed in (1, 2))
+    assert first.sizes(3) == first.sizes(3) != other.sizes(3)
 
 
 def test_a_factor_is_on_sizes_and_times_by_themselves() -> None:
-    one = workload("unet3d").scaled(sizes=0.1, times=0.5)
-    assert one.sample_bytes == pytest.approx(14_660_062.8)
-    assert one.compute_s == {"a100": pytest.approx(0.318), "h100": pytest.approx(0.1615)}
-    assert (one.batch, one.readers, one.au_needed) == (7, 4, 0.9)
+    load = workload("unet3d").scaled(sizes=0.1, times=0.5)
+    assert load.sample_bytes == pytest.approx(14_660_062.8)
+    assert load.compute_s == {"a100": pytest.approx(0.318), "h100": pytest.approx(0.1615)}
+    assert (load.batch, load.readers, load.au_needed) == (7, 4, 0.9)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -50,32 +50,32 @@ def test_a_factor_is_on_sizes_and_times_by_themselves() -> None:
 def test_files_are_enough_for_the_steps_of_every_accelerator(
     name: str, steps: int, accelerators: int
 ) -> None:
-    one = workload(name)
-    data = data_set(one, steps=steps, accelerators=accelerators, seed=1)
+    load = workload(name)
+    data = data_set(load, steps=steps, accelerators=accelerators, seed=1)
     taken: list[int] = []
     for rank in range(accelerators):
         feed = LoaderSpec(
-            where=where("/nowhere"), data=data, files=data.files, samples=one.samples(steps, accelerators), rank=rank,
-            world=accelerators, batch=one.batch, readers=one.readers, steps=steps, handed_bytes=0,
-            shuffle=one.shuffled, seed=1,
+            where=where("/nowhere"), data=data, files=data.files, samples=load.samples(steps, accelerators), rank=rank,
+            world=accelerators, batch=load.batch, readers=load.readers, steps=steps, handed_bytes=0,
+            shuffle=load.shuffled, seed=1,
         )  # fmt: skip
         order = feed.order(1)
         taken += order.tolist()
         if feed.streams:
             batches = [
-                len(order[reader :: one.readers]) * data.samples_a_file // one.batch
-                for reader in range(one.readers)
+                len(order[reader :: load.readers]) * data.samples_a_file // load.batch
+                for reader in range(load.readers)
             ]
             assert sum(batches) >= steps
         else:
-            assert len(order) == steps * one.batch
+            assert len(order) == steps * load.batch
     assert len(set(taken)) == len(taken)  # nobody reads what another one reads
     assert max(taken) < max(data.files, data.samples_a_file)
 
 
 def test_orders_change_only_where_they_should() -> None:
-    one = workload("cosmoflow")
-    data = data_set(one, steps=50, accelerators=1, seed=1)
+    load = workload("cosmoflow")
+    data = data_set(load, steps=50, accelerators=1, seed=1)
 
     def order(epoch: int, *, shuffle: bool) -> list[int]:
         feed = LoaderSpec(
@@ -91,8 +91,8 @@ def test_orders_change_only_where_they_should() -> None:
 
 
 def test_a_run_that_keeps_the_rules_is_called_so() -> None:
-    one = workload("unet3d")
-    assert called(one, rules(one, setting())) == UNSCALED
+    load = workload("unet3d")
+    assert called(load, rules(load, setting())) == UNSCALED
     assert called(workload("tokens"), rules(workload("tokens"), setting())) == OURS
 
 
@@ -109,10 +109,10 @@ def test_a_run_that_keeps_the_rules_is_called_so() -> None:
     ],
 )
 def test_a_run_that_breaks_one_is_never_called_anything_but_scaled(changed: dict[str, object]) -> None:
-    one = workload("resnet50")
-    found = rules(one, setting(**changed))
-    assert [rule.kept for rule in found].count(False) == 1
-    assert called(one, found) == SCALED
+    load = workload("resnet50")
+    kept_rules = rules(load, setting(**changed))
+    assert [rule.kept for rule in kept_rules].count(False) == 1
+    assert called(load, kept_rules) == SCALED
 
 
 def test_no_such_workload() -> None:

@@ -43,8 +43,8 @@ def saves(order: dict[str, Any], tell: int) -> None:
             waiting.append(saver.save(state_of(order["seed"], step, order["attempt"]), step))
             if len(waiting) > choose.randrange(2):
                 acknowledge(waiting.pop(0), tell)
-        for one in waiting:
-            acknowledge(one, tell)
+        for saving in waiting:
+            acknowledge(saving, tell)
 
 
 def acknowledge(saving: SaveHandle, tell: int) -> None:

@@ -24,8 +24,8 @@ class FaultyPlace:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._real, name)
-        return self._counted(found, name) if name in self.CHANGES else found
+        attribute = getattr(self._real, name)
+        return self._counted(attribute, name) if name in self.CHANGES else attribute
 
     def _counted(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def counted(*words: Any) -> Any:

@@ -28,19 +28,21 @@ def _noise(words: str, length: int) -> Any:
     return np.random.default_rng(list(words.encode())).integers(0, 256, length, dtype=np.uint8)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """The same types, keys, order and bits."""
-    if type(one) is not type(other):
+    if type(value) is not type(other):
         return False
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, (np.ndarray, np.generic)):
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-    if type(one).__module__.startswith("torch"):
-        return bool(one.dtype == other.dtype and one.shape == other.shape) and _bits(one) == _bits(other)
-    return bool(one == other) or (one != one and other != other)
+    if isinstance(value, dict):
+        return list(value) == list(other) and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(same(a, b) for a, b in zip(value, other, strict=True))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return (value.dtype, value.shape) == (other.dtype, other.shape) and value.tobytes() == other.tobytes()
+    if type(value).__module__.startswith("torch"):
+        return bool(value.dtype == other.dtype and value.shape == other.shape) and _bits(value) == _bits(
+            other
+        )
+    return bool(value == other) or (value != value and other != other)
 
 
 def _bits(tensor: Any) -> bytes:

@@ -43,10 +43,10 @@ def run_json(run: Run) -> Callable[..., Any]:
     def call(*words: object) -> Any:
         status, out, err = run(*words, "--json")
         assert (status, err) == (0, "")
-        found = json.loads(out)
-        for row in found if isinstance(found, list) else [found]:
+        answer = json.loads(out)
+        for row in answer if isinstance(answer, list) else [answer]:
             assert tuple(row) == FIELDS[f"checkpoint {words[0]}"]
-        return found
+        return answer
 
     return call
 
@@ -121,11 +121,11 @@ def test_export_is_what_safetensors_reads(
     file = str(tmp_path / "model.safetensors")
     done = run_json("export", folder, file, "--step", 3)
     assert (done["tensors"], done["left_out"]) == (3, ["lr"])
-    found = load_file(file)
-    assert list(found) == ["model.b", "model.w", "rng"]
-    assert torch.equal(found["model.w"], STATE["model"]["w"])
-    assert torch.equal(found["model.b"], torch.ones(3, dtype=torch.bfloat16))
-    assert torch.equal(found["rng"], torch.arange(3, 2003))
+    tensors = load_file(file)
+    assert list(tensors) == ["model.b", "model.w", "rng"]
+    assert torch.equal(tensors["model.w"], STATE["model"]["w"])
+    assert torch.equal(tensors["model.b"], torch.ones(3, dtype=torch.bfloat16))
+    assert torch.equal(tensors["rng"], torch.arange(3, 2003))
     assert run("export", folder, file, "--only", "model.*")[0] == 0
     assert list(load_file(file)) == ["model.b", "model.w"]
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "run"]

@@ -58,9 +58,9 @@ class Crasher:
 
 @pytest.fixture(scope="module")
 def crasher() -> Iterator[Crasher]:
-    one = Crasher()
-    yield one
-    one.close()
+    process = Crasher()
+    yield process
+    process.close()
 
 
 class History:
@@ -84,12 +84,12 @@ class History:
                 load(self.where)
 
     def check_step(self, step: int) -> None:
-        found = load(self.where, step)
+        state = load(self.where, step)
         verify(self.where, step)
-        attempt = found["attempt"]
+        attempt = state["attempt"]
         assert attempt in self.tried[step]
         assert attempt >= self.acknowledged.get(step, -1), "an older state is back"
-        assert same(found, state_of(self.seed, step, attempt))
+        assert same(state, state_of(self.seed, step, attempt))
 
     def check_tidy(self) -> None:
         """After a save that nothing disturbed, all that lies there is needed."""

@@ -46,19 +46,19 @@ def maps_of(path: Path) -> int:
 def saved(tmp_path: Path) -> Path:
     save(state_of(), str(tmp_path), 1, options=OPTIONS)
     the_pack(tmp_path).read_bytes()  # the page cache has it
-    found = load(str(tmp_path), mapped=True)
+    state = load(str(tmp_path), mapped=True)
     if not maps_of(the_pack(tmp_path)) and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 5):
         pytest.skip("cachestat came with Linux 6.5")
-    del found
+    del state
     return tmp_path
 
 
 def test_what_is_cached_lies_in_the_pack_and_is_right(saved: Path) -> None:
     for threads in (1, 4):
-        found = load(str(saved), mapped=True, threads=threads)
+        state = load(str(saved), mapped=True, threads=threads)
         assert maps_of(the_pack(saved)) > 0
-        assert same(found, state_of())
-        del found
+        assert same(state, state_of())
+        del state
         assert maps_of(the_pack(saved)) == 0
     assert maps_of(the_pack(saved)) == 0
     kept = load(str(saved))
@@ -68,9 +68,9 @@ def test_what_is_cached_lies_in_the_pack_and_is_right(saved: Path) -> None:
 
 def test_it_is_ones_own_and_stays_when_the_pack_is_pruned(saved: Path) -> None:
     before = the_pack(saved).read_bytes()
-    found, other = load(str(saved), mapped=True), load(str(saved), mapped=True)
-    found["pages"].fill_(7)
-    found["rest"][:] = 9
+    state, other = load(str(saved), mapped=True), load(str(saved), mapped=True)
+    state["pages"].fill_(7)
+    state["rest"][:] = 9
     assert the_pack(saved).read_bytes() == before
     with Saver(str(saved), options=OPTIONS) as saver:
         saver.save(state_of(1), 2, full=True).wait()
@@ -78,7 +78,7 @@ def test_it_is_ones_own_and_stays_when_the_pack_is_pruned(saved: Path) -> None:
         if path.read_bytes() == before:
             path.unlink()
     assert same(other, state_of())
-    assert bool((found["pages"] == 7).all()) and bool((found["rest"] == 9).all())
+    assert bool((state["pages"] == 7).all()) and bool((state["rest"] == 9).all())
     assert same(load(str(saved), mapped=True), state_of(1))
 
 
@@ -95,10 +95,10 @@ def test_what_is_not_cached_is_read(saved: Path) -> None:
 def test_targets_that_need_a_copy_are_filled_out_of_the_pack(saved: Path) -> None:
     wide = torch.zeros(8 * CHUNK, 2, dtype=torch.uint8)
     target = {**state_of(1), "pages": wide[:, 0]}  # not contiguous
-    found = load(str(saved), into=target)
+    state = load(str(saved), into=target)
     assert torch.equal(wide[:, 0], state_of()["pages"]) and not wide[:, 1].any()
     assert maps_of(the_pack(saved)) == 0
-    assert same({**found, "pages": wide[:, 0]}, state_of())
+    assert same({**state, "pages": wide[:, 0]}, state_of())
 
 
 def test_a_flipped_bit_is_noticed(saved: Path) -> None:
@@ -122,9 +122,9 @@ def test_memory_is_there_once_it_was_touched() -> None:
 def test_a_state_that_is_let_go_is_gone_at_once(saved: Path, mapped: bool) -> None:
     gc.disable()  # it must not take a collection
     try:
-        found = load(str(saved), mapped=mapped)
-        kept = weakref.ref(found["rest"])
-        del found
+        state = load(str(saved), mapped=mapped)
+        kept = weakref.ref(state["rest"])
+        del state
         assert kept() is None
     finally:
         gc.enable()

@@ -22,19 +22,19 @@ def test_every_byte_has_one_place_and_chunks_keep_theirs(sizes: list[int]) -> No
     slots: list[list[plan.LeafRange]] = []
     used = SLOT
     for leaf, size in enumerate(sizes):
-        at = 0
+        position = 0
         for piece in plan.pieces_of(leaf, size, used, slot_bytes=SLOT, chunk_bytes=CHUNK, align_bytes=ALIGN):
             if piece is None:
                 slots.append([])
                 continue
-            assert piece.start == at and piece.end <= size
+            assert piece.start == position and piece.end <= size
             assert piece.offset % ALIGN == 0 and piece.offset + piece.end - piece.start <= SLOT
             if slots[-1]:
                 last = slots[-1][-1]
                 assert piece.offset >= last.offset + last.end - last.start
             slots[-1].append(piece)
-            at = piece.end
-        assert at == size
+            position = piece.end
+        assert position == size
         if slots and slots[-1]:
             used = slots[-1][-1].offset + slots[-1][-1].end - slots[-1][-1].start
     chunks = [chunk for slot in slots for piece in slot for chunk in plan.chunks_of(piece, CHUNK)]

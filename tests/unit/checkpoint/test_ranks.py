@@ -38,12 +38,12 @@ def of_rank(rank: int, step: int, attempt: int = 0) -> dict[str, Any]:
 def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
     group = savers(str(tmp_path), "first")
     for step in (1, 2, 3):
-        under_way = [one.save(of_rank(rank, step), step) for rank, one in enumerate(group)]
+        under_way = [saver.save(of_rank(rank, step), step) for rank, saver in enumerate(group)]
         for saving in reversed(under_way):
             saving.wait()
         assert steps(PosixStorage(str(tmp_path))) == list(range(1, step + 1))
-    for one in group:
-        one.close()
+    for saver in group:
+        saver.close()
     for step in (1, 2, 3):
         verify(str(tmp_path), step)
         assert all(same(load(str(tmp_path), step, rank=rank), of_rank(rank, step)) for rank in range(RANKS))
@@ -58,10 +58,10 @@ def test_nothing_is_there_until_the_last_rank_has_delivered(tmp_path: Path) -> N
     first = [group[rank].save(of_rank(rank, 1), 1) for rank in (0, 2)]
     parts = tmp_path / "saves"
     reached(lambda: parts.exists() and len(list(parts.rglob("*.part"))) == 2)
-    assert steps(PosixStorage(str(tmp_path))) == [] and not any(one.done for one in first)
+    assert steps(PosixStorage(str(tmp_path))) == [] and not any(saving.done for saving in first)
     group[1].save(of_rank(1, 1), 1).wait()
-    for one in group:
-        one.close()
+    for saver in group:
+        saver.close()
     assert same(load(str(tmp_path), rank=1), of_rank(1, 1))
 
 
@@ -78,7 +78,7 @@ def reached(condition: Any) -> None:
 def test_a_rank_whose_disk_is_full_fails_the_save_for_all_at_once(tmp_path: Path) -> None:
     full = FaultyPlace(str(tmp_path), CheckpointNoSpaceError("the disk is full"), fail_at=12, stays=False)
     group = savers([str(tmp_path), full, str(tmp_path)], "full")
-    under_way = [one.save(of_rank(rank, 1), 1) for rank, one in enumerate(group)]
+    under_way = [saver.save(of_rank(rank, 1), 1) for rank, saver in enumerate(group)]
     for rank, saving in enumerate(under_way):
         with pytest.raises(
             CheckpointFailedError, match="the disk is full" if rank == 1 else "rank 1 failed: the disk"
@@ -86,10 +86,10 @@ def test_a_rank_whose_disk_is_full_fails_the_save_for_all_at_once(tmp_path: Path
             saving.wait()
     assert steps(PosixStorage(str(tmp_path))) == []
     full.fail_at = 0
-    for saving in [one.save(of_rank(rank, 2), 2) for rank, one in enumerate(group)]:
+    for saving in [saver.save(of_rank(rank, 2), 2) for rank, saver in enumerate(group)]:
         saving.wait()
-    for one in group:
-        one.close()
+    for saver in group:
+        saver.close()
     assert steps(PosixStorage(str(tmp_path))) == [2]
     prune(PosixStorage(str(tmp_path)), Retention())
     assert set(os.listdir(tmp_path / "packs")) == set(
@@ -104,21 +104,21 @@ def test_a_missing_rank_costs_its_time_and_that_save(tmp_path: Path) -> None:
         Saver(str(tmp_path), options=options, rank=rank, ranks=RANKS, run="missing")
         for rank, options in enumerate((hasty, OPTIONS))
     ]
-    alone = [one.save(of_rank(rank, 1), 1) for rank, one in enumerate(group)]
+    alone = [saver.save(of_rank(rank, 1), 1) for rank, saver in enumerate(group)]
     with pytest.raises(CheckpointFailedError, match=r"no part arrived from ranks \[(1, )?2\]"):
         alone[0].wait()
     with pytest.raises(CheckpointFailedError, match=r"rank 0 failed: .*no part arrived"):
         alone[1].wait()
-    for one in group:
-        one.close()
+    for saver in group:
+        saver.close()
     assert steps(PosixStorage(str(tmp_path))) == []
 
 
 @pytest.fixture(scope="module")
 def crasher() -> Iterator[Crasher]:
-    one = Crasher()
-    yield one
-    one.close()
+    processes = Crasher()
+    yield processes
+    processes.close()
 
 
 @pytest.mark.parametrize("name", ["1.claim~", "1.claim"])
@@ -151,10 +151,10 @@ def test_killed_ranks_and_the_run_after_them(crasher: Crasher, tmp_path: Path, k
             for rank in range(RANKS):
                 assert same(load(str(tmp_path), step, rank=rank), of_rank(rank, step, (step - 1) // 2))
     group = savers(str(tmp_path), "after")
-    for saving in [one.save(of_rank(rank, 99, 49), 99) for rank, one in enumerate(group)]:
+    for saving in [saver.save(of_rank(rank, 99, 49), 99) for rank, saver in enumerate(group)]:
         saving.wait()
-    for one in group:
-        one.close()
+    for saver in group:
+        saver.close()
     prune(PosixStorage(str(tmp_path)), Retention(last=1))
     place = PosixStorage(str(tmp_path))
     assert (place.names("saves"), steps(place)) == ([], [99])

@@ -51,9 +51,9 @@ def packs(where: Path) -> dict[str, int]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[GatedPlace]:
     """Its gate is opened in the end, also for savers of a test that failed."""
-    one = GatedPlace(str(tmp_path))
-    yield one
-    one.open_gate()
+    gated_place = GatedPlace(str(tmp_path))
+    yield gated_place
+    gated_place.open_gate()
 
 
 def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path, place: GatedPlace) -> None:

@@ -42,8 +42,8 @@ def test_every_dtype_of_torch(tmp_path: Path, compress: Any) -> None:
     }
     options = SaveOptions(chunk_bytes=4096, slot_bytes=8192, compress=compress)
     save(state, str(tmp_path), 1, options=options)
-    found = load(str(tmp_path))
-    assert same(found, state)
+    loaded_state = load(str(tmp_path))
+    assert same(loaded_state, state)
     verify(str(tmp_path))
 
 
@@ -59,13 +59,13 @@ def test_tensors_that_are_not_contiguous_or_share_memory(tmp_path: Path) -> None
         "parameter": torch.nn.Parameter(base.clone()), "array": np.arange(9000).reshape(90, 100).T[::2],
     }  # fmt: skip
     save(state, str(tmp_path), 1, options=OPTIONS)
-    found = load(str(tmp_path))
+    loaded_state = load(str(tmp_path))
     for name, value in state.items():
         if isinstance(value, np.ndarray):
-            assert same(found[name], np.ascontiguousarray(value))
+            assert same(loaded_state[name], np.ascontiguousarray(value))
         else:
-            assert torch.equal(found[name], value) and found[name].dtype == value.dtype
-            assert type(found[name]) is torch.Tensor
+            assert torch.equal(loaded_state[name], value) and loaded_state[name].dtype == value.dtype
+            assert type(loaded_state[name]) is torch.Tensor
 
 
 def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
         {"in": weight, "out": weight.detach(), "view": weight[:50]}, str(tmp_path), 1, options=OPTIONS
     )
     assert done.data_bytes == 60_000
-    found = load(str(tmp_path))
-    assert found["in"] is found["out"]
-    assert torch.equal(found["view"], weight[:50])
+    loaded_state = load(str(tmp_path))
+    assert loaded_state["in"] is loaded_state["out"]
+    assert torch.equal(loaded_state["view"], weight[:50])
 
 
 def test_arrays_and_plain_values(tmp_path: Path) -> None:
@@ -121,10 +121,15 @@ def test_restoring_in_place(tmp_path: Path) -> None:
         "a": np.zeros(20_000, int),
         "step": 0,
     }
-    found: Any = load(str(tmp_path), into=target)
-    assert found["m"]["w"] is target["m"]["w"] and found["a"] is target["a"] and found["step"] == 5
+    loaded_state: Any = load(str(tmp_path), into=target)
+    assert (
+        loaded_state["m"]["w"] is target["m"]["w"]
+        and loaded_state["a"] is target["a"]
+        and loaded_state["step"] == 5
+    )
     assert same(
-        {"m": {"w": whole[::2, ::2], "s": found["m"]["s"].detach()}, "a": target["a"], "step": 5}, state
+        {"m": {"w": whole[::2, ::2], "s": loaded_state["m"]["s"].detach()}, "a": target["a"], "step": 5},
+        state,
     )
     assert not whole[1::2].any()
 
@@ -158,8 +163,8 @@ def test_restoring_a_part(tmp_path: Path) -> None:
     }
     save(state, str(tmp_path), 1, options=OPTIONS)
     assert same(load(str(tmp_path), only=["model.*"]), {"model": state["model"]})
-    found = load(str(tmp_path), only=["*.b", "optimizer.1", "step"])
-    assert same(found, {"model": {"b": torch.ones(3)}, "optimizer": [None, torch.zeros(9)], "step": 5})
+    loaded_state = load(str(tmp_path), only=["*.b", "optimizer.1", "step"])
+    assert same(loaded_state, {"model": {"b": torch.ones(3)}, "optimizer": [None, torch.zeros(9)], "step": 5})
     with pytest.raises(CheckpointNotFoundError, match="nothing is named"):
         load(str(tmp_path), only=["nothing"])
 

@@ -21,10 +21,10 @@ def test_every_error_has_an_exit_status_of_its_own() -> None:
 
 
 def test_every_command_has_examples_fields_and_json() -> None:
-    found = _commands()
-    assert set(found) == set(EXAMPLES) == set(FIELDS)
-    for name, command in found.items():
-        assert any("--json" in one.opts for one in command.params), name
+    commands = _commands()
+    assert set(commands) == set(EXAMPLES) == set(FIELDS)
+    for name, command in commands.items():
+        assert any("--json" in option.opts for option in command.params), name
 
 
 def test_generated_pages_are_up_to_date() -> None:
@@ -37,12 +37,12 @@ def _commands() -> dict[str, Any]:
 
     from headrace.cli.main import build_app
 
-    found: dict[str, Any] = {}
+    commands: dict[str, Any] = {}
     pending = [("", get_command(build_app()))]
     while pending:
         name, command = pending.pop()
         below: dict[str, Any] = getattr(command, "commands", {})
         if not below:
-            found[name.strip()] = command
-        pending += [(f"{name} {one}", inner) for one, inner in below.items()]
-    return found
+            commands[name.strip()] = command
+        pending += [(f"{name} {subcommand}", inner) for subcommand, inner in below.items()]
+    return commands

@@ -26,10 +26,10 @@ def test_an_origin_is_a_url_or_a_folder() -> None:
 
 
 def test_origin_options() -> None:
-    found = origin_options(
+    options = origin_options(
         endpoint="http://x", region=None, profile=None, anonymous=True, pairs=["a=b=c", "region=r"]
     )
-    assert found == {"a": "b=c", "region": "r", "endpoint": "http://x", "anonymous": "true"}
+    assert options == {"a": "b=c", "region": "r", "endpoint": "http://x", "anonymous": "true"}
     for word in ("a", "=b", ""):
         with pytest.raises(UsageError):
             origin_options(endpoint=None, region=None, profile=None, anonymous=False, pairs=[word])
@@ -41,11 +41,11 @@ def test_a_path_below_the_innermost_mountpoint() -> None:
         RunState(kind="fuse", pid=2, socket="inner", mountpoint="/mnt/in"),
         RunState(kind="node", pid=3, socket="none"),
     ]
-    found = {
+    places = {
         path: _below_mountpoint(path, states)
         for path in ("/mnt", "/mnt/in/a/b/", "/mnt/inn", "/x", "s3://mnt/a")
     }
-    assert {path: one and (one.socket, one.path) for path, one in found.items()} == {
+    assert {path: place and (place.socket, place.path) for path, place in places.items()} == {
         "/mnt": ("outer", "/"),
         "/mnt/in/a/b/": ("inner", "/a/b"),
         "/mnt/inn": ("outer", "/inn"),
@@ -56,7 +56,7 @@ def test_a_path_below_the_innermost_mountpoint() -> None:
 
 
 def test_paths_of_the_namespace() -> None:
-    assert [_namespace_path(one) for one in (None, "", "/", "a", "./a//b/", "/a")] == [
+    assert [_namespace_path(path) for path in (None, "", "/", "a", "./a//b/", "/a")] == [
         "/", "/", "/", "/a", "/a/b", "/a"
     ]  # fmt: skip
 

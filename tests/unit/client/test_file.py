@@ -29,10 +29,10 @@ class OneFile:
     def __init__(self, folder: Path) -> None:
         self.store = Store.open(str(folder / "v/index"), [Volume(0, str(folder / "v"), 64 * MIB)])
         id, _ = self.store.index.names.put_file(ROOT_ID, b"f", Version(len(BODY), 1, "t"))
-        found = self.store.index.entry(id)
-        assert found is not None
-        self.entry: Entry = found
-        self.writer: CacheWriter = self.store.create(found)
+        entry = self.store.index.entry(id)
+        assert entry is not None
+        self.entry: Entry = entry
+        self.writer: CacheWriter = self.store.create(entry)
         self.asked = 0
 
     def evict(self) -> None:
@@ -65,16 +65,16 @@ class OneFile:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Iterator[OneFile]:
-    made = OneFile(tmp_path)
-    yield made
-    made.store.close()
+def node(tmp_path: Path) -> Iterator[OneFile]:
+    node = OneFile(tmp_path)
+    yield node
+    node.store.close()
 
 
-def test_what_one_thread_waited_for_stays_readable_when_another_follows_a_replacement(one: OneFile) -> None:
-    file = one.open()
+def test_what_one_thread_waited_for_stays_readable_when_another_follows_a_replacement(node: OneFile) -> None:
+    file = node.open()
     file.wait(0, MIB)
-    one.evict()
+    node.evict()
     file.wait(2 * MIB, 3 * MIB)  # another thread: the file is now the new one, where block 0 is a hole
     assert file.pread(MIB, 0) == BODY[:MIB]
     assert file.pread(10, 2 * MIB) == BODY[2 * MIB : 2 * MIB + 10]
@@ -83,8 +83,8 @@ def test_what_one_thread_waited_for_stays_readable_when_another_follows_a_replac
     file.close()
 
 
-def test_readers_and_evictions_at_once(one: OneFile) -> None:
-    file = one.open()
+def test_readers_and_evictions_at_once(node: OneFile) -> None:
+    file = node.open()
     stop = threading.Event()
     lock = threading.Lock()
     wrong: list[str] = []
@@ -104,7 +104,7 @@ def test_readers_and_evictions_at_once(one: OneFile) -> None:
     def evict() -> None:
         while not stop.wait(0.002):
             with lock:
-                one.evict()
+                node.evict()
 
     threads = [threading.Thread(target=read, args=(block,)) for block in range(4)]
     evicting = threading.Thread(target=evict)
@@ -120,31 +120,31 @@ def test_readers_and_evictions_at_once(one: OneFile) -> None:
 
 
 def test_a_file_that_never_stays_is_an_error_and_not_a_loop(
-    one: OneFile, monkeypatch: pytest.MonkeyPatch
+    node: OneFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.client.file.PAUSE_S_MAX", 0.0)
-    file = one.open()
+    file = node.open()
     file._reopen = lambda _: None
-    one.evict()
+    node.evict()
     with pytest.raises(EvictedError):
         file.wait(0, MIB)
-    assert one.asked == 100
+    assert node.asked == 100
     file.close()
 
 
 def test_versions_that_nobody_reads_from_are_let_go(tmp_path: Path) -> None:
     """Of a file that is larger than the cache there are many, one after the other; what a thread was given stays."""
-    one = OneFile(tmp_path)
-    reader = one.reopen(None)
+    node = OneFile(tmp_path)
+    reader = node.reopen(None)
     assert reader is not None
-    file = OpenFile(one.entry.id, reader, one.ask, one.reopen)
+    file = OpenFile(node.entry.id, reader, node.ask, node.reopen)
     held = file.wait(0, MIB)
     before = len(os.listdir("/proc/self/fd"))
     done: list[bytes] = []
 
     def others() -> None:
         for turn in range(30):
-            one.evict()
+            node.evict()
             start = (1 + turn % 3) * MIB
             if not file.present(start, start + MIB) or turn % 3 == 0:
                 done.append(os.pread(file.wait(start, start + MIB), MIB, start))
@@ -158,4 +158,4 @@ def test_versions_that_nobody_reads_from_are_let_go(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2 * READERS_MIN
     assert os.pread(held, MIB, 0) == BODY[:MIB]
     file.close()
-    one.store.close()
+    node.store.close()

@@ -15,7 +15,7 @@ from headrace.config.sizes import parse_size, show_size
 
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [one for one in os.environ if one.startswith("HEADRACE_")]:
+    for name in [variable for variable in os.environ if variable.startswith("HEADRACE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -24,8 +24,8 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(**flags: object) -> tuple[float, str]:
-        found = load(flags, file=str(given) if given.exists() else None)
-        return found.config.sync_interval_s, found.sources["sync_interval_s"]
+        settings = load(flags, file=str(given) if given.exists() else None)
+        return settings.config.sync_interval_s, settings.sources["sync_interval_s"]
 
     given = tmp_path / "given.toml"
     user = tmp_path / "config/headrace/headrace.toml"
@@ -125,6 +125,6 @@ def test_no_sizes(text: str) -> None:
 
 
 def test_shown_sizes() -> None:
-    assert [show_size(one) for one in (0, 1023, 1024, 1536 << 20, 100 << 30, 1 << 60)] == [
+    assert [show_size(size) for size in (0, 1023, 1024, 1536 << 20, 100 << 30, 1 << 60)] == [
         "0 B", "1023 B", "1.00 KiB", "1.50 GiB", "100 GiB", "1024 PiB"
     ]  # fmt: skip

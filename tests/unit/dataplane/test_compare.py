@@ -31,8 +31,8 @@ def md5(body: bytes) -> str:
 
 def parts_token(body: bytes, part_bytes: int) -> str:
     sums = [
-        hashlib.md5(body[at : at + part_bytes], usedforsecurity=False).digest()
-        for at in range(0, len(body), part_bytes)
+        hashlib.md5(body[offset : offset + part_bytes], usedforsecurity=False).digest()
+        for offset in range(0, len(body), part_bytes)
     ]
     return f'"{md5(b"".join(sums))}-{len(sums)}"'
 
@@ -94,8 +94,8 @@ async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> Non
     body = os.urandom(12 * MIB + 7)
     world.spoils.hold("large/parts", body, token=parts_token(body, PART))
     truth["large/parts"] = body
-    found = await asyncio.gather(*map(world.loaded, truth))
-    assert dict(zip(truth, found, strict=True)) == truth
+    bodies = await asyncio.gather(*map(world.loaded, truth))
+    assert dict(zip(truth, bodies, strict=True)) == truth
     assert world.count("files_wrong") > 10
     assert world.count("files_compared") == len(truth)
     assert world.count("files_other") == world.count("files_corrupt") == 0

@@ -282,7 +282,7 @@ async def world(tmp_path: Path) -> AsyncIterator[NodesFixture]:
 
 
 def body_of(size: int, salt: int) -> bytes:
-    return bytes((salt * 7 + at * at) % 251 for at in range(997)) * (size // 997 + 1)
+    return bytes((salt * 7 + position * position) % 251 for position in range(997)) * (size // 997 + 1)
 
 
 def filled(world: NodesFixture, *, small: int = 20, large: int = 2) -> None:
@@ -319,17 +319,17 @@ async def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(
 
 
 async def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: NodesFixture) -> None:
-    told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
+    metadata = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
     sizes = {"small": 1000, "large": 5 * MIB}
     for name, size in sizes.items():
-        world.origin.hold(name, body_of(size, 1)[:size], Attributes(extras=told))
+        world.origin.hold(name, body_of(size, 1)[:size], Attributes(extras=metadata))
     for name in sizes:
         for node in world.nodes.values():
             await node.read(name)
             cached = node.store.index.cached((await node.entry(name)).id)
             assert cached is not None
             if os.geteuid() == 0:
-                assert noted(node.store.volumes, cached) == told, (name, node.id)
+                assert noted(node.store.volumes, cached) == metadata, (name, node.id)
     assert world.origin.bytes_read == 5 * MIB + 1000
     assert world.origin.heads == 0
 
@@ -337,8 +337,8 @@ async def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: Nod
 async def test_each_byte_leaves_the_origin_once(world: NodesFixture) -> None:
     filled(world)
     for name, body in world.bodies.items():
-        found = await asyncio.gather(*(node.read(name) for node in world.nodes.values()))
-        assert all(one == body for one in found), name
+        copies = await asyncio.gather(*(node.read(name) for node in world.nodes.values()))
+        assert all(copy == body for copy in copies), name
     assert world.origin.bytes_read == sum(map(len, world.bodies.values()))
     assert all(count == 1 for name, count in world.origin.reads.items() if name.startswith("s/"))
     assert world.origin.listings <= 3  # the root, and each folder, by its owner

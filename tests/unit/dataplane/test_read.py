@@ -140,10 +140,10 @@ async def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path)
             w.origin.hold(name, os.urandom(size))
         entries = [await w.entry(name) for name in "abc"]
         w.store.volumes[0].capacity_bytes = MIB // 2
-        found = await asyncio.gather(*(w.reads.open(entry.id) for entry in entries), return_exceptions=True)
-        assert found[0] is True
-        assert isinstance(found[1], NoSpaceError)
-        assert found[2] is True
+        results = await asyncio.gather(*(w.reads.open(entry.id) for entry in entries), return_exceptions=True)
+        assert results[0] is True
+        assert isinstance(results[1], NoSpaceError)
+        assert results[2] is True
 
 
 async def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: ReadPathFixture) -> None:
@@ -292,12 +292,12 @@ async def test_many_small_files_at_once(world: ReadPathFixture) -> None:
     entries = {name: await world.entry(name) for name in [*bodies, "large"]}
     assert await world.reads.open(entries["s7"].id)  # that one is there
     world.origin.delete("s9")
-    ids = [one.id for one in entries.values()]
+    ids = [entry.id for entry in entries.values()]
     whole: list[FileId] = []
     async for some in world.reads.open_many([*ids, *ids[:5]]):
         assert some
         whole += some
-    named = {name for name, one in entries.items() if one.id in whole}
+    named = {name for name, entry in entries.items() if entry.id in whole}
     assert named == {*bodies} - {"s9"}  # neither what is gone nor what is large
     assert len(whole) == len(named)
     for name in named:

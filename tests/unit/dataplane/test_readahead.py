@@ -32,8 +32,8 @@ def test_random_small_reads_of_a_huge_file_fetch_next_to_nothing_ahead() -> None
     chance = random.Random(1)
     fetched_ahead = 0
     for _ in range(1000):
-        at = chance.randrange(MIB, 100 * GIB - 8192)
-        start, end = ahead.note(at, at + 8192)
+        offset = chance.randrange(MIB, 100 * GIB - 8192)
+        start, end = ahead.note(offset, offset + 8192)
         fetched_ahead += end - start
     assert fetched_ahead < 100 * MIB  # two reads close together by chance look like a stream
     assert not ahead.wants_whole

@@ -81,10 +81,10 @@ def test_one_that_left_is_not_asked() -> None:
 def test_segments_of_a_large_file_have_owners_of_their_own() -> None:
     view = view_of("a", "b", "c")
     firsts = {
-        route(view, "x", b"/large", at * SEGMENT_BYTES, replicas=1, for_peer=False, moving=False)
+        route(view, "x", b"/large", number * SEGMENT_BYTES, replicas=1, for_peer=False, moving=False)
         .hops[0]
         .node.id
-        for at in range(40)
+        for number in range(40)
     }
     assert firsts == {"a", "b", "c"}
 

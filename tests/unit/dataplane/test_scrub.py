@@ -224,10 +224,10 @@ async def test_a_file_that_cannot_be_opened_holds_nobody_up(
     rot(store, ids[2], 5)
     plain, path = os.open, store.volumes[0].data_path(ids[1])
 
-    def refuse(at: str, *rest: int, **words: int) -> int:
-        if at == path:
+    def refuse(target: str, *rest: int, **words: int) -> int:
+        if target == path:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return plain(at, *rest, **words)
+        return plain(target, *rest, **words)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", refuse)

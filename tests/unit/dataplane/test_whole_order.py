@@ -23,11 +23,11 @@ def test_every_block_once_and_no_range_in_two_lanes(
     ranges = list(
         whole_order(size_bytes, from_block, range_blocks=range_blocks, segment_bytes=lane_blocks * MIB)
     )
-    blocks = [block for one in ranges for block in one]
+    blocks = [block for span in ranges for block in span]
     assert sorted(blocks) == list(range(block_count(size_bytes)))
-    assert all(0 < len(one) <= range_blocks for one in ranges)
+    assert all(0 < len(span) <= range_blocks for span in ranges)
     if lane_blocks:
-        assert all(one[0] // lane_blocks == one[-1] // lane_blocks for one in ranges)
+        assert all(span[0] // lane_blocks == span[-1] // lane_blocks for span in ranges)
     if from_block < block_count(size_bytes):
         assert blocks[0] == from_block
 

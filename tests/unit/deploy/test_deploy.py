@@ -26,18 +26,18 @@ pytestmark = pytest.mark.timeout(60)
 
 def load(path: Path) -> dict[str, Any]:
     yaml = pytest.importorskip("yaml")
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
 
 
 def pod() -> dict[str, Any]:
-    found: dict[str, Any] = load(DEPLOY / "kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = load(DEPLOY / "kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
+    return spec
 
 
 def container(name: str) -> dict[str, Any]:
-    (found,) = [one for one in pod()["containers"] if one["name"] == name]
-    return {**found, "mounts": {mount["name"]: mount for mount in found["volumeMounts"]}}
+    (spec,) = [candidate for candidate in pod()["containers"] if candidate["name"] == name]
+    return {**spec, "mounts": {mount["name"]: mount for mount in spec["volumeMounts"]}}
 
 
 def test_there_is_something_to_check() -> None:
@@ -73,9 +73,9 @@ def test_the_daemonset_is_consistent() -> None:
     assert node["envFrom"][0]["configMapRef"]["name"] == config["metadata"]["name"]
     assert mount["mounts"]["mounts"]["mountPropagation"] == "Bidirectional"
     cache = config["data"]["HEADRACE_CACHE"].split(":")[0]
-    for one in (node, mount):
-        assert one["mounts"]["cache"]["mountPath"] == cache
-        assert one["mounts"]["run"]["mountPath"] == "/run/headrace"
+    for spec in (node, mount):
+        assert spec["mounts"]["cache"]["mountPath"] == cache
+        assert spec["mounts"]["run"]["mountPath"] == "/run/headrace"
     assert node["mounts"]["public"]["mountPath"] == public_folder_of("/run/headrace")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert cache in node[probe]["exec"]["command"]
@@ -102,7 +102,7 @@ def test_only_the_container_that_mounts_is_privileged() -> None:
 
 
 def test_without_certificates_no_pod_starts() -> None:
-    (folder,) = [one["hostPath"] for one in pod()["volumes"] if one["name"] == "tls"]
+    (folder,) = [volume["hostPath"] for volume in pod()["volumes"] if volume["name"] == "tls"]
     assert folder["type"] == "Directory"  # of the host; a pod waits for it
     settings = load(DEPLOY / "kubernetes/configmap.yaml")["data"]
     assert {"HEADRACE_TLS_CERTIFICATE", "HEADRACE_TLS_KEY", "HEADRACE_TLS_AUTHORITY"} <= set(settings)
@@ -149,9 +149,9 @@ needs_systemd = pytest.mark.skipif(
 @needs_systemd
 @pytest.mark.parametrize("name", UNITS)
 def test_the_units_are_ones(tmp_path: Path, name: str) -> None:
-    for one in UNITS:
-        text = (DEPLOY / f"systemd/{one}").read_text()
-        (tmp_path / one).write_text(text.replace("/opt/headrace/bin/headrace", sys.executable))
+    for unit in UNITS:
+        text = (DEPLOY / f"systemd/{unit}").read_text()
+        (tmp_path / unit).write_text(text.replace("/opt/headrace/bin/headrace", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)],
         capture_output=True,

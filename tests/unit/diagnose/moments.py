@@ -50,7 +50,7 @@ def stepping(
 def recording(*moments: tuple[int, TimelineSample], cores: int = 8, **more: object) -> Recording:
     """moments: each so many times."""
     return Recording(
-        tuple(one for count, moment in moments for one in [moment] * count),
+        tuple(sample for count, moment in moments for sample in [moment] * count),
         cores,
         **more,  # type: ignore[arg-type]
     )

@@ -43,16 +43,16 @@ MIB = 1 << 20
 AT_MOUNT = worker(KernelCall.READ, READS, "/mnt/data/7.bin")
 
 
-def shares(found: Diagnosis) -> dict[str, float]:
-    return {str(one.cause): round(one.share, 3) for one in found.causes}
+def shares(diagnosis: Diagnosis) -> dict[str, float]:
+    return {str(cause.cause): round(cause.share, 3) for cause in diagnosis.causes}
 
 
 def test_a_wait_is_dealt_to_what_the_workers_did() -> None:
     both = waiting(worker(KernelCall.RUN, DECODES), worker(KernelCall.SOCKET, READS))
-    found = attribute(recording((6, both), (4, stepping()), cores=2))
-    assert shares(found) == {"loader.processor": 0.3, "storage.network": 0.3}
-    assert found.steps_share == pytest.approx(0.4)
-    assert not found.healthy
+    diagnosis = attribute(recording((6, both), (4, stepping()), cores=2))
+    assert shares(diagnosis) == {"loader.processor": 0.3, "storage.network": 0.3}
+    assert diagnosis.steps_share == pytest.approx(0.4)
+    assert not diagnosis.healthy
 
 
 def test_free_cores_decide_between_too_few_workers_and_too_few_cores() -> None:
@@ -64,8 +64,8 @@ def test_free_cores_decide_between_too_few_workers_and_too_few_cores() -> None:
 def test_idle_workers_are_blamed_only_when_they_are_many() -> None:
     busy = worker(KernelCall.RUN, AUGMENTS)
     idle = worker(KernelCall.WAIT, IDLE)
-    found = attribute(recording((8, waiting(busy, idle, idle, idle)), (2, stepping()), cores=4))
-    assert shares(found) == {"loader.starved": 0.6, "loader.processor": 0.2}
+    diagnosis = attribute(recording((8, waiting(busy, idle, idle, idle)), (2, stepping()), cores=4))
+    assert shares(diagnosis) == {"loader.starved": 0.6, "loader.processor": 0.2}
     few = attribute(recording((8, waiting(busy, busy, busy, idle)), (2, stepping()), cores=4))
     assert shares(few) == {"loader.processor": 0.8}
 
@@ -88,17 +88,17 @@ def test_idle_workers_are_blamed_only_when_they_are_many() -> None:
     ],
 )
 def test_where_the_file_lies_decides_which_storage_it_is(place: FileSystemUsage, cause: Cause) -> None:
-    found = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
-    assert shares(found) == {cause: 0.9}
-    assert place.source in " ".join(found.causes[0].evidence)
+    diagnosis = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
+    assert shares(diagnosis) == {cause: 0.9}
+    assert place.source in " ".join(diagnosis.causes[0].evidence)
 
 
 def test_origin_and_peers_share_a_wait_by_their_bytes() -> None:
     place = FileSystemUsage(
         "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=3 * MIB, peer_bytes=MIB
     )
-    found = attribute(recording((8, waiting(AT_MOUNT)), (2, stepping()), places=(place,)))
-    assert shares(found) == {"storage.origin": 0.6, "storage.peer": 0.2}
+    diagnosis = attribute(recording((8, waiting(AT_MOUNT)), (2, stepping()), places=(place,)))
+    assert shares(diagnosis) == {"storage.origin": 0.6, "storage.peer": 0.2}
 
 
 def test_opens_are_names_on_other_storage_and_bytes_on_ours() -> None:
@@ -138,8 +138,8 @@ def test_what_the_trainer_does_itself() -> None:
     in_main = stepping(KernelCall.RUN, stack=(*WAITS[:3], fetch, AUGMENTS[-1]))
     save = stepping(KernelCall.WRITE, stack=(SCRIPT, Frame("save", "/x/torch/serialization.py", 900)))
     copy = stepping(KernelCall.RUN, stack=(Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
-    found = attribute(recording((4, in_main), (3, save), (2, copy), (1, stepping(stack=STARTS))))
-    assert shares(found) == {
+    diagnosis = attribute(recording((4, in_main), (3, save), (2, copy), (1, stepping(stack=STARTS))))
+    assert shares(diagnosis) == {
         "loader.in_main_process": 0.4, "checkpoint": 0.3, "copies": 0.2, "loader.restarts": 0.1,
     }  # fmt: skip
 
@@ -238,44 +238,44 @@ def test_what_comes_between_the_loaders_start_and_the_first_step_is_no_cause(
 ) -> None:
     before = [(20, IMPORTS), (3, LOADER_STARTS), *((40, moment) for moment in setup)]
     steps = [(waits, waiting(AT_MOUNT)), (10, stepping()), (1, waiting(AT_MOUNT)), (29, stepping())]
-    found = attribute(recording(*before, *steps))
-    assert found.before_s == pytest.approx(0.02 * (23 + 40 * len(setup) + waits))
-    assert shares(found) == {"storage.disk": 0.025}
+    diagnosis = attribute(recording(*before, *steps))
+    assert diagnosis.before_s == pytest.approx(0.02 * (23 + 40 * len(setup) + waits))
+    assert shares(diagnosis) == {"storage.disk": 0.025}
 
 
 def test_steps_before_the_first_wait_for_data_that_is_seen_are_steps() -> None:
     before = [(20, IMPORTS), (3, LOADER_STARTS), (10, BUILDS)]
     steps = [(30, COMPUTES), (1, waiting(AT_MOUNT)), (30, COMPUTES)]
-    found = attribute(recording(*before, *steps))
-    assert found.before_s == pytest.approx(0.02 * 33)
-    assert found.wall_s == pytest.approx(0.02 * 61)
-    assert found.causes[0].cause == "compute.unparallel"
+    diagnosis = attribute(recording(*before, *steps))
+    assert diagnosis.before_s == pytest.approx(0.02 * 33)
+    assert diagnosis.wall_s == pytest.approx(0.02 * 61)
+    assert diagnosis.causes[0].cause == "compute.unparallel"
 
 
 def test_of_a_job_without_a_sign_of_steps_imports_after_the_loaders_start_are_left_out() -> None:
     before = [(20, IMPORTS), (3, LOADER_STARTS), (4, BUILDS), (40, IMPORTS)]
-    found = attribute(recording(*before, (60, COMPUTES), (1, IMPORTS), (100, COMPUTES)))
-    assert found.before_s == pytest.approx(0.02 * 67)
-    assert found.wall_s == pytest.approx(0.02 * 161)  # an import amid the steps ends no setup
+    diagnosis = attribute(recording(*before, (60, COMPUTES), (1, IMPORTS), (100, COMPUTES)))
+    assert diagnosis.before_s == pytest.approx(0.02 * 67)
+    assert diagnosis.wall_s == pytest.approx(0.02 * 161)  # an import amid the steps ends no setup
 
 
 def test_of_a_job_that_ran_before_nothing_is_taken_for_its_setup() -> None:
-    found = attribute(recording((20, BUILDS), (5, waiting(AT_MOUNT)), (20, stepping())))
-    assert found.before_s == pytest.approx(0.02 * 20)  # no loader was seen until then
+    diagnosis = attribute(recording((20, BUILDS), (5, waiting(AT_MOUNT)), (20, stepping())))
+    assert diagnosis.before_s == pytest.approx(0.02 * 20)  # no loader was seen until then
     ran = attribute(recording((1, waiting(AT_MOUNT)), (20, BUILDS), (5, waiting(AT_MOUNT)), (20, stepping())))
     assert ran.before_s == 0
 
 
 def test_each_trainer_has_a_beginning_of_its_own() -> None:
     imports = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
-    one = [imports] * 10 + [stepping(), waiting(AT_MOUNT)] * 5
-    both = [*one, *(replace(moment, trainer=1) for moment in one)]
-    found = attribute(Recording(tuple(both), 8))
-    assert found.wall_s == pytest.approx(0.32)
-    assert found.before_s == pytest.approx(0.24)
-    assert found.recording.watched_s == pytest.approx(0.16)
-    assert shares(found) == {"storage.disk": 0.5}
-    assert "of 2 trainers" in lines_of(found)[0]
+    moments = [imports] * 10 + [stepping(), waiting(AT_MOUNT)] * 5
+    both = [*moments, *(replace(moment, trainer=1) for moment in moments)]
+    diagnosis = attribute(Recording(tuple(both), 8))
+    assert diagnosis.wall_s == pytest.approx(0.32)
+    assert diagnosis.before_s == pytest.approx(0.24)
+    assert diagnosis.recording.watched_s == pytest.approx(0.16)
+    assert shares(diagnosis) == {"storage.disk": 0.5}
+    assert "of 2 trainers" in lines_of(diagnosis)[0]
 
 
 def test_without_stacks_the_kernel_alone_is_asked() -> None:
@@ -288,8 +288,8 @@ def test_without_stacks_the_kernel_alone_is_asked() -> None:
 
 
 def test_nothing_seen_is_neither_healthy_nor_sick() -> None:
-    found = attribute(Recording((), 4))
-    assert (found.healthy, found.causes, found.wall_s) == (False, (), 0)
+    diagnosis = attribute(Recording((), 4))
+    assert (diagnosis.healthy, diagnosis.causes, diagnosis.wall_s) == (False, (), 0)
 
 
 STACKS = (IDLE, READS, DECODES, AUGMENTS, STEPS, STARTS, WAITS, ())
@@ -317,13 +317,13 @@ def test_no_moment_is_blamed_for_more_than_it_is(drawn: list[TimelineSample], co
     place = FileSystemUsage(
         "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB, peer_bytes=5 * MIB
     )
-    found = attribute(Recording(tuple(drawn), cores, places=(place,)))
-    total = sum(one.share for one in found.causes)
+    diagnosis = attribute(Recording(tuple(drawn), cores, places=(place,)))
+    total = sum(cause.share for cause in diagnosis.causes)
     assert total <= 1 + 1e-9
-    assert found.steps_share <= 1 - total + 1e-9
-    for one in found.causes:
-        assert math.isfinite(one.gain) and one.gain >= 1 - 1e-9
-        assert one.gain <= 1 / max(0.01, 1 - one.share) + 1e-9
+    assert diagnosis.steps_share <= 1 - total + 1e-9
+    for cause in diagnosis.causes:
+        assert math.isfinite(cause.gain) and cause.gain >= 1 - 1e-9
+        assert cause.gain <= 1 / max(0.01, 1 - cause.share) + 1e-9
 
 
 def test_every_cause_has_words_and_a_gain_no_larger_than_its_share_allows() -> None:

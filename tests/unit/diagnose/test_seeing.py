@@ -83,8 +83,8 @@ def test_a_thread_in_an_open_is_seen_with_its_path(opening: tuple[int, str]) -> 
 
 
 def test_a_process_that_has_gone_is_none_and_a_tree_has_its_children(opening: tuple[int, str]) -> None:
-    found = kernel.tree(os.getpid())
-    (child,) = [one for one in found if one.pid == opening[0]]
+    processes = kernel.tree(os.getpid())
+    (child,) = [process for process in processes if process.pid == opening[0]]
     assert (child.parent, child.is_python, child.is_loader_worker) == (os.getpid(), True, False)
     assert kernel.state_of(2**22 + 1, all_threads=True) is None
     assert kernel.tree(2**22 + 1) == []
@@ -200,11 +200,13 @@ def test_the_hook_writes_what_the_sampler_reads() -> None:
 
 def test_places_are_told_apart(tmp_path: Path) -> None:
     asked: list[str] = []
-    seen = PlaceWatch(lambda mountpoint: asked.append(mountpoint), os.getpid())
+    watch = PlaceWatch(lambda mountpoint: asked.append(mountpoint), os.getpid())
     (tmp_path / "file").write_text("x")
-    places = {one.mountpoint: one for one in seen.usage([str(tmp_path / "file"), "/proc/self"], wall_s=1.0)}
+    places = {
+        usage.mountpoint: usage for usage in watch.usage([str(tmp_path / "file"), "/proc/self"], wall_s=1.0)
+    }
     assert places["/proc"].storage is Storage.MEMORY
-    assert {"/proc", "/"} <= {one.mountpoint for one in mounts(os.getpid())}
+    assert {"/proc", "/"} <= {mount.mountpoint for mount in mounts(os.getpid())}
     assert len(places) == 2
     assert asked[0] == ""
 
@@ -251,10 +253,10 @@ def test_nvml_is_asked_for_the_gpus_of_the_job(
 
 
 def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
-    found = attribute(
+    diagnosis = attribute(
         recording((9, waiting(worker(KernelCall.RUN, DECODES))), (1, stepping()), cores=1, missing=("GPUs",))
     )
-    text = "\n".join(words_of(found))
+    text = "\n".join(words_of(diagnosis))
     for words in (
         "decoding and transforms",
         "90%",
@@ -265,17 +267,17 @@ def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
         "- GPUs",
     ):
         assert words in text, text
-    value = json.loads(json.dumps(value_of(found)))
-    assert [one["cause"] for one in value["causes"]] == ["loader.processor"]
+    value = json.loads(json.dumps(value_of(diagnosis)))
+    assert [cause["cause"] for cause in value["causes"]] == ["loader.processor"]
     assert value["causes"][0]["gain"] == pytest.approx(1.818, abs=0.001)
 
 
 def test_the_time_line_joins_moments_that_look_alike() -> None:
     moments = recording((3, waiting(worker(KernelCall.RUN, DECODES, pid=8))), (2, stepping()))
-    found = [one for one in events_of(moments) if one["ph"] == "X"]
-    assert {(one["pid"], one["name"]) for one in found} == {
+    spans = [event for event in events_of(moments) if event["ph"] == "X"]
+    assert {(span["pid"], span["name"]) for span in spans} == {
         (0, "waits for data"),
         (0, "own code"),
         (8, "decoding"),
     }
-    assert len(found) == 3
+    assert len(spans) == 3

@@ -172,11 +172,11 @@ def test_a_bumped_incarnation_is_never_used_again(make: Maker) -> None:
 
 
 def test_directory_positions() -> None:
-    one = Directory()
-    assert one.seek(2) == (b"", 0)
-    one.note(102, b"n100")
-    one.note(202, b"n200")
-    assert one.seek(150) == (b"n100", 48)
-    assert one.seek(202) == (b"n200", 0)
-    one.note(102, b"n100")
-    assert one.seek(205) == (b"n200", 3)
+    directory = Directory()
+    assert directory.seek(2) == (b"", 0)
+    directory.note(102, b"n100")
+    directory.note(202, b"n200")
+    assert directory.seek(150) == (b"n100", 48)
+    assert directory.seek(202) == (b"n200", 0)
+    directory.note(102, b"n100")
+    assert directory.seek(205) == (b"n200", 3)

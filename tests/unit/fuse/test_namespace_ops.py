@@ -173,8 +173,10 @@ def test_an_unknown_node_is_stale_for_every_request(writable: MemoryMount, node:
 
 
 def test_mkdir_makes_a_directory_with_its_mode(writable: MemoryMount) -> None:
-    made = writable.kernel.call(Opcode.MKDIR, ROOT, layout.MkdirIn(0o750), b"made\0").decoded(layout.EntryOut)
-    assert made.attr.mode == stat.S_IFDIR | 0o750
+    entry = writable.kernel.call(Opcode.MKDIR, ROOT, layout.MkdirIn(0o750), b"made\0").decoded(
+        layout.EntryOut
+    )
+    assert entry.attr.mode == stat.S_IFDIR | 0o750
     assert upper_path(writable, "made").is_dir()
     assert writable.client.reported == [b"/made"]
     assert writable.kernel.errno(Opcode.MKDIR, ROOT, layout.MkdirIn(0o750), b"made\0") == errno.EEXIST
@@ -297,8 +299,8 @@ def test_only_an_empty_directory_is_removed(writable: MemoryMount) -> None:
     assert writable.kernel.errno(Opcode.UNLINK, parent, b"deep\0") == 0
     assert writable.kernel.errno(Opcode.RMDIR, writable.kernel.node("dir"), b"sub\0") == 0
     assert writable.kernel.lookup(b"sub", writable.kernel.node("dir")).nodeid == 0
-    made = make_directory(writable, b"made")
-    writable.kernel.write_file(b"new", b"", made)
+    directory = make_directory(writable, b"made")
+    writable.kernel.write_file(b"new", b"", directory)
     assert writable.kernel.errno(Opcode.RMDIR, ROOT, b"made\0") == errno.ENOTEMPTY
 
 
@@ -401,12 +403,12 @@ def test_rename_that_fails_at_the_origin_changes_nothing(writable: MemoryMount) 
 
 
 def test_rename_follows_the_kinds_of_its_names(writable: MemoryMount) -> None:
-    made = make_directory(writable, b"made")
+    directory = make_directory(writable, b"made")
     writable.kernel.write_file(b"new", b"")
     assert writable.kernel.rename(b"new", b"made") == errno.EISDIR
     assert writable.kernel.rename(b"made", b"new") == errno.ENOTDIR
     assert writable.kernel.rename(b"made", b"dir") == errno.ENOTEMPTY
-    assert writable.kernel.rename(b"made", b"below", parents=(ROOT, made)) == errno.EINVAL
+    assert writable.kernel.rename(b"made", b"below", parents=(ROOT, directory)) == errno.EINVAL
     assert writable.kernel.rename(b"missing", b"new") == errno.ENOENT
 
 
@@ -503,12 +505,16 @@ def test_changes_of_other_sessions_are_told_from_the_own_ones(writable: MemoryMo
 
 
 def test_a_changed_name_is_invalidated_in_the_node_of_its_directory(writable: MemoryMount) -> None:
-    made = make_directory(writable, b"made")
+    directory = make_directory(writable, b"made")
     operations = writable.operations
     assert isinstance(operations, NamespaceOperations)
     for path in (b"/new", b"/made/new", b"/dir/new", b"/missing/new"):
         operations.invalidate_name(path)
-    assert writable.invalidated == [(ROOT, b"new"), (made, b"new"), (writable.kernel.node("dir"), b"new")]
+    assert writable.invalidated == [
+        (ROOT, b"new"),
+        (directory, b"new"),
+        (writable.kernel.node("dir"), b"new"),
+    ]
 
 
 def test_forget_drops_what_the_session_knows_of_a_node(writable: MemoryMount) -> None:

@@ -14,12 +14,12 @@ DATA = bytes(range(256)) * 40
 
 
 def cut(data: bytes, size: int = 100) -> Iterator[bytes]:
-    return (data[at : at + size] for at in range(0, len(data), size))
+    return (data[offset : offset + size] for offset in range(0, len(data), size))
 
 
 def framed(data: bytes, size: int = 1000) -> bytes:
-    chunks = [data[at : at + size] for at in range(0, len(data), size)]
-    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in chunks) + b"0\r\n"
+    chunks = [data[offset : offset + size] for offset in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def files_of(folder: str) -> TlsFiles:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Authority:
+def authority(tmp_path: Path) -> Authority:
     return Authority.make(str(tmp_path / "authority"), "lab")
 
 
@@ -57,14 +57,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(capsys, "show", str(tmp_path / "a/n1"))[1]["who"] == "node n1 of cluster lab"
 
 
-def test_keys_are_their_owners_only(made: Authority, tmp_path: Path) -> None:
-    made.issue("n1")
+def test_keys_are_their_owners_only(authority: Authority, tmp_path: Path) -> None:
+    authority.issue("n1")
     for path in (tmp_path / "authority", *(tmp_path / "authority").rglob("*")):
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_an_authority_is_never_replaced(made: Authority, tmp_path: Path) -> None:
+def test_an_authority_is_never_replaced(authority: Authority, tmp_path: Path) -> None:
     folder = tmp_path / "authority"
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for missing in (None, "authority.pem", "authority.key"):
@@ -82,26 +82,26 @@ def test_an_authority_is_never_replaced(made: Authority, tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-def test_what_was_issued_is_replaced_by_renew_only(made: Authority) -> None:
-    made.issue("n1")
+def test_what_was_issued_is_replaced_by_renew_only(authority: Authority) -> None:
+    authority.issue("n1")
     with pytest.raises(PathExistsError, match="renew"):
-        made.issue("n1")
+        authority.issue("n1")
     with pytest.raises(PathNotFoundError):
-        made.renew("n2")
+        authority.renew("n2")
 
 
-def test_issued_certificates_are_taken(made: Authority) -> None:
+def test_issued_certificates_are_taken(authority: Authority) -> None:
     for role in ("node", "operator", "client", "service"):
-        tls = MutualTls(files_of(made.issue(f"a-{role}", role=role)))
+        tls = MutualTls(files_of(authority.issue(f"a-{role}", role=role)))
         assert tls.own == Identity("lab", role, f"a-{role}")
-    renewed = MutualTls(files_of(made.renew("a-node")))
+    renewed = MutualTls(files_of(authority.renew("a-node")))
     assert renewed.own == Identity("lab", "node", "a-node")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", "ä", "-" * 300, "a\n", ".hidden"])
-def test_a_name_that_leads_elsewhere_is_none(made: Authority, tmp_path: Path, name: str) -> None:
+def test_a_name_that_leads_elsewhere_is_none(authority: Authority, tmp_path: Path, name: str) -> None:
     before = sorted(tmp_path.rglob("*"))
-    for call in (made.issue, made.renew):
+    for call in (authority.issue, authority.renew):
         with pytest.raises(UsageError):
             call(name)
     with pytest.raises(UsageError):
@@ -110,9 +110,9 @@ def test_a_name_that_leads_elsewhere_is_none(made: Authority, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("days", [0, -1, 1e9, float("nan"), float("inf")])
-def test_a_life_without_end_is_none(made: Authority, days: float) -> None:
+def test_a_life_without_end_is_none(authority: Authority, days: float) -> None:
     with pytest.raises(UsageError, match="days"):
-        made.issue("n1", days=days)
+        authority.issue("n1", days=days)
 
 
 def test_a_spiffe_id(tmp_path: Path) -> None:
@@ -133,15 +133,15 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
         Authority.make(str(tmp_path / "a"), "lab")
 
 
-def test_what_is_no_certificate(tmp_path: Path, made: Authority) -> None:
+def test_what_is_no_certificate(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(UsageError):
         look_at(str(tmp_path / "x"))
     with pytest.raises(PathNotFoundError):
         list(certificates_below(str(tmp_path / "empty")))
-    made.issue("n1")
+    authority.issue("n1")
     other = Authority.make(str(tmp_path / "other"), "lab")
     os.replace(tmp_path / "other/authority.key", tmp_path / "authority/authority.key")
     with pytest.raises(UsageError, match="another certificate"):
-        Authority(os.path.dirname(made.path))
+        Authority(os.path.dirname(authority.path))
     assert other.cluster == "lab"

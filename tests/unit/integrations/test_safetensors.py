@@ -31,14 +31,14 @@ STATE = {
 }
 
 
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
+def same(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == expected.keys() and all(
         tensor.dtype == expected[name].dtype
         and tensor.shape == expected[name].shape
         and tensor.numpy(force=True).tobytes() == expected[name].numpy(force=True).tobytes()
         if tensor.dtype not in (torch.bfloat16, torch.float8_e4m3fn)
         else torch.equal(tensor.float(), expected[name].float())
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     )
 
 
@@ -59,9 +59,9 @@ def test_a_file_and_a_folder_are_as_safetensors_loads_them(tmp_path: Path) -> No
 def test_writing_to_a_tensor_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "any.safetensors")
     before = (tmp_path / "any.safetensors").read_bytes()
-    found = load_model(tmp_path)
-    found["matrix"] += 1
-    assert torch.equal(found["matrix"], STATE["matrix"] + 1)
+    tensors = load_model(tmp_path)
+    tensors["matrix"] += 1
+    assert torch.equal(tensors["matrix"], STATE["matrix"] + 1)
     assert (tmp_path / "any.safetensors").read_bytes() == before
     assert torch.equal(load_model(tmp_path)["matrix"], STATE["matrix"])
 
