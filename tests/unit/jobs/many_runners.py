@@ -264,7 +264,7 @@ class JobClusterFixture:
         """It stops without a word; then its lease is over."""
         await self.runners.pop(id).close()
         self.records.expire(id)
-        self.see("".join(one for one in self.view.nodes if one != id))
+        self.see("".join(node for node in self.view.nodes if node != id))
 
     def see(self, ids: str) -> None:
         self.view = self._view_of(ids, self.view)
@@ -282,7 +282,7 @@ class JobClusterFixture:
         return names
 
     def owners(self, name: str, copies: int = 1, segment: int = 0) -> list[str]:
-        return [one.id for one in self.view.owners(b"/" + name.encode(), segment, replicas=copies)]
+        return [owner.id for owner in self.view.owners(b"/" + name.encode(), segment, replicas=copies)]
 
     async def end_of(self, node: str, id: str) -> JobState:
         """How it ended, as a node tells it, which hears of the job within a second."""
@@ -306,8 +306,8 @@ class JobClusterFixture:
         for node in self.runners:
             await self.end_of(node, id)
         rows = [runner.jobs.rows(id)[0] for runner in self.runners.values()]
-        told = {(row.state, row.files_done, row.bytes_done, row.failed_files) for row in rows}
-        assert len(told) == 1, told
+        outcomes = {(row.state, row.files_done, row.bytes_done, row.failed_files) for row in rows}
+        assert len(outcomes) == 1, outcomes
         return rows[0]
 
     async def check_loaded(self, names: list[str], copies: int = 1) -> None:

@@ -124,11 +124,11 @@ async def test_a_node_that_dies_in_the_middle_is_made_up_for(world: JobClusterFi
     world.origin.hold_after = 30
     id = await world.runners["a"].jobs.submit("load", "/d", {})
     await world.origin.held.wait()
-    seen: list[JobState] = []
+    states: list[JobState] = []
 
     async def watch() -> None:
         async for state in world.runners["c"].jobs.states(id):
-            seen.append(state)
+            states.append(state)
 
     watching = asyncio.ensure_future(watch())
     await world.until("c", id, lambda row: not row.listing)
@@ -138,7 +138,7 @@ async def test_a_node_that_dies_in_the_middle_is_made_up_for(world: JobClusterFi
     await watching
     assert (row.state, row.files_done, row.files_total, row.failed_files) == ("done", 80, 80, 0)
     assert row.bytes_done == size_of(world, names)
-    assert max(state.files_done for state in seen) <= 80
+    assert max(state.files_done for state in states) <= 80
     for name in names:
         assert await world.runners[world.owners(name)[0]].has(name)
 
@@ -149,11 +149,11 @@ async def test_a_node_that_joins_in_the_middle_does_its_share(world: JobClusterF
     id = await world.runners["b"].jobs.submit("load", "/d", {})
     await world.origin.held.wait()
     await world.until("a", id, lambda row: not row.listing)
-    seen: list[int] = []
+    counts: list[int] = []
 
     async def watch() -> None:
         async for state in world.runners["a"].jobs.states(id):
-            seen.append(state.files_done)
+            counts.append(state.files_done)
 
     watching = asyncio.ensure_future(watch())
     await world.join("d")
@@ -161,7 +161,7 @@ async def test_a_node_that_joins_in_the_middle_does_its_share(world: JobClusterF
     row = await world.agree(id)
     await watching
     assert (row.state, row.files_done, row.bytes_done) == ("done", 80, size_of(world, names))
-    assert max(seen) <= 80
+    assert max(counts) <= 80
     mine = [name for name in names if world.owners(name) == ["d"]]
     assert mine
     for name in mine:
@@ -175,7 +175,7 @@ async def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(world:
     id = await world.runners["a"].jobs.submit("load", "/d", {})
     await world.origin.held.wait()
     await world.until("a", id, lambda row: row.files_done == 40 and not row.listing)
-    loaded = {name for name in names if any([await one.has(name) for one in world.runners.values()])}
+    loaded = {name for name in names if any([await runner.has(name) for runner in world.runners.values()])}
     await world.join("d")
     kept = sum(world.owners(name) != ["d"] for name in loaded)
     assert kept < 40
@@ -205,14 +205,14 @@ async def test_cancel_stops_all_nodes_and_a_retry_ends_it(world: JobClusterFixtu
 
 
 async def test_two_jobs_at_once(world: JobClusterFixture) -> None:
-    one, other = world.put_many(30, folder="x"), world.put_many(20, folder="y")
+    first, other = world.put_many(30, folder="x"), world.put_many(20, folder="y")
     ids = await asyncio.gather(
         world.runners["a"].jobs.submit("load", "/x", {}), world.runners["b"].jobs.submit("load", "/y", {})
     )
     assert sorted(ids) == ["1", "2"]
     rows = {row.path: row for row in [await world.agree(id) for id in ids]}
     assert (rows["/x"].files_done, rows["/y"].files_done) == (30, 20)
-    await world.check_loaded([*one, *other])
+    await world.check_loaded([*first, *other])
     assert [row.id for row in world.runners["c"].jobs.rows()] == ["1", "2"]
 
 
@@ -334,4 +334,4 @@ async def test_records_that_tell_at_once(tmp_path: Path) -> None:
         await w.join("d")
         await w.agree(await w.runners["d"].jobs.submit("load", "/d", {"replicas": "2"}))
         assert await w.agree(await w.runners["d"].jobs.submit("free", "/d", {}))
-        assert not any([await one.has(name) for one in w.runners.values() for name in names])
+        assert not any([await runner.has(name) for runner in w.runners.values() for name in names])

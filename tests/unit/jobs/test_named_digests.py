@@ -21,10 +21,10 @@ NAMES = {"right": 5000, "small": 5000, "large": 3 * MIB + 5}
 async def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) -> None:
     """trusts: a file matches its ETag. Where none does, ETags are no digests of that origin, and nothing is dropped."""
     world = Spoiled(tmp_path, verify_origin=False)
-    told: list[FileId] = []
+    evicted: list[FileId] = []
 
     async def tell(ids: list[FileId]) -> None:
-        told.extend(ids)
+        evicted.extend(ids)
 
     jobs = Jobs(
         world.namespace,
@@ -45,7 +45,7 @@ async def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) ->
         await world.reads.load(entry)
         ids[entry.id] = name
     states: list[JobState] = [state async for state in jobs.run("fsck", "/", {})]
-    dropped = {ids[id] for id in told}
+    dropped = {ids[id] for id in evicted}
     assert dropped == ({"small", "large"} if trusts else set())
     assert {path for path, _ in states[-1].failed} == {f"/{name}" for name in dropped}
     world.spoils.share = 0.0

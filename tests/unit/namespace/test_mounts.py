@@ -22,9 +22,9 @@ def test_the_longest_prefix_wins() -> None:
         ("/x/y", "/", "x/y"),
         ("/a/b", "/a/b", ""),
     ]:
-        found = table.find(path)
-        assert found is not None
-        assert (found[0].path, found[1]) == (where, key)
+        match = table.find(path)
+        assert match is not None
+        assert (match[0].path, match[1]) == (where, key)
 
 
 def test_above_all_mounts_there_is_nothing_but_their_names() -> None:

@@ -54,13 +54,13 @@ def others() -> Others:
 
 @pytest.fixture
 def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
-    made = Tree(tmp_path / "index")
-    made.mounts = MountTable()
-    made.namespace = Namespace.build(
-        made.index, made.mounts, timeout_s=5, on_changed=made.report, others=others
+    fixture = Tree(tmp_path / "index")
+    fixture.mounts = MountTable()
+    fixture.namespace = Namespace.build(
+        fixture.index, fixture.mounts, timeout_s=5, on_changed=fixture.report, others=others
     )
-    yield made
-    made.index.close(clean=False)
+    yield fixture
+    fixture.index.close(clean=False)
 
 
 async def settled(tree: Tree) -> None:
@@ -69,9 +69,9 @@ async def settled(tree: Tree) -> None:
 
 
 def version(tree: Tree, path: bytes) -> Version:
-    found = tree.namespace.tree.entry_at(path)
-    assert found is not None
-    return found.version
+    entry = tree.namespace.tree.entry_at(path)
+    assert entry is not None
+    return entry.version
 
 
 async def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> None:
@@ -221,8 +221,8 @@ async def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, o
     tree.namespace.changes.record_removal(b"/d/b")
     for _ in range(2):
         (page,) = tree.namespace.owner_names.pages(directory)
-        told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
-        assert told == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
+        rows = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
+        assert rows == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
         before.rest([file_at_origin(b"b")])
         before.end()
     await tree.namespace.listings.refresh_listed(b"/d")  # a listing that begins now knows better

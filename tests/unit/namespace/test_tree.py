@@ -60,16 +60,16 @@ class Tree:
         self.namespace.mount_points.attach(Mount(path, origin.url, origin, interval_s))
 
     async def names(self, path: str) -> list[str]:
-        found = await self.namespace.resolver.resolve(os.fsencode(path))
-        await self.namespace.listings.list(found.id)
-        return [os.fsdecode(entry.name) for entry in self.index.children(found.id)]
+        directory = await self.namespace.resolver.resolve(os.fsencode(path))
+        await self.namespace.listings.list(directory.id)
+        return [os.fsdecode(entry.name) for entry in self.index.children(directory.id)]
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
-    made = Tree(tmp_path / "index")
-    yield made
-    made.index.close(clean=False)
+    fixture = Tree(tmp_path / "index")
+    yield fixture
+    fixture.index.close(clean=False)
 
 
 def origin_with(*keys: str) -> MemoryOrigin:
@@ -156,9 +156,9 @@ async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: T
     await pass_time(0.01)
     origin.gate.set()
     await asyncio.gather(early, *syncs)
-    found = tree.index.lookup(ROOT_ID, b"a")
-    assert found is not None
-    assert found.version == fresh
+    entry = tree.index.lookup(ROOT_ID, b"a")
+    assert entry is not None
+    assert entry.version == fresh
     assert origin.listings == 2  # the three share one
 
 

@@ -141,7 +141,7 @@ async def test_answers_about_keys_open_nothing(error: HeadraceError) -> None:
     ended = await asyncio.gather(
         *(world.call("head", key, 5.0) for key in [*world.versions] * 2), return_exceptions=True
     )
-    assert all(isinstance(one, type(error)) for one in ended)
+    assert all(isinstance(answer, type(error)) for answer in ended)
     assert world.circuit.closed
     await world.call("read", "k1")
 

@@ -85,30 +85,34 @@ def test_a_broken_profile_file_is_not_quoted(tmp_path: Path, text: bytes) -> Non
 def test_options_then_environment_then_profile(profiles: dict[str, str]) -> None:
     given = OriginOptions(access_key_id="own-id", secret_access_key="own-secret")
     assert s3_options(given, profiles) == given
-    found = s3_options(OriginOptions(), {**profiles, "AWS_ACCESS_KEY_ID": "env-id"})
-    assert not found.access_key_id  # obstore reads the environment itself
-    found = s3_options(OriginOptions(), profiles)
-    assert (found.access_key_id, found.region) == ("default-id", "eu-north-1")
-    found = s3_options(OriginOptions(profile="work"), {**profiles, "AWS_ACCESS_KEY_ID": "env-id"})
-    assert (found.access_key_id, found.session_token, found.endpoint) == (
+    options = s3_options(OriginOptions(), {**profiles, "AWS_ACCESS_KEY_ID": "env-id"})
+    assert not options.access_key_id  # obstore reads the environment itself
+    options = s3_options(OriginOptions(), profiles)
+    assert (options.access_key_id, options.region) == ("default-id", "eu-north-1")
+    options = s3_options(OriginOptions(profile="work"), {**profiles, "AWS_ACCESS_KEY_ID": "env-id"})
+    assert (options.access_key_id, options.session_token, options.endpoint) == (
         "work-id",
         "work-token",
         "http://work:1",
     )
-    found = s3_options(OriginOptions(profile="work", region="mine"), profiles)
-    assert found.region == "mine"
-    found = s3_options(
+    options = s3_options(OriginOptions(profile="work", region="mine"), profiles)
+    assert options.region == "mine"
+    options = s3_options(
         OriginOptions(profile="work"), {**profiles, "AWS_REGION": "env", "AWS_ENDPOINT_URL": "e"}
     )
-    assert (found.region, found.endpoint) == ("", "")
+    assert (options.region, options.endpoint) == ("", "")
     assert s3_options(OriginOptions(anonymous=True), profiles).access_key_id == ""
 
 
 def test_a_key_is_not_mixed_from_two_places(profiles: dict[str, str]) -> None:
     given = OriginOptions(profile="work", access_key_id="own-id", secret_access_key="own-secret")
-    found = s3_options(given, profiles)
-    assert (found.access_key_id, found.secret_access_key, found.session_token) == ("own-id", "own-secret", "")
-    assert found.region == "eu-west-1"
+    options = s3_options(given, profiles)
+    assert (options.access_key_id, options.secret_access_key, options.session_token) == (
+        "own-id",
+        "own-secret",
+        "",
+    )
+    assert options.region == "eu-west-1"
 
 
 class _Echo(http.server.BaseHTTPRequestHandler):
@@ -116,13 +120,13 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     status = 403
-    seen: list[Mapping[str, str]]
+    requests: list[Mapping[str, str]]
 
     def log_message(self, format: str, *args: object) -> None:
         return None
 
     def _answer(self) -> None:
-        self.seen.append(dict(self.headers.items()))
+        self.requests.append(dict(self.headers.items()))
         body = f"<Error><Code>No</Code><Message>refused</Message>{self.path} {self.headers}</Error>".encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
@@ -136,7 +140,7 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def echo() -> Iterator[tuple[str, type[_Echo]]]:
     class Handler(_Echo):
-        seen: list[Mapping[str, str]] = []  # noqa: RUF012 - one class a test
+        requests: list[Mapping[str, str]] = []  # noqa: RUF012 - one class a test
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -212,7 +216,7 @@ def test_secrets_are_never_shown(
         monkeypatch.setenv("AWS_SESSION_TOKEN", f"session-{MARKER}")
     texts, kinds = provoke(f"{kind[:2]}://bucket/p" if kind != "http" else f"{endpoint}/p", options)
     assert len(kinds) >= 1, "nothing failed"
-    assert handler.seen, "nothing was asked"
+    assert handler.requests, "nothing was asked"
     captured = capfd.readouterr()
     everything = "\n".join([*texts, caplog.text, captured.out, captured.err])
     assert MARKER not in everything
@@ -226,8 +230,8 @@ def test_a_key_of_the_config_is_not_joined_by_secrets_of_the_environment(
     endpoint, handler = echo
     monkeypatch.setenv("AWS_SESSION_TOKEN", MARKER)
     provoke("s3://b", {"endpoint": endpoint, "access_key_id": "own", "secret_access_key": "own"})
-    assert handler.seen
-    assert all(MARKER not in str(headers) for headers in handler.seen)
+    assert handler.requests
+    assert all(MARKER not in str(headers) for headers in handler.requests)
 
 
 def test_nobody_is_told_a_secret_when_asked_anonymously(
@@ -238,9 +242,9 @@ def test_nobody_is_told_a_secret_when_asked_anonymously(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
     monkeypatch.setenv("AWS_SESSION_TOKEN", MARKER)
     provoke("s3://b", {"endpoint": endpoint, "anonymous": "true"})
-    assert handler.seen
-    assert all("authorization" not in {name.lower() for name in headers} for headers in handler.seen)
-    assert all(MARKER not in str(headers) for headers in handler.seen)
+    assert handler.requests
+    assert all("authorization" not in {name.lower() for name in headers} for headers in handler.requests)
+    assert all(MARKER not in str(headers) for headers in handler.requests)
 
 
 def test_options_do_not_show_themselves() -> None:

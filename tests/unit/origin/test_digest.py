@@ -66,7 +66,7 @@ def test_values_are_those_that_stores_name(tmp_path: Path, parts: int) -> None:
     body = os.urandom(2 * MIB + 5)
     (tmp_path / "f").write_bytes(body)
     part_bytes = (MIB if parts == 3 else len(body)) if parts else 0
-    sums = [hashlib.md5(body[at : at + MIB]).digest() for at in range(0, len(body), MIB)]
+    sums = [hashlib.md5(body[offset : offset + MIB]).digest() for offset in range(0, len(body), MIB)]
     whole = hashlib.md5(body)
     expected = {
         0: whole.hexdigest(),

@@ -43,9 +43,9 @@ FORMS = {
 
 @pytest.mark.parametrize("text", FORMS)
 def test_forms(text: str) -> None:
-    found = parse_origin(text)
-    assert found == FORMS[text]
-    assert parse_origin(found) == found
+    address = parse_origin(text)
+    assert address == FORMS[text]
+    assert parse_origin(address) == address
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ async def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> Non
     (tmp_path / "to-itself").symlink_to("to-itself")
     os.mkfifo(tmp_path / "pipe")
     async with at(tmp_path) as origin:
-        found = await listing_of(origin, "")
-        assert set(found.objects) == {"file", "to-file"}
-        assert found.directories == {"folder", "to-folder"}
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {"file", "to-file"}
+        assert listing.directories == {"folder", "to-folder"}
         for key in ("pipe", "to-nothing", "to-itself", "folder"):
             with pytest.raises(PathNotFoundError):
                 await origin.head(key, deadline=soon())

@@ -66,12 +66,12 @@ def after_looks(count: int, then: Callable[[], object]) -> VersionOf:
     """version_of; after that many looks at a file, and before anything else, `then` happens."""
     looks = 0
 
-    def look(found: os.stat_result) -> Version:
+    def look(status: os.stat_result) -> Version:
         nonlocal looks
         looks += 1
         if looks == count:
             then()
-        return version_of(found)
+        return version_of(status)
 
     return look
 
@@ -194,8 +194,8 @@ def test_a_file_system_without_renameat2(tmp_path: Path) -> None:
     path, version = old_file(tmp_path)
     with pytest.raises(ConflictError):
         put(path, b"ours", Absent())
-    found = put(path, b"ours", version)
-    assert path.read_bytes() == b"ours" and version_of(path.stat()) == version_of(found)
+    status = put(path, b"ours", version)
+    assert path.read_bytes() == b"ours" and version_of(path.stat()) == version_of(status)
     with pytest.raises(ConflictError):
         put(path, b"again", version)
     new = put(tmp_path / "new", b"new", Absent())

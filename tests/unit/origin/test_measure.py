@@ -32,12 +32,12 @@ async def test_calls_errors_bytes_and_pages_are_counted() -> None:
     faulty.fail("list", PlannedFault.HALF)
     with pytest.raises(OriginUnavailableError):
         _ = [page async for page in origin.list_directory("", deadline=NEVER)]
-    found = origin.statistics()
-    assert found["head_requests"] == 2 and found["head_errors"] == 1
-    assert found["read_requests"] == 2 and found["read_errors"] == 1
-    assert found["list_requests"] == 5 and found["list_errors"] == 1
-    assert found["requests"] == 9 and found["errors"] == 3
-    assert found["bytes_read"] == 7
+    statistics = origin.statistics()
+    assert statistics["head_requests"] == 2 and statistics["head_errors"] == 1
+    assert statistics["read_requests"] == 2 and statistics["read_errors"] == 1
+    assert statistics["list_requests"] == 5 and statistics["list_errors"] == 1
+    assert statistics["requests"] == 9 and statistics["errors"] == 3
+    assert statistics["bytes_read"] == 7
 
 
 async def test_latency_is_what_the_caller_waits() -> None:

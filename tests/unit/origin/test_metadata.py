@@ -15,18 +15,20 @@ def given(**metadata: str) -> Attributes:
 
 
 def test_what_went_in_comes_out() -> None:
-    for one in (FILE, given(), given(colour="red"), given(mtime="1500000000.25", gid="9", colour="red")):
-        found = from_metadata(to_metadata(one))
-        assert found is not None
-        assert (found.mtime_ns, found.put_id) == (FILE.mtime_ns, "abc")
-        assert (found.extras or ObjectMetadata()) == (one.extras or ObjectMetadata())
+    for file in (FILE, given(), given(colour="red"), given(mtime="1500000000.25", gid="9", colour="red")):
+        attributes = from_metadata(to_metadata(file))
+        assert attributes is not None
+        assert (attributes.mtime_ns, attributes.put_id) == (FILE.mtime_ns, "abc")
+        assert (attributes.extras or ObjectMetadata()) == (file.extras or ObjectMetadata())
 
 
 def test_a_user_does_not_speak_for_this_node() -> None:
-    found = from_metadata(to_metadata(given(headraceput="forged", headracetags="x=y", headraceusers="mode")))
-    assert found is not None
-    assert found.put_id == "abc"
-    assert found.extras == given().extras
+    attributes = from_metadata(
+        to_metadata(given(headraceput="forged", headracetags="x=y", headraceusers="mode"))
+    )
+    assert attributes is not None
+    assert attributes.put_id == "abc"
+    assert attributes.extras == given().extras
 
 
 def test_of_others_objects_all_is_theirs_and_tags_are_not_known() -> None:

@@ -54,15 +54,15 @@ def read(url: str) -> Arrived:
 
 
 def test_bytes_come_with_what_was_meant(store: tuple[type[Store], str]) -> None:
-    found = read(store[1])
-    assert (found.body, found.extras) == (
+    arrived = read(store[1])
+    assert (arrived.body, arrived.extras) == (
         b"2345",
         ObjectMetadata({"colour": "grün"}, {"Content-Type": "text/x"}, None),
     )
 
 
 @pytest.mark.parametrize(
-    ("what", "kind"),
+    ("settings", "kind"),
     [
         ({"status": 412}, VersionChangedError),
         ({"status": 404}, VersionChangedError),
@@ -74,9 +74,9 @@ def test_bytes_come_with_what_was_meant(store: tuple[type[Store], str]) -> None:
     ],
 )
 def test_errors_are_those_of_any_read(
-    store: tuple[type[Store], str], what: dict[str, object], kind: type[HeadraceError]
+    store: tuple[type[Store], str], settings: dict[str, object], kind: type[HeadraceError]
 ) -> None:
-    for name, value in what.items():
+    for name, value in settings.items():
         setattr(store[0], name, value)
     with pytest.raises(kind) as raised:
         read(store[1])

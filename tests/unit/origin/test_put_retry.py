@@ -126,10 +126,10 @@ async def test_puts_are_measured() -> None:
         await put(origin, b"1", None)
     await origin.remove("f", condition=None, deadline=NEVER)
     await origin.make_directory("d", deadline=NEVER)
-    found = origin.statistics()
-    assert found["put_requests"] == 2 and found["put_errors"] == 1
-    assert found["remove_requests"] == found["directory_requests"] == 1
-    assert found["bytes_written"] == 5 and found["requests"] == 4
+    statistics = origin.statistics()
+    assert statistics["put_requests"] == 2 and statistics["put_errors"] == 1
+    assert statistics["remove_requests"] == statistics["directory_requests"] == 1
+    assert statistics["bytes_written"] == 5 and statistics["requests"] == 4
 
 
 async def test_puts_come_at_the_rate() -> None:
@@ -151,8 +151,8 @@ async def test_a_large_put_is_paid_for_part_by_part() -> None:
     await put(origin, data, None)
     took_s = time.monotonic() - begun_s
     assert took_s >= 0.9 * (size - rate * BURST_S + (50 << 20)) / rate
-    found = await memory.head("f", deadline=NEVER)
-    assert found.version.size_bytes == size
+    head = await memory.head("f", deadline=NEVER)
+    assert head.version.size_bytes == size
 
 
 async def test_a_large_put_that_would_be_late_is_refused() -> None:

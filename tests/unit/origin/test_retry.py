@@ -43,7 +43,9 @@ async def _read(origin: Origin, version: Version, deadline: Deadline) -> None:
 
 
 async def _list(origin: Origin, version: Version, deadline: Deadline) -> None:
-    keys = [one.key async for page in origin.list_directory("", deadline=deadline) for one in page.objects]
+    keys = [
+        entry.key async for page in origin.list_directory("", deadline=deadline) for entry in page.objects
+    ]
     assert keys == ["f"]
 
 

@@ -38,11 +38,11 @@ async def turns() -> None:
 
 
 async def test_memory_is_lent_in_the_order_of_asking() -> None:
-    told: list[str] = []
+    names: list[str] = []
 
     async def one(budget: ByteBudget, name: str, size: int, done: asyncio.Event) -> None:
         async with budget.hold(size):
-            told.append(name)
+            names.append(name)
             await done.wait()
 
     budget, done, later = ByteBudget(10), asyncio.Event(), asyncio.Event()
@@ -53,13 +53,13 @@ async def test_memory_is_lent_in_the_order_of_asking() -> None:
         await asyncio.sleep(0)
         group.create_task(one(budget, "small", 1, later))
         await turns()
-        assert told == ["first"]  # the small one waits behind the large one
+        assert names == ["first"]  # the small one waits behind the large one
         done.set()
         await turns()
-        assert told == ["first", "larger than all"]
+        assert names == ["first", "larger than all"]
         large.cancel()
         await turns()
-        assert told == ["first", "larger than all", "small"]
+        assert names == ["first", "larger than all", "small"]
         later.set()
     async with asyncio.timeout(60), budget.hold(10):  # all of it came back
         pass
@@ -70,8 +70,8 @@ async def test_a_waiter_that_leaves_takes_nothing() -> None:
     async with budget.hold(10):
         waiting = [asyncio.ensure_future(budget.hold(5).__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
-        for one in waiting:
-            one.cancel()
+        for waiter in waiting:
+            waiter.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     async with asyncio.timeout(60), budget.hold(10):
         pass
@@ -85,8 +85,8 @@ def test_attributes_come_back(
     mtime_ns: int | None, mode: int | None, uid: int | None, gid: int | None
 ) -> None:
     given_ = Attributes(mtime_ns, mode, uid, gid, "0123")
-    found = from_metadata(to_metadata(given_))
-    assert found == given_ and found is not None and found.put_id == "0123"
+    attributes = from_metadata(to_metadata(given_))
+    assert attributes == given_ and attributes is not None and attributes.put_id == "0123"
     assert from_metadata(to_metadata(Attributes(mtime_ns, mode, uid, gid))) in (given_, None)
 
 
@@ -110,9 +110,9 @@ def test_metadata_of_others(metadata: dict[str, str], expected: Attributes | Non
 
 
 def test_equal_tokens_are_equal_versions_whatever_the_time() -> None:
-    one, other = Version(5, 10**9, '"abc"'), Version(5, 3 * 10**9, '"abc"')
-    assert one == other and hash(one) == hash(other)
-    assert one != Version(6, 10**9, '"abc"') and one != Version(5, 10**9, '"abd"')
+    version, other = Version(5, 10**9, '"abc"'), Version(5, 3 * 10**9, '"abc"')
+    assert version == other and hash(version) == hash(other)
+    assert version != Version(6, 10**9, '"abc"') and version != Version(5, 10**9, '"abd"')
     assert Version(5, 1, 'W/"abc"') != Version(5, 2, 'W/"abc"')  # weak: may be of other bytes
     assert Version(5, 1) != Version(5, 2) and Version(5, 1) == Version(5, 1)
     assert Version(5, 1, '"abc"') != Version(5, 1)

@@ -65,11 +65,11 @@ def test_a_holder_that_died_but_for_a_thread(holder: subprocess.Popen[str], tmp_
         lock.close()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(20)
-    assert not any(one.is_alive() for one in threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
     assert most == [1]
 
 

@@ -56,15 +56,15 @@ def test_it_stays_with_the_file_and_goes_with_its_bytes(file: Path) -> None:
 
 
 def test_what_an_origin_told_belongs_to_a_cache_file_whatever_its_times(file: Path) -> None:
-    told = ObjectMetadata({"a": "b"}, {}, None)
-    store_origin_extras(os.fsencode(file), 5, told)
+    metadata = ObjectMetadata({"a": "b"}, {}, None)
+    store_origin_extras(os.fsencode(file), 5, metadata)
     os.utime(file, ns=(1, 1))
-    assert noted(file) == told
+    assert noted(file) == metadata
     drop_origin_extras(os.fsencode(file))
     assert noted(file) is None
     store_origin_extras(os.fsencode(file), 5, ObjectMetadata())
     assert noted(file) == ObjectMetadata()
-    store_origin_extras(os.fsencode(file), 6, told)
+    store_origin_extras(os.fsencode(file), 6, metadata)
     assert noted(file) is None  # not all of the file
 
 

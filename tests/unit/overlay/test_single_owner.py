@@ -149,10 +149,10 @@ while True:
     if ended:
         break
 """
-    found = as_user(USER, program, imports=IMPORTS, folder=folder, over=over)
-    assert [right for _, right in found] == [True] * len(found)
-    assert [before for before, _ in found] == sorted((before for before, _ in found), reverse=True)
-    assert found[0][0] and not found[-1][0]
+    results = as_user(USER, program, imports=IMPORTS, folder=folder, over=over)
+    assert [right for _, right in results] == [True] * len(results)
+    assert [before for before, _ in results] == sorted((before for before, _ in results), reverse=True)
+    assert results[0][0] and not results[-1][0]
 
 
 def test_a_mark_of_a_move_that_did_not_begin_moves_no_other_name_of_the_file(folder: str) -> None:

@@ -26,9 +26,9 @@ ONE, TWO = Version(1, 2, "one"), Version(3, 4, "two")
 
 @pytest.fixture
 def upper(tmp_path: Path) -> Upper:
-    made = Upper(str(tmp_path / "upper"))
-    made.make()
-    return made
+    layer = Upper(str(tmp_path / "upper"))
+    layer.make()
+    return layer
 
 
 def put(upper: Upper, path: bytes, data: bytes = b"x") -> None:
@@ -69,25 +69,25 @@ def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
     put(upper, b"/taken")
     hide(upper, b"/hidden", None)
     for path, placed in ((b"/taken", False), (b"/hidden", True), (b"/free", True)):
-        made = upper.new()
-        Path(os.fsdecode(plain(made))).write_bytes(b"new")
-        assert upper.place(made, path) is placed
-        assert made.exists() is not placed
+        work_path = upper.new()
+        Path(os.fsdecode(plain(work_path))).write_bytes(b"new")
+        assert upper.place(work_path, path) is placed
+        assert work_path.exists() is not placed
 
 
 def test_a_base_belongs_to_one_path(upper: Upper) -> None:
     put(upper, b"/f")
-    at = upper.at(b"/f")
-    set_base(at, b"/f", ONE)
-    set_base(at, b"/g", TWO)
-    assert base_version(at, b"/f") == ONE
-    assert base_version(at, b"/g") == TWO
-    assert base_version(at, b"/h") is None
-    set_base(at, b"/f", TWO)
-    assert base_version(at, b"/f") == TWO
+    upper_path = upper.at(b"/f")
+    set_base(upper_path, b"/f", ONE)
+    set_base(upper_path, b"/g", TWO)
+    assert base_version(upper_path, b"/f") == ONE
+    assert base_version(upper_path, b"/g") == TWO
+    assert base_version(upper_path, b"/h") is None
+    set_base(upper_path, b"/f", TWO)
+    assert base_version(upper_path, b"/f") == TWO
     for number in range(100):  # of many, the newest stay
-        set_base(at, b"/%d" % number, ONE)
-    assert base_version(at, b"/99") == ONE
+        set_base(upper_path, b"/%d" % number, ONE)
+    assert base_version(upper_path, b"/99") == ONE
 
 
 def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
@@ -127,9 +127,9 @@ def test_put_away_makes_room(upper: Upper) -> None:
 def test_walk_tells_hidden_things_too(upper: Upper) -> None:
     put(upper, b"/a/b/f")
     hide(upper, b"/a/gone", None)
-    found = dict(upper.walk())
-    assert found.keys() == {b"/", b"/a", b"/a/b", b"/a/b/f", b"/a/gone"}
-    assert stat.S_ISCHR(found[b"/a/gone"].st_mode)
+    statuses = dict(upper.walk())
+    assert statuses.keys() == {b"/", b"/a", b"/a/b", b"/a/b/f", b"/a/gone"}
+    assert stat.S_ISCHR(statuses[b"/a/gone"].st_mode)
     assert dict(upper.walk(b"/a/b")).keys() == {b"/a/b", b"/a/b/f"}
     assert dict(upper.walk(b"/none")) == {}
 
@@ -207,12 +207,12 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
 
 @pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])
 def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
-    at = plain(upper.at(b"/target"))
+    target = plain(upper.at(b"/target"))
     if there == "whiteout":
         hide(upper, b"/target", None)
     elif there != "nothing":
-        os.mkdir(at)
-        os.setxattr(at, MARKS.moving, b"/elsewhere")  # of how it came there
+        os.mkdir(target)
+        os.setxattr(target, MARKS.moving, b"/elsewhere")  # of how it came there
         hide(upper, b"/target/hidden", None)
         if there == "removed":
             upper.mark_removed(b"/target")
@@ -220,26 +220,26 @@ def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
     os.makedirs(plain(moving) + b"/within")
     moving.setxattr(MARKS.moving, b"/target")
     move_in(upper, moving, b"/target")
-    assert os.listdir(at) == [b"within"]
-    assert os.listxattr(at) == []
+    assert os.listdir(target) == [b"within"]
+    assert os.listxattr(target) == []
     assert os.listdir(upper.work.path) == []
 
 
 @pytest.mark.parametrize("there", ["file", "folder"])
 def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) -> None:
-    at = plain(upper.at(b"/target"))
-    os.mkdir(at)
-    Path(os.fsdecode(at), "one").write_bytes(b"theirs")
+    target = plain(upper.at(b"/target"))
+    os.mkdir(target)
+    Path(os.fsdecode(target), "one").write_bytes(b"theirs")
     if there == "file":
-        os.rename(at + b"/one", at + b"/../one")
-        os.rmdir(at)
-        os.rename(plain(upper.at(b"/one")), at)
+        os.rename(target + b"/one", target + b"/../one")
+        os.rmdir(target)
+        os.rename(plain(upper.at(b"/one")), target)
     moving = upper.new()
     moving.mkdir(0o755)
     with pytest.raises(FileExistsError):
         move_in(upper, moving, b"/target")
     assert moving.is_folder()
-    assert Path(os.fsdecode(at if there == "file" else at + b"/one")).read_bytes() == b"theirs"
+    assert Path(os.fsdecode(target if there == "file" else target + b"/one")).read_bytes() == b"theirs"
 
 
 def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper) -> None:

@@ -31,8 +31,8 @@ class Line:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        for one in batch:
-            one.resolve(Arrived(one.file.path))
+        for waiting in batch:
+            waiting.resolve(Arrived(waiting.file.path))
 
     def ask(self, number: int, *, size_bytes: int = 1000, within_s: float = 10) -> asyncio.Task[Arrived]:
         wanted = FileRange(b"/%d" % number, size_bytes, 1, "", 0, size_bytes)

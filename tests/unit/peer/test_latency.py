@@ -18,9 +18,9 @@ JUDGEMENT_S_MAX = JUDGEMENT_S + 16 * JUDGEMENT_S_EACH
 
 def taken(**seconds: float) -> Latencies:
     latencies = Latencies()
-    for node, one in seconds.items():
+    for node, duration_s in seconds.items():
         for _ in range(SAMPLES_MIN):
-            latencies.add(node, SMALL, seconds=one, now_s=0.0)
+            latencies.add(node, SMALL, seconds=duration_s, now_s=0.0)
     return latencies
 
 

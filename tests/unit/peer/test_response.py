@@ -35,14 +35,14 @@ def test_files_in_any_order(sizes: list[int], chance: random.Random) -> None:
     order = list(range(len(sizes)))
     chance.shuffle(order)
     for index in order:
-        body, at = chance.randbytes(sizes[index]), 0
-        while at < len(body):
-            step = chance.randint(1, len(body) - at)
-            give(assembly, index, 5 + at, body[at : at + step])
-            at += step
-        found = assembly.ended(FileEnd(index))
-        assert isinstance(found, Arrived)
-        assert bytes(found.body) == body
+        body, position = chance.randbytes(sizes[index]), 0
+        while position < len(body):
+            step = chance.randint(1, len(body) - position)
+            give(assembly, index, 5 + position, body[position : position + step])
+            position += step
+        file = assembly.ended(FileEnd(index))
+        assert isinstance(file, Arrived)
+        assert bytes(file.body) == body
     assembly.done()
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_ends_early_or_twice() -> None:
 def test_a_failure_is_the_same_error_also_half_way() -> None:
     assembly = FetchResponse([wanted(0, 100)])
     give(assembly, 0, 0, bytes(50))
-    found = assembly.ended(FileEnd(0, failure_of(NotOwnerError("/f", why="no"))))
-    assert isinstance(found, NotOwnerError)
-    assert isinstance(found, HeadraceError)
+    error = assembly.ended(FileEnd(0, failure_of(NotOwnerError("/f", why="no"))))
+    assert isinstance(error, NotOwnerError)
+    assert isinstance(error, HeadraceError)
     assembly.done()

@@ -67,14 +67,14 @@ def test_every_error_has_a_status_and_is_told_as_a_problem() -> None:
 def test_every_request_to_a_node_is_an_operation_or_of_the_host() -> None:
     asked = {kind.__name__ for kind in get_args(messages.Request)}
     assert asked == set(BY_OPERATION) | OF_THE_HOST
-    assert set(BY_OPERATION.values()) <= {one.name for one in OPERATIONS}
+    assert set(BY_OPERATION.values()) <= {operation.name for operation in OPERATIONS}
 
 
 def test_every_operation_is_routed_to_and_is_in_the_document() -> None:
     document = openapi.document()
-    for one in OPERATIONS:
-        assert route(request(one.method, one.path.replace("{id}", "7")))[0] is one
-        assert document["paths"][one.path][one.method.lower()]["operationId"] == one.name
+    for operation in OPERATIONS:
+        assert route(request(operation.method, operation.path.replace("{id}", "7")))[0] is operation
+        assert document["paths"][operation.path][operation.method.lower()]["operationId"] == operation.name
     assert sum(len(methods) for methods in document["paths"].values()) == len(OPERATIONS)
 
 
@@ -93,11 +93,11 @@ def test_paths_that_are_none(text: str) -> None:
 
 
 def test_paths() -> None:
-    assert [path_of(one) for one in ("/", "//a///b/", "/\udcff")] == [b"/", b"/a/b", b"/\xff"]
+    assert [path_of(text) for text in ("/", "//a///b/", "/\udcff")] == [b"/", b"/a/b", b"/\xff"]
 
 
 def test_versions_as_http_writes_them() -> None:
-    assert [etag_of(one) for one in ('"e"', 'W/"e"', "1-2")] == ['"e"', 'W/"e"', '"1-2"']
+    assert [etag_of(text) for text in ('"e"', 'W/"e"', "1-2")] == ['"e"', 'W/"e"', '"1-2"']
 
 
 def test_the_page_of_metrics() -> None:
@@ -107,7 +107,7 @@ def test_the_page_of_metrics() -> None:
     assert "headrace_cache_used_bytes 5\n" in page
     assert 'headrace_origin_requests_total{mount="/a\\"b\\n"} 2\n' in page
     assert "unpersisted" not in page
-    assert len({one.name for one in metrics.METRICS}) == len(metrics.METRICS)
+    assert len({metric.name for metric in metrics.METRICS}) == len(metrics.METRICS)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ members = st.lists(
 
 def shares(ring: Ring) -> dict[str, float]:
     """Of the circle, exactly: from each point to the one before it."""
-    found = dict.fromkeys((member.id for member in ring.members), 0)
+    spans = dict.fromkeys((member.id for member in ring.members), 0)
     before = ring._points[-1] - (1 << 64)
     for point in ring._points:
-        found[ring._member_at(point).id] += point - before
+        spans[ring._member_at(point).id] += point - before
         before = point
-    return {id: share / (1 << 64) for id, share in found.items()}
+    return {id: share / (1 << 64) for id, share in spans.items()}
 
 
 def named(count: int, *, weight: int = 1 << 40) -> list[RingMember]:
@@ -44,9 +44,9 @@ def test_equal_members_have_equal_shares_within_a_tenth(count: int) -> None:
 
 def test_shares_follow_the_weights() -> None:
     weights = {"small": 1 << 40, "middle": 3 << 39, "large": 4 << 40}
-    found = shares(Ring([RingMember(id, weight) for id, weight in weights.items()]))
+    portions = shares(Ring([RingMember(id, weight) for id, weight in weights.items()]))
     for id, weight in weights.items():
-        assert found[id] == pytest.approx(weight / sum(weights.values()), rel=0.1)
+        assert portions[id] == pytest.approx(weight / sum(weights.values()), rel=0.1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,16 +118,16 @@ def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
     first: list[RingMember], steps: list[tuple[int, str]]
 ) -> None:
     now, ring = first, Ring(first)
-    for number, (place, what) in enumerate(steps):
-        at = place % len(now)
-        one = now[at]
-        rest = [*now[:at], *now[at + 1 :]]
+    for number, (place, change) in enumerate(steps):
+        index = place % len(now)
+        member = now[index]
+        rest = [*now[:index], *now[index + 1 :]]
         now = {
             "leave": rest if len(rest) > 1 else now,
-            "join": [*now, RingMember(f"NEW-{number}", 1024, one.zone)],
-            "grow": [*rest, RingMember(one.id, one.weight + 300, one.zone)],
-            "move": [*rest, RingMember(one.id, one.weight, "c" if one.zone != "c" else "a")],
-        }[what]
+            "join": [*now, RingMember(f"NEW-{number}", 1024, member.zone)],
+            "grow": [*rest, RingMember(member.id, member.weight + 300, member.zone)],
+            "move": [*rest, RingMember(member.id, member.weight, "c" if member.zone != "c" else "a")],
+        }[change]
         ring = Ring(now, previous=ring)
         anew = Ring(now)
         assert ring.members == anew.members
@@ -161,7 +161,7 @@ def info(id: str, *, draining: bool = False) -> NodeInfo:
 
 
 def table(infos: Iterable[NodeInfo]) -> dict[str, NodeInfo]:
-    return {one.id: one for one in infos}
+    return {node.id: node for node in infos}
 
 
 def test_views_remember_the_rings_before() -> None:
@@ -176,10 +176,10 @@ def test_views_remember_the_rings_before() -> None:
         assert joined.former_owners(path) == view.owners(path)
     drained = next_view(joined, table([info("a"), info("b"), info("c", draining=True)]), epoch=4)
     assert all(drained.owners(path)[0].id != "c" for path in moved)
-    assert all("c" in [one.id for one in drained.former_owners(path)] for path in moved)
+    assert all("c" in [owner.id for owner in drained.former_owners(path)] for path in moved)
     gone = next_view(drained, table(map(info, "ab")), epoch=5)
     assert gone.ring is drained.ring
-    assert all("c" not in [one.id for one in gone.former_owners(path)] for path in moved)
+    assert all("c" not in [owner.id for owner in gone.former_owners(path)] for path in moved)
     for number in range(20):
         gone = next_view(gone, table(map(info, "ab" if number % 2 else "abc")), epoch=6 + number)
     assert len(gone.former) <= 4

@@ -18,12 +18,12 @@ UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 
 
 def request_with(**headers: str) -> Request:
-    found = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Request("PUT", b"/b/k", b"/b/k", [], found, True)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request("PUT", b"/b/k", b"/b/k", [], fields, True)
 
 
 def cut(data: bytes, size: int = 100) -> Iterator[bytes]:
-    return (data[at : at + size] for at in range(0, len(data), size))
+    return (data[offset : offset + size] for offset in range(0, len(data), size))
 
 
 def base64_of(data: bytes) -> str:
@@ -31,8 +31,8 @@ def base64_of(data: bytes) -> str:
 
 
 def framed(data: bytes, size: int = 1000) -> bytes:
-    chunks = [data[at : at + size] for at in range(0, len(data), size)]
-    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in chunks) + b"0\r\n"
+    chunks = [data[offset : offset + size] for offset in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n"
 
 
 def code_of(payload: Payload) -> str:

@@ -53,9 +53,9 @@ def test_crcs_of_parts_are_put_together_to_that_of_the_whole(algorithm: str) -> 
 
 def test_a_composite_checksum_says_of_how_many_parts() -> None:
     parts = [(len(piece), sum_of("sha256", piece)) for piece in PIECES]
-    found = checksum_of_parts(ChecksumRequest("sha256", COMPOSITE), parts)
-    assert found.value.endswith("=-3")
-    assert found.headers()[1] == ("x-amz-checksum-type", COMPOSITE)
+    checksum = checksum_of_parts(ChecksumRequest("sha256", COMPOSITE), parts)
+    assert checksum.value.endswith("=-3")
+    assert checksum.headers()[1] == ("x-amz-checksum-type", COMPOSITE)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -36,12 +36,12 @@ def body_of(
 
 
 def pieces(body: bytes, step: int) -> Iterator[bytes]:
-    return iter([body[at : at + step] for at in range(0, len(body), step)])
+    return iter([body[offset : offset + step] for offset in range(0, len(body), step)])
 
 
 def policy_of(*conditions: Any, expiration: str = LATER, **more: Any) -> str:
-    made = {"expiration": expiration, "conditions": list(conditions), **more}
-    return base64.b64encode(json.dumps(made).encode()).decode()
+    policy = {"expiration": expiration, "conditions": list(conditions), **more}
+    return base64.b64encode(json.dumps(policy).encode()).decode()
 
 
 def code_of(call: Any, *words: Any) -> str:
@@ -246,8 +246,12 @@ def test_whatever_a_policy_says_it_is_refused_or_names_every_field(
         assert error.code in ("AccessDenied", "InvalidPolicyDocument")
         return
     assert limits.least >= 0  # and perhaps more than most: two ranges that exclude each other
-    named = {name.lower() for one in conditions if isinstance(one, dict) for name in one}
-    named |= {one[1][1:].lower() for one in conditions if isinstance(one, list) and len(one) == 3}
+    named = {name.lower() for condition in conditions if isinstance(condition, dict) for name in condition}
+    named |= {
+        condition[1][1:].lower()
+        for condition in conditions
+        if isinstance(condition, list) and len(condition) == 3
+    }
     free = ("policy", "file", "x-amz-signature")
     assert {name for name in fields if name not in free and not name.startswith("x-ignore-")} <= named
 

@@ -151,12 +151,12 @@ def test_conditions_of_reads() -> None:
     ],
 )
 def test_conditions_of_writes(etag: str | None, headers: dict[str, str], code: str) -> None:
-    found = ""
+    refusal = ""
     try:
         check_write(request_of("PUT /b/k", **headers), etag)
     except S3Error as error:
-        found = error.code
-    assert found == code
+        refusal = error.code
+    assert refusal == code
 
 
 def test_xml_in() -> None:

@@ -153,7 +153,7 @@ def read_chunks(example: tuple[dict[str, str], str, tuple[str, ...], str], data:
     body += trailer.encode() + b"\r\n"
     if "content-length" in headers:
         assert len(body) == int(headers["content-length"])
-    pieces = (body[at : at + cut] for at in range(0, len(body), cut))
+    pieces = (body[offset : offset + cut] for offset in range(0, len(body), cut))
     word = headers["x-amz-content-sha256"]
     return b"".join(Payload(request, pieces, word, signature.ChunkSigner(claim, SECRET)))
 

@@ -36,11 +36,11 @@ def test_accounts_hold_and_pinned_stay(
             victims = policy.victims(size * 3, pinned.__contains__)
             assert len(set(victims)) == len(victims)
             assert not set(victims) & pinned
-            free = {one: model[one] for one in model if one not in pinned}
+            free = {file_id: model[file_id] for file_id in model if file_id not in pinned}
             assert set(victims) <= set(free)
-            assert sum(model[one] for one in victims) >= min(size * 3, sum(free.values()))
-            for one in victims:
-                assert policy.remove(one) == model.pop(one)
+            assert sum(model[file_id] for file_id in victims) >= min(size * 3, sum(free.values()))
+            for file_id in victims:
+                assert policy.remove(file_id) == model.pop(file_id)
         assert all(policy.size_of(FileId(n)) == model.get(n, 0) for n in range(21))
 
 

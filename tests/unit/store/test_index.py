@@ -61,8 +61,8 @@ def test_a_whole_file_is_found_by_name(folder: str) -> None:
         index.put_cached(cached_file(id, volume=3, size_bytes=9))
         assert index.whole_file(parent, b"f", 0) is None  # its listing was never taken
         index.names.set_fresh_until(parent, 100_000_000)
-        found = index.whole_file(parent, b"f", 99_000_000)
-        assert found is not None and found[:3] == (id, 9, 3)
+        file = index.whole_file(parent, b"f", 99_000_000)
+        assert file is not None and file[:3] == (id, 9, 3)
         assert index.whole_file(parent, b"f", 100_000_000) is None
         for name in (b"none", b"below", b"", b"x" * 300, b"x" * 600):
             assert index.whole_file(parent, name, 0) is None
@@ -83,13 +83,13 @@ def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
     writer = ListingWriter(index.names, ROOT_ID)
     writer.add([(b"f", V1), (b"g", V1)], [])
     assert writer.finish(1) == []
-    found = index.lookup(ROOT_ID, b"f")
-    assert found is not None
-    assert (found.id, found.attributes) == (id, mine)
+    entry = index.lookup(ROOT_ID, b"f")
+    assert entry is not None
+    assert (entry.id, entry.attributes) == (id, mine)
     index.names.put_file(ROOT_ID, b"f", V2)
-    found = index.lookup(ROOT_ID, b"f")
-    assert found is not None
-    assert (found.version, found.attributes, found.mtime_ns) == (V2, None, V2.mtime_ns)
+    entry = index.lookup(ROOT_ID, b"f")
+    assert entry is not None
+    assert (entry.version, entry.attributes, entry.mtime_ns) == (V2, None, V2.mtime_ns)
 
 
 def test_names_ids_and_paths(folder: str) -> None:
@@ -108,9 +108,9 @@ def test_names_ids_and_paths(folder: str) -> None:
     assert other != id
     assert index.entry(id) is None
     assert index.path_of(id) is None
-    found = index.lookup(a, b"f")
-    assert found is not None
-    assert found.id == other
+    record = index.lookup(a, b"f")
+    assert record is not None
+    assert record.id == other
     index.close(clean=True)
 
 
@@ -176,12 +176,12 @@ def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(fold
         index.names.put_file(ROOT_ID, name, V2)
     writer.add([(b"removed", V1), (b"replaced", V1), (b"theirs", V2)], [b"gone"])
     writer.finish(1)
-    found = {one.name: one.version for one in index.children(ROOT_ID)}
-    assert found == {b"replaced": V2, b"new": V2, b"theirs": V2}
+    versions = {entry.name: entry.version for entry in index.children(ROOT_ID)}
+    assert versions == {b"replaced": V2, b"new": V2, b"theirs": V2}
     later = ListingWriter(index.names, ROOT_ID)
     later.add([(b"removed", V1)], [])
     later.finish(1)
-    assert [one.name for one in index.children(ROOT_ID)] == [b"removed"]
+    assert [entry.name for entry in index.children(ROOT_ID)] == [b"removed"]
     index.close(clean=True)
 
 
@@ -305,12 +305,12 @@ def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
     after = (Path(folder) / "data.mdb").read_bytes()
     index.close(clean=False)
     data = bytearray(after)
-    for at in range(
+    for offset in range(
         8192, len(after), 4096
     ):  # no page of the checkpoint was written again; the others are torn
-        page = after[at : at + 4096]
-        if page != at_checkpoint[at : at + 4096]:
-            data[at : at + 4096] = bytes(4096)
+        page = after[offset : offset + 4096]
+        if page != at_checkpoint[offset : offset + 4096]:
+            data[offset : offset + 4096] = bytes(4096)
     (Path(folder) / "data.mdb").write_bytes(data)
     index = Index.open(folder, writable=True, boot_id="two")
     assert index.state.restored

@@ -83,8 +83,8 @@ def check(store: Store, name: bytes, body: bytes, *, rotten: bool) -> None:
         if cached.unverified:
             store.verifier.verify(entry.id)
         refill(store, entry.id, body)
-    found = Path(store.volumes[0].data_path(entry.id)).read_bytes()
-    assert found == body or (rotten and found[6:] == body[6:])
+    content = Path(store.volumes[0].data_path(entry.id)).read_bytes()
+    assert content == body or (rotten and content[6:] == body[6:])
 
 
 def refill(store: Store, id: FileId, body: bytes) -> None:
@@ -125,8 +125,8 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
         assert killed.returncode == -signal.SIGKILL, point
         stray.write_bytes(b"stray")
     store = Store.open(f"{folder}/index", [Volume(0, folder, 1 << 30, "")], boot_id="after")
-    found = store.index.cached(id)
-    assert found is not None and found.unverified
+    record = store.index.cached(id)
+    assert record is not None and record.unverified
     assert not store.verifier.verify(id)
     assert not stray.exists()
     store.close()

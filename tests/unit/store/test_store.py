@@ -23,9 +23,9 @@ MIB = BLOCK_SIZE_BYTES
 
 
 def cached(store: Store, id: FileId) -> CachedFile:
-    found = store.index.cached(id)
-    assert found is not None
-    return found
+    record = store.index.cached(id)
+    assert record is not None
+    return record
 
 
 def fill(store: Store, name: bytes, size_bytes: int) -> FileId:
@@ -88,7 +88,7 @@ def test_a_file_of_the_layer_becomes_a_cache_file(
     took = file.stat().st_blocks * 512
     store.space.set_written(took)
     here = Root(os.fsencode(tmp_path))
-    sums = [block_checksum(data[at : at + MIB]) for at in range(0, size_bytes, MIB)]
+    sums = [block_checksum(data[offset : offset + MIB]) for offset in range(0, size_bytes, MIB)]
     with pytest.raises(StoreError):
         store.adopt(entry, here.at(b"/nothing"), sums, borrowed=False)
     assert store.index.cached(entry.id) is None
@@ -130,11 +130,11 @@ def test_small_files_empty_ones_and_one_block_by_blocks(open_store: OpenStore) -
     store = open_store()
     entries = [named(store, b"e", 0), named(store, b"s", 10)]
     done = store.complete_small_many([(entries[0], b""), (entries[1], b"0123456789")])
-    assert all(one.trusted for one in done)
+    assert all(record.trusted for record in done)
     assert content(store, entries[1].id) == b"0123456789"
     id = fill(store, b"one", MIB)
     assert not os.path.exists(store.volumes[0].map_path(id))
-    assert all(store.verifier.verify(one) for one in (entries[0].id, entries[1].id, id))
+    assert all(store.verifier.verify(file_id) for file_id in (entries[0].id, entries[1].id, id))
     empty = store.create(named(store, b"e2", 0))
     assert empty.complete
     assert store.complete(empty).trusted
@@ -186,15 +186,15 @@ def test_a_file_made_anew_is_never_taken_for_the_complete_one(open_store: OpenSt
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 def test_eviction_makes_room_but_never_of_pinned_files(open_store: OpenStore, policy: str) -> None:
     store = open_store(20 * MIB, policy=policy)
-    told: list[FileId] = []
-    store.space.evicted.add(told.extend)
+    evicted: list[FileId] = []
+    store.space.evicted.add(evicted.extend)
     pinned = fill(store, b"pinned", 4 * MIB)
     store.pin(pinned, True)
     ids = [fill(store, b"f%d" % n, 2 * MIB) for n in range(20)]
     assert store.used_bytes <= 20 * MIB
     assert cached(store, pinned).pinned
-    assert set(told) == {id for id in ids if store.index.cached(id) is None}
-    assert not any(os.path.exists(store.volumes[0].data_path(id)) for id in told)
+    assert set(evicted) == {id for id in ids if store.index.cached(id) is None}
+    assert not any(os.path.exists(store.volumes[0].data_path(id)) for id in evicted)
     with pytest.raises(NoSpaceError):
         store.create(named(store, b"huge", 17 * MIB))
     with pytest.raises(NoSpaceError):
@@ -327,9 +327,9 @@ def test_after_a_power_loss_nothing_unsynced_is_trusted(open_store: OpenStore) -
     )
     store.index.state.checkpoint()  # the index got there, the bytes did not
     crash(store)
-    for id, at, length in ((large, MIB, MIB), (small, 0, 500)):
+    for id, offset, length in ((large, MIB, MIB), (small, 0, 500)):
         with open(store.volumes[0].data_path(id), "r+b") as file:
-            file.seek(at)
+            file.seek(offset)
             file.write(bytes(length))
     with open(store.volumes[0].part_path(partial.id), "r+b") as file:
         file.seek(2 * MIB)
@@ -371,24 +371,24 @@ def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore
 @pytest.mark.root
 def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> None:
     """As soon as some of a large file is here; it outlives a kill, and goes when the origin told another time."""
-    told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
+    metadata = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
     store = open_store()
     small, bare, large = named(store, b"small", 5), named(store, b"bare", 5), named(store, b"large", 3 * MIB)
-    store.complete_small_many([(small, b"12345"), (bare, b"12345")], extras={small.id: told})
+    store.complete_small_many([(small, b"12345"), (bare, b"12345")], extras={small.id: metadata})
     writer = store.create(large)
-    writer.write(MIB, bytes(MIB), told)
+    writer.write(MIB, bytes(MIB), metadata)
     volumes = store.volumes
     if noted(volumes, cached(store, small.id)) is None:
         pytest.skip("needs a file system with attributes")
-    assert noted(volumes, cached(store, large.id)) == told
+    assert noted(volumes, cached(store, large.id)) == metadata
     assert noted(volumes, cached(store, bare.id)) is None
-    writer.write(0, bytes(MIB), told)
+    writer.write(0, bytes(MIB), metadata)
     writer.write(2 * MIB, bytes(MIB), ObjectMetadata())
     store.complete(writer)
     crash(store)
     store = open_store()
     for entry in (small, large):
-        assert noted(store.volumes, cached(store, entry.id)) == told
+        assert noted(store.volumes, cached(store, entry.id)) == metadata
     redated = Version(5, small.version.mtime_ns + 10**9, small.version.token)
     assert store.index.names.put_file(small.parent, b"small", redated) == (small.id, False)
     assert noted(store.volumes, cached(store, small.id)) is None
@@ -411,20 +411,20 @@ def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -
     }
     store = open_store()
     entries = {name: named(store, name.encode(), 3, token) for name, (token, _) in given.items()}
-    extras = {entries[name].id: one for name, (_, one) in given.items()}
-    store.complete_small_many([(one, b"123") for one in entries.values()], extras=extras)
+    extras = {entries[name].id: metadata for name, (_, metadata) in given.items()}
+    store.complete_small_many([(entry, b"123") for entry in entries.values()], extras=extras)
     crash(store)
     store = open_store()
-    records = {name: cached(store, one.id) for name, one in entries.items()}
-    assert {name for name, one in records.items() if one.content_type_code is not None} == {
+    records = {name: cached(store, entry.id) for name, entry in entries.items()}
+    assert {name for name, record in records.items() if record.content_type_code is not None} == {
         "jpeg",
         "parts",
         "none",
     }
-    for name, (token, one) in given.items():
+    for name, (token, metadata) in given.items():
         assert records[name].token == token
         if records[name].content_type_code is not None or os.geteuid() == 0:
-            assert noted(store.volumes, records[name]) == one, name
+            assert noted(store.volumes, records[name]) == metadata, name
     assert store.index.names.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (
         entries["jpeg"].id,
         False,
@@ -443,23 +443,23 @@ def test_what_lies_beside_the_disks_is_forgotten_by_the_next_node(tmp_path: Path
     os.makedirs("/dev/shm/headrace-test", mode=0o700, exist_ok=True)
 
     def begin() -> Store:
-        one = store(("/dev/shm/headrace-test", tmp_path.name))
-        assert one.spill is not None
-        large = named(one, b"large", len(body))
-        writer = one.create(large, spilled=True)
+        cache = store(("/dev/shm/headrace-test", tmp_path.name))
+        assert cache.spill is not None
+        large = named(cache, b"large", len(body))
+        writer = cache.create(large, spilled=True)
         writer.write(0, body[:BLOCK_SIZE_BYTES])
-        small = named(one, b"small", 5)
-        one.complete_small_many([(small, b"hello")], spilled=True)
+        small = named(cache, b"small", 5)
+        cache.complete_small_many([(small, b"hello")], spilled=True)
         assert (tmp_path / "v/files" / f"{small.id & 255:02x}" / f"{small.id:012x}").exists() is False
-        assert Path(one.spill.data_path(small.id)).read_bytes() == b"hello"
-        assert one.statistics()["spilled_bytes"] > BLOCK_SIZE_BYTES
-        assert one.used_bytes == 0
-        assert not one.pin(small.id, True)
-        return one
+        assert Path(cache.spill.data_path(small.id)).read_bytes() == b"hello"
+        assert cache.statistics()["spilled_bytes"] > BLOCK_SIZE_BYTES
+        assert cache.used_bytes == 0
+        assert not cache.pin(small.id, True)
+        return cache
 
-    one = begin()
-    folder = one.spill.folder if one.spill is not None else ""
-    one.close()
+    first_store = begin()
+    folder = first_store.spill.folder if first_store.spill is not None else ""
+    first_store.close()
     assert not os.path.exists(folder)
     crash(begin())
     after = store(None)
@@ -472,28 +472,28 @@ def test_a_file_that_is_larger_than_what_is_beside_the_disks_is_begun_anew(tmp_p
     volume = Volume(0, str(tmp_path / "v"), 64 << 20)
     place = "/dev/shm/headrace-test-2"
     os.makedirs(place, mode=0o700, exist_ok=True)
-    one = Store.open(str(tmp_path / "v/index"), [volume], spill=(place, tmp_path.name))
+    cache = Store.open(str(tmp_path / "v/index"), [volume], spill=(place, tmp_path.name))
     try:
-        assert one.spill is not None
+        assert cache.spill is not None
         gone: list[int] = []
-        one.space.evicted.add(gone.extend)
-        count = one.spill.capacity_bytes // BLOCK_SIZE_BYTES + 1
-        entry = named(one, b"large", count * BLOCK_SIZE_BYTES)
-        writer = one.create(entry, spilled=True)
+        cache.space.evicted.add(gone.extend)
+        count = cache.spill.capacity_bytes // BLOCK_SIZE_BYTES + 1
+        entry = named(cache, b"large", count * BLOCK_SIZE_BYTES)
+        writer = cache.create(entry, spilled=True)
         with pytest.raises(EvictedError):
             for block in range(count):
                 writer.write(block * BLOCK_SIZE_BYTES, bytes(BLOCK_SIZE_BYTES))
         assert writer.blocks_present == count - 1
-        assert one.index.cached(entry.id) is None
-        one.space.evict_if_needed()
+        assert cache.index.cached(entry.id) is None
+        cache.space.evict_if_needed()
         assert gone == [entry.id]
-        again = one.create(entry, spilled=True)
+        again = cache.create(entry, spilled=True)
         again.write(0, bytes(BLOCK_SIZE_BYTES))
-        one.space.evict_if_needed()  # it is being read
-        assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
-        one.complete_small_many([(named(one, b"small", 5), b"hello")], spilled=True)
-        one.space.evict_if_needed()  # a disk takes it, next time
-        assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
+        cache.space.evict_if_needed()  # it is being read
+        assert cache.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
+        cache.complete_small_many([(named(cache, b"small", 5), b"hello")], spilled=True)
+        cache.space.evict_if_needed()  # a disk takes it, next time
+        assert cache.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
     finally:
-        one.close()
+        cache.close()
         shutil.rmtree(place, ignore_errors=True)

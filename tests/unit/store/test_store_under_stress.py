@@ -171,8 +171,8 @@ def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own
     open_store: OpenStore,
 ) -> None:
     store = open_store(20 * MIB)
-    told: list[FileId] = []
-    store.space.evicted.add(told.extend)
+    evicted: list[FileId] = []
+    store.space.evicted.add(evicted.extend)
     first, second = (store.create(named(store, name, 12 * MIB)) for name in (b"a", b"b"))
     for n in range(10):
         in_thread(partial(first.write, n * MIB, bytes(MIB)))
@@ -181,9 +181,9 @@ def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own
     assert first.closed
     assert second.complete
     assert store.used_bytes <= 20 * MIB
-    assert told == []  # only the thread that opened the store tells
+    assert evicted == []  # only the thread that opened the store tells
     store.space.evict_if_needed()
-    assert told == [first.id]
+    assert evicted == [first.id]
     assert store.complete(second).trusted
 
 
@@ -213,38 +213,38 @@ def test_fsck_works_while_the_store_is_used(open_store: OpenStore) -> None:
         fill(store, b"f%d" % n, 2 * MIB)
     begun = store.create(named(store, b"p", 4 * MIB))
     begun.write(0, b"p" * MIB)
-    seen: list[tuple[int, int, int, int]] = []
+    states: list[tuple[int, int, int, int]] = []
 
     def progress(*state: int) -> None:
         def use() -> None:  # another thread gets the lock, and everything changes under the check
-            if len(seen) == 2:
+            if len(states) == 2:
                 store.free(first_ids[-1])
                 fill(store, b"new", 2 * MIB)
                 begun.write(MIB, b"p" * MIB)
                 store.complete_small(named(store, b"small", 10), b"0123456789")
 
         in_thread(use)
-        seen.append((state[0], state[1], state[2], state[3]))
+        states.append((state[0], state[1], state[2], state[3]))
 
-    first_ids = [one.id for one in store.index.cached_files()][:8]
+    first_ids = [file.id for file in store.index.cached_files()][:8]
     report = store.fsck(progress)
     assert report.sound, report.faults
-    assert [state[0] for state in seen] == list(range(1, len(seen) + 1))
-    assert seen[0][1] == 9
-    assert seen[-1][2] > 15 * MIB
+    assert [state[0] for state in states] == list(range(1, len(states) + 1))
+    assert states[0][1] == 9
+    assert states[-1][2] > 15 * MIB
     assert begun.missing(0, 4 * MIB) == [(2 * MIB, 4 * MIB)]
 
 
 def test_a_bad_block_of_an_open_file_is_told(open_store: OpenStore) -> None:
     store = open_store()
-    told: list[FileId] = []
-    store.space.evicted.add(told.extend)
+    evicted: list[FileId] = []
+    store.space.evicted.add(evicted.extend)
     id = fill(store, b"f", 2 * MIB)
     with open(store.volumes[0].data_path(id), "r+b") as file:
         file.write(b"rotten")
     report = store.fsck(lambda *_: None)
     assert [fault[0] for fault in report.faults] == [id]
-    assert told == [id]
+    assert evicted == [id]
 
 
 def test_a_deleted_cache_file_is_noticed(open_store: OpenStore) -> None:
@@ -295,8 +295,8 @@ def test_a_repair_survives_a_power_loss(open_store: OpenStore) -> None:
     assert store.fsck(lambda *_: None).files_with_bad_blocks == 1
     crash(store)
     store = open_store(boot_id="boot-2")
-    found = cached(store, id)
-    assert not found.trusted
+    record = cached(store, id)
+    assert not record.trusted
 
 
 def test_a_part_of_a_large_file_has_its_place_in_the_policy(
@@ -306,8 +306,8 @@ def test_a_part_of_a_large_file_has_its_place_in_the_policy(
     store = open_store(64 * MIB, policy="lru")
     older = [fill(store, b"older%d" % n, MIB) for n in range(20)]
     entry, small = named(store, b"spread", 40 * MIB), named(store, b"part", 4 * MIB)
-    for one in (entry, small):
-        writer = store.create(one)
+    for target in (entry, small):
+        writer = store.create(target)
         for block in range(3):
             writer.write(block * MIB, b"p" * MIB)
         writer.close()

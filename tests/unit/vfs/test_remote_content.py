@@ -15,16 +15,16 @@ def test_what_is_filled_is_not_copied() -> None:
     pattern = bytes(range(256)) * 16
 
     def fill(target: memoryview) -> None:
-        for at in range(0, SIZE, len(pattern)):
-            target[at : at + len(pattern)] = pattern
+        for offset in range(0, SIZE, len(pattern)):
+            target[offset : offset + len(pattern)] = pattern
 
     tracemalloc.start()
     try:
-        found = filled(SIZE, fill)
+        content = filled(SIZE, fill)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == pattern * (SIZE // len(pattern))
+    assert content == pattern * (SIZE // len(pattern))
     assert peak < 1.5 * SIZE
     assert filled(0, lambda _: None) == b""
 

@@ -47,8 +47,8 @@ def test_every_error_of_ours_has_an_exception_of_hadoops() -> None:
     assert set(ERROR_MAP) == set(error_classes())
     for name in ERROR_MAP.values():
         assert RemoteError(name, "").status == STATUS[RemoteError(name, "").java_name]
-    told = remote_error_of(PathNotFoundError("/a/b", why="no such file"))
-    assert (told.java_name, told.status) == ("java.io.FileNotFoundException", 404)
+    refusal = remote_error_of(PathNotFoundError("/a/b", why="no such file"))
+    assert (refusal.java_name, refusal.status) == ("java.io.FileNotFoundException", 404)
 
 
 def test_a_failure_is_a_remote_exception() -> None:
@@ -198,21 +198,23 @@ def test_checksums_are_those_of_hdfs(tmp_path: Path, size: int) -> None:
     (tmp_path / "file").write_bytes(data[:size])
     content = Content(size, fd=os.open(tmp_path / "file", os.O_RDONLY))
     try:
-        found = file_checksum(content, block_bytes=4096)
+        checksum = file_checksum(content, block_bytes=4096)
     finally:
         content.close()
-    blocks = [data[at : min(size, at + 4096)] for at in range(0, size, 4096)]
+    blocks = [data[offset : min(size, offset + 4096)] for offset in range(0, size, 4096)]
     buffer = bytearray(32)  # HDFS hashes all of a buffer that doubles
     for number, block in enumerate(blocks):
-        crcs = b"".join(struct.pack(">I", crc32c(block[at : at + 512])) for at in range(0, len(block), 512))
+        crcs = b"".join(
+            struct.pack(">I", crc32c(block[offset : offset + 512])) for offset in range(0, len(block), 512)
+        )
         while len(buffer) < 16 * number + 16:
             buffer += bytes(len(buffer))
         buffer[16 * number : 16 * number + 16] = hashlib.md5(crcs).digest()
     crcs_a_block = 8 if len(blocks) > 1 else 0
     wanted = struct.pack(">iq", 512, crcs_a_block) + hashlib.md5(buffer).digest()
-    assert bytes.fromhex(found["bytes"]) == wanted
-    assert found["algorithm"] == f"MD5-of-{crcs_a_block}MD5-of-512CRC32C"
-    assert found["length"] == 28
+    assert bytes.fromhex(checksum["bytes"]) == wanted
+    assert checksum["algorithm"] == f"MD5-of-{crcs_a_block}MD5-of-512CRC32C"
+    assert checksum["length"] == 28
 
 
 def test_the_checksum_of_nothing() -> None:
@@ -225,8 +227,8 @@ def test_the_checksum_of_nothing() -> None:
 
 def test_places_in_both_forms() -> None:
     parts = [BlockLocation(0, 100, ("one:1", "two:1")), BlockLocation(100, 130, ("three:1",))]
-    told = block_locations(parts)
-    assert [(row["offset"], row["length"], row["hosts"]) for row in told] == [
+    rows = block_locations(parts)
+    assert [(row["offset"], row["length"], row["hosts"]) for row in rows] == [
         (0, 100, ["one", "two"]),
         (100, 30, ["three"]),
     ]
@@ -246,21 +248,21 @@ def test_hosts_are_those_of_the_owners() -> None:
     }
     view = next_view(None, nodes, epoch=1)
     rows = [
-        {name: getattr(one, name) for name in ("id", "address", "zone", "capacity_bytes", "draining")}
-        for one in nodes.values()
+        {name: getattr(node, name) for name in ("id", "address", "zone", "capacity_bytes", "draining")}
+        for node in nodes.values()
     ]
     places = Locations(lambda: {"cluster": {"members": rows}}, replicas=2)
     size = 2 * SEGMENT_BYTES + 5
     for number in range(50):
         path = b"/a/%d" % number
         parts = places.parts(path, 0, size, size_bytes=size, part_bytes=128 << 20)
-        assert [(one.start, one.end) for one in parts[-2:]] == [
+        assert [(part.start, part.end) for part in parts[-2:]] == [
             (size - 5 - (128 << 20), size - 5),
             (size - 5, size),
         ]
-        for one in parts:
-            owners = view.owners(path, one.start // SEGMENT_BYTES, replicas=2)
-            assert one.names == tuple(owner.address for owner in owners)
+        for part in parts:
+            owners = view.owners(path, part.start // SEGMENT_BYTES, replicas=2)
+            assert part.names == tuple(owner.address for owner in owners)
     assert [
-        one.start for one in places.parts(b"/a", 200 << 20, 1 << 30, size_bytes=size, part_bytes=128 << 20)
+        part.start for part in places.parts(b"/a", 200 << 20, 1 << 30, size_bytes=size, part_bytes=128 << 20)
     ][:2] == [128 << 20, 256 << 20]

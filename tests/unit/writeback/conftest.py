@@ -14,9 +14,9 @@ from tests.unit.writeback.layer_fixture import LayerFixture
 
 @pytest.fixture
 def layer(tmp_path: Path) -> Iterator[LayerFixture]:
-    made = LayerFixture(tmp_path)
-    yield made
-    made.crash()
+    fixture = LayerFixture(tmp_path)
+    yield fixture
+    fixture.crash()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.expected_warnings("headrace.writeback.replication.failo
 
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[ReplicationFixture]:
-    made = ReplicationFixture(folder)
+    fixture = ReplicationFixture(folder)
     try:
-        yield made
+        yield fixture
     finally:
-        await made.close()
+        await fixture.close()
 
 
 async def dropped(nodes: ReplicationFixture) -> list[str]:

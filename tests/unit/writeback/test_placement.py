@@ -18,25 +18,25 @@ def node(number: int, zone: str = "", *, draining: bool = False) -> NodeInfo:
 
 
 def firsts(nodes: list[NodeInfo]) -> dict[str, str]:
-    return {one.id: choose_replicas(view_of(nodes), one.id)[0].id for one in nodes}
+    return {member.id: choose_replicas(view_of(nodes), member.id)[0].id for member in nodes}
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
 def test_each_node_is_the_first_of_one_other(count: int) -> None:
-    found = firsts([node(number) for number in range(count)])
-    assert sorted(found.values()) == sorted(found)
-    assert all(one != other for one, other in found.items())
+    successors = firsts([node(number) for number in range(count)])
+    assert sorted(successors.values()) == sorted(successors)
+    assert all(name != other for name, other in successors.items())
 
 
 def test_one_that_comes_changes_the_first_of_one_other() -> None:
     before = firsts([node(number) for number in range(20)])
     after = firsts([node(number) for number in range(21)])
-    assert sum(before[one] != after[one] for one in before) == 1
+    assert sum(before[name] != after[name] for name in before) == 1
 
 
 def test_all_that_can_come_in_order_and_those_of_other_zones_first() -> None:
     nodes = [node(number, "ab"[number % 2]) for number in range(8)]
     nodes += [node(8, "b", draining=True)]
-    found = choose_replicas(view_of(nodes), "node-0")
-    assert [one.zone for one in found] == ["b"] * 4 + ["a"] * 3
-    assert {one.id for one in found} == {f"node-{number}" for number in range(1, 8)}
+    replicas = choose_replicas(view_of(nodes), "node-0")
+    assert [replica.zone for replica in replicas] == ["b"] * 4 + ["a"] * 3
+    assert {replica.id for replica in replicas} == {f"node-{number}" for number in range(1, 8)}

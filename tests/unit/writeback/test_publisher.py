@@ -90,7 +90,7 @@ class PublisherFixture:
 
     def ask(self, path: bytes, since: str = "") -> tuple[dict[bytes, int], str, bool]:
         answer = self.registry.answer(ListPending("n0", path, since))
-        return {one.name: one.means for one in answer.names}, answer.state, answer.whole
+        return {row.name: row.means for row in answer.names}, answer.state, answer.whole
 
 
 async def test_a_folder_is_recorded_once() -> None:
@@ -124,18 +124,18 @@ async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> 
     here.registry.start()
     assert here.ask(b"/d")[0] == {}
     here.write(*(b"/d/%d" % number for number in range(7)))
-    told: dict[bytes, int] = {}
+    names: dict[bytes, int] = {}
     state, more = "", True
     while more:
         answer = here.registry.answer(ListPending("n0", b"/d", state))
         assert answer.whole == (state == "")
-        told |= {one.name: one.means for one in answer.names}
+        names |= {row.name: row.means for row in answer.names}
         state, more = answer.state, answer.more
-    assert len(told) == 7
+    assert len(names) == 7
     assert here.ask(b"/d", state) == ({}, state, False)
     here.write(b"/d/3", means=EntryState.HIDDEN)
-    found, after, whole = here.ask(b"/d", state)
-    assert found == {b"3": EntryState.HIDDEN}
+    names, after, whole = here.ask(b"/d", state)
+    assert names == {b"3": EntryState.HIDDEN}
     assert not whole
     here.names.pop(b"/d/3")
     here.registry.note([b"/d/3"])
@@ -281,8 +281,8 @@ class Two:
 
 async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
     two = Two(tmp_path)
-    for one in two.rights.values():
-        one.start()
+    for right in two.rights.values():
+        right.start()
 
     async def wants(id: str) -> None:
         for _ in range(10):
@@ -300,8 +300,8 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
     await two.records[holder].close()  # its lease ends
     await two.rights[other].claim(b"/d")
     assert two.has(other)
-    for one in two.rights.values():
-        await one.stop()
+    for right in two.rights.values():
+        await right.stop()
 
 
 async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ async def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_plac
     view = next_view(None, {"n0": NodeInfo("n0", "", "", "", 1 << 30, "", 3)}, epoch=1)
 
     def tables(folder: Path) -> list[str]:
-        return sorted(one.name for one in folder.glob("*.db*"))
+        return sorted(file.name for file in folder.glob("*.db*"))
 
     with ThreadPoolExecutor(1) as threads:
         keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)

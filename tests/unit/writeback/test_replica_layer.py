@@ -40,34 +40,34 @@ def snapshot(upper: Upper, path: bytes) -> Snapshot:
 
 def send(upper: Upper, mirror: ReplicaLayer, paths: list[bytes]) -> int:
     """As a lane and a holder do; bytes of large files that were sent."""
-    below = {one for path in paths for one, _ in upper.walk(path)}
+    below = {child for path in paths for child, _ in upper.walk(path)}
     snapshots = [snapshot(upper, path) for path in {*paths, *below}]
-    snapshots.sort(key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
+    snapshots.sort(key=lambda entry: entry.shape in (EntryType.GONE, EntryType.WHITEOUT))
     sent = 0
-    for one in snapshots:
-        if one.is_large:
-            with open(plain(upper.at(one.path)), "rb") as source:
-                for start, end in mirror.missing(one):
+    for entry in snapshots:
+        if entry.is_large:
+            with open(plain(upper.at(entry.path)), "rb") as source:
+                for start, end in mirror.missing(entry):
                     source.seek(start)
-                    mirror.write(one.inode, start, source.read(end - start))
+                    mirror.write(entry.inode, start, source.read(end - start))
                     sent += end - start
-        mirror.place(one)
+        mirror.place(entry)
     return sent
 
 
 def looks(upper: Upper) -> dict[bytes, tuple[object, ...]]:
-    found: dict[bytes, tuple[object, ...]] = {}
-    for path, seen in upper.walk():
-        at = upper.at(path)
-        shape = entry_type_of(at, seen)
+    states: dict[bytes, tuple[object, ...]] = {}
+    for path, status in upper.walk():
+        upper_path = upper.at(path)
+        shape = entry_type_of(upper_path, status)
         inside = b""
         if shape is EntryType.FILE:
-            inside = Path(os.fsdecode(plain(at))).read_bytes()
+            inside = Path(os.fsdecode(plain(upper_path))).read_bytes()
         elif shape is EntryType.LINK:
-            inside = at.readlink()
-        times = seen.st_mtime_ns if shape is EntryType.FILE else 0
-        found[path] = (shape, inside, stat.S_IMODE(seen.st_mode), times, upper.base_of(path))
-    return found
+            inside = upper_path.readlink()
+        times = status.st_mtime_ns if shape is EntryType.FILE else 0
+        states[path] = (shape, inside, stat.S_IMODE(status.st_mode), times, upper.base_of(path))
+    return states
 
 
 def random_path(choose: random.Random) -> bytes:
@@ -80,27 +80,27 @@ def random_path(choose: random.Random) -> bytes:
 def act(choose: random.Random, upper: Upper) -> list[bytes]:
     """One change of the layer; the paths that are told of it."""
     path, other = random_path(choose), random_path(choose)
-    at, there = plain(upper.at(path)), plain(upper.at(other))
+    source, there = plain(upper.at(path)), plain(upper.at(other))
     kind = choose.randrange(8)
     try:
         if kind == 0:
-            os.mkdir(at, 0o755)
+            os.mkdir(source, 0o755)
         elif kind in (1, 2):
             size = choose.choice([0, 10, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1, 3 * BLOCK_SIZE_BYTES + 5])
-            with open(at, choose.choice(["wb", "ab", "r+b"])) as out:
+            with open(source, choose.choice(["wb", "ab", "r+b"])) as out:
                 out.seek(choose.choice([0, 2 * BLOCK_SIZE_BYTES]), os.SEEK_SET)
                 out.write(choose.randbytes(size))
         elif kind == 3:
-            os.rename(at, there)
+            os.rename(source, there)
             return [other, path]
         elif kind == 4:
             hide(upper, path, choose.choice([None, VERSION]))
         elif kind == 5:
-            os.unlink(at)
+            os.unlink(source)
         elif kind == 6:
-            shutil.rmtree(at)
+            shutil.rmtree(source)
         else:
-            os.symlink(choose.randbytes(3).hex(), at)
+            os.symlink(choose.randbytes(3).hex(), source)
     except OSError:
         return []
     return [path]
@@ -124,34 +124,34 @@ def test_like_the_layer(layers: tuple[Upper, ReplicaLayer], seed: int) -> None:
         mirror.begin()
         send(upper, mirror, [path for path, _ in upper.walk()])
         mirror.end()
-        files = {path: one for path, one in looks(upper).items() if one[0] is not EntryType.DIRECTORY}
+        files = {path: state for path, state in looks(upper).items() if state[0] is not EntryType.DIRECTORY}
         assert {
-            p: one for p, one in looks(mirror.upper).items() if one[0] is not EntryType.DIRECTORY
+            p: state for p, state in looks(mirror.upper).items() if state[0] is not EntryType.DIRECTORY
         } == files
 
 
 def test_only_what_changed_is_sent(layers: tuple[Upper, ReplicaLayer]) -> None:
     upper, mirror = layers
-    at, size = plain(upper.at(b"/f")), 4 * BLOCK_SIZE_BYTES + 100
-    Path(os.fsdecode(at)).write_bytes(os.urandom(size))
+    source, size = plain(upper.at(b"/f")), 4 * BLOCK_SIZE_BYTES + 100
+    Path(os.fsdecode(source)).write_bytes(os.urandom(size))
     assert send(upper, mirror, [b"/f"]) == size
-    with open(at, "r+b") as out:
+    with open(source, "r+b") as out:
         out.seek(BLOCK_SIZE_BYTES + 5)
         out.write(b"changed")
     assert send(upper, mirror, [b"/f"]) == BLOCK_SIZE_BYTES
-    os.rename(at, plain(upper.at(b"/g")))
+    os.rename(source, plain(upper.at(b"/g")))
     assert send(upper, mirror, [b"/f", b"/g"]) == 0
     assert looks(upper) == looks(mirror.upper)
-    found = upper.at(b"/g").lstat()
-    assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
+    status = upper.at(b"/g").lstat()
+    assert copy_of(mirror.upper.at(b"/g")) == (status.st_ino, status.st_ctime_ns, status.st_size)
 
 
 def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, ReplicaLayer]) -> None:
     """What the mirror knew of it when it was large is true no more."""
     upper, mirror = layers
-    at, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
+    source, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
     for size in (len(data), 100, len(data)):
-        with open(at, "r+b" if os.path.exists(at) else "xb") as out:
+        with open(source, "r+b" if os.path.exists(source) else "xb") as out:
             out.write(data[:size])
             out.truncate(size)
         send(upper, mirror, [b"/f"])
@@ -160,15 +160,15 @@ def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, ReplicaLay
 
 def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, ReplicaLayer]) -> None:
     upper, mirror = layers
-    at = plain(upper.at(b"/f"))
+    source = plain(upper.at(b"/f"))
     first = os.urandom(3 * BLOCK_SIZE_BYTES)
-    Path(os.fsdecode(at)).write_bytes(first)
+    Path(os.fsdecode(source)).write_bytes(first)
     send(upper, mirror, [b"/f"])
-    with open(at, "r+b") as out:
+    with open(source, "r+b") as out:
         out.write(os.urandom(2 * BLOCK_SIZE_BYTES))
     wanted = snapshot(upper, b"/f")
     for start, end in mirror.missing(wanted):
-        mirror.write(wanted.inode, start, Path(os.fsdecode(at)).read_bytes()[start:end])
+        mirror.write(wanted.inode, start, Path(os.fsdecode(source)).read_bytes()[start:end])
     assert Path(os.fsdecode(plain(mirror.upper.at(b"/f")))).read_bytes() == first
     mirror.place(wanted)
     assert looks(upper) == looks(mirror.upper)
@@ -178,10 +178,10 @@ def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Replic
     """Its file was removed before it was closed: nobody ever tells of it."""
     upper, mirror = layers
     mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
-    at = plain(upper.at(b"/f"))
-    Path(os.fsdecode(at)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
+    source = plain(upper.at(b"/f"))
+    Path(os.fsdecode(source)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
     wanted = snapshot(upper, b"/f")
-    mirror.write(wanted.inode, 0, Path(os.fsdecode(at)).read_bytes()[:BLOCK_SIZE_BYTES])
+    mirror.write(wanted.inode, 0, Path(os.fsdecode(source)).read_bytes()[:BLOCK_SIZE_BYTES])
     assert mirror.drop_idle(60.0) == 0
     assert len(os.listdir(mirror.upper.work.path)) == 2
     assert mirror.drop_idle(-1.0) == 2
@@ -204,10 +204,10 @@ def test_a_copy_has_what_an_object_has_beside_its_bytes(
     layers: tuple[Upper, ReplicaLayer], size: int
 ) -> None:
     upper, mirror = layers
-    at = plain(upper.at(b"/file"))
-    Path(os.fsdecode(at)).write_bytes(b"x" * size)
+    source = plain(upper.at(b"/file"))
+    Path(os.fsdecode(source)).write_bytes(b"x" * size)
     for given in (ObjectMetadata({"a": "b"}, {}, {"tag": "1"}), ObjectMetadata({"a": "c"}, {}, {})):
-        with open(at, "rb") as file:
+        with open(source, "rb") as file:
             note_extras(file.fileno(), given)
         send(upper, mirror, [b"/file"])
         copied = mirror.upper.at(b"/file")

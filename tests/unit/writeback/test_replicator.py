@@ -27,11 +27,11 @@ PATH = b"/d/f"
 
 @asynccontextmanager
 async def cluster(folder: Path, *nodes: str) -> AsyncIterator[ReplicationFixture]:
-    made = ReplicationFixture(folder, nodes=(WRITER, HOLDER, *nodes))
+    fixture = ReplicationFixture(folder, nodes=(WRITER, HOLDER, *nodes))
     try:
-        yield made
+        yield fixture
     finally:
-        await made.close()
+        await fixture.close()
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5, SMALL_BYTES_MAX + 1, 2 * BLOCK_SIZE_BYTES + 5])

@@ -25,10 +25,10 @@ def test_rows_survive(tmp_path: Path) -> None:
     table.close()
     table = SyncJournal(str(tmp_path / "known.db"))
     assert table.get(PATH) == row
-    assert [(one.path, one.mtime_ns, one.put_id) for one in table.begun()] == [(b"/b", 11, "8-9")]
+    assert [(record.path, record.mtime_ns, record.put_id) for record in table.begun()] == [(b"/b", 11, "8-9")]
     table.drop(PATH)
     assert table.get(PATH) is None
-    assert [one.path for one in table.all()] == [b"/b"]
+    assert [record.path for record in table.all()] == [b"/b"]
     table.close()
 
 
@@ -62,14 +62,14 @@ def test_rows_come_out_of_memory_and_out_of_the_table(
 def test_what_a_row_describes(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"12345")
-    found = os.stat(file)
-    row = JournalRecord(PATH, found.st_ino, found.st_ctime_ns, 5, Version(5, 6))
-    assert row.describes(found)
-    assert not JournalRecord(PATH, found.st_ino, found.st_ctime_ns, 5, Version(5, 6), begun=True).describes(
-        found
+    status = os.stat(file)
+    row = JournalRecord(PATH, status.st_ino, status.st_ctime_ns, 5, Version(5, 6))
+    assert row.describes(status)
+    assert not JournalRecord(PATH, status.st_ino, status.st_ctime_ns, 5, Version(5, 6), begun=True).describes(
+        status
     )
     file.write_bytes(b"54321")
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not row.describes(os.stat(file))
 
 
@@ -85,7 +85,7 @@ def test_removed_paths_are_remembered_and_the_oldest_forgotten(
     assert JournalRecord.removed(b"/x").is_absent
     assert not JournalRecord.removed(b"/x").is_directory
     table.forget_old_removals()
-    assert sorted(one.path for one in table.all()) == [b"/3", b"/4", b"/begun", b"/kept"]
+    assert sorted(record.path for record in table.all()) == [b"/3", b"/4", b"/begun", b"/kept"]
     table.close()
 
 
@@ -93,7 +93,7 @@ def test_conflicts(tmp_path: Path) -> None:
     table = SyncJournal(str(tmp_path / "known.db"))
     table.add_conflict(Conflict(PATH, b"/kept", "why", 2.0))
     table.add_conflict(Conflict(b"/b", b"", "why", 1.0))
-    assert [one.path for one in table.conflicts()] == [b"/b", PATH]
+    assert [conflict.path for conflict in table.conflicts()] == [b"/b", PATH]
     table.forget_conflicts([b"/b"])
     assert table.conflicts() == [Conflict(PATH, b"/kept", "why", 2.0)]
     table.close()
@@ -103,7 +103,7 @@ def test_a_second_conflict_of_a_path_hides_no_first_one(tmp_path: Path) -> None:
     table = SyncJournal(str(tmp_path / "known.db"))
     table.add_conflict(Conflict(PATH, b"/kept", "why", 2.0))
     table.add_conflict(Conflict(PATH, b"/kept-1", "why", 3.0))
-    assert [one.kept for one in table.conflicts()] == [b"/kept", b"/kept-1"]
+    assert [conflict.kept for conflict in table.conflicts()] == [b"/kept", b"/kept-1"]
     table.close()
 
 

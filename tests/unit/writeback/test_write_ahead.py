@@ -36,8 +36,8 @@ class Flushes:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as one:
-        yield one
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
 
 
 async def test_those_who_wait_share_a_flush_and_who_comes_later_has_another(
@@ -50,7 +50,7 @@ async def test_those_who_wait_share_a_flush_and_who_comes_later_has_another(
     late = [asyncio.ensure_future(ahead.flush()) for _ in range(3)]
     flushes.may_end.release()
     await asyncio.gather(*first)
-    assert not any(one.done() for one in late)
+    assert not any(task.done() for task in late)
     flushes.may_end.release()
     await asyncio.gather(*late)
     assert flushes.count == 2
@@ -79,7 +79,7 @@ async def test_a_flush_that_fails_fails_for_all_who_waited_and_for_no_one_later(
     tasks = [asyncio.ensure_future(ahead.flush()) for _ in range(2)]
     flushes.may_end.release()
     errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in errors] == [StoreError, StoreError]
+    assert [type(error) for error in errors] == [StoreError, StoreError]
     flushes.error = None
     flushes.may_end.release()
     await ahead.flush()
