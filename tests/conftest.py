@@ -33,7 +33,7 @@ TOGETHER = {
 }
 
 
-NO_WARNINGS = ("unit", "conformance")
+NO_WARNINGS = ("unit", "conformance", "model")
 """The directories in which an unexpected warning fails a test."""
 
 

@@ -30,6 +30,7 @@ async def put_unheard(scene: WriterFixture) -> None:
     await until(lambda: (scene.truth / "d/e/f").exists())
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_its_folder_is_renamed_before_it_is_put_again(
     monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
@@ -47,6 +48,7 @@ async def test_its_folder_is_renamed_before_it_is_put_again(
     await scene.check(WANTED)
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +68,7 @@ async def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
     assert not scenes
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(scene: WriterFixture) -> None:
     """A file is in its folder's place, and the removal has begun: nobody hides the name once more."""
     session, removals = scene.session, []

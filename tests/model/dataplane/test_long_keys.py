@@ -72,6 +72,7 @@ async def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: py
         await scene.check(wanted)
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_a_file_that_no_store_takes_keeps_nobody_and_says_so(scene: WriterFixture) -> None:
     session, write = scene.session, scene.here.write
     await scene.write(b"/old", b"old")

@@ -85,6 +85,7 @@ async def written(scene: WriterFixture) -> dict[str, str]:
     return {os.fsdecode(path): data.hex() for path, data in FILES.items()}
 
 
+@pytest.mark.expected_warnings("a written file was damaged")
 async def test_what_rots_after_it_was_persisted_is_found_and_read_from_the_origin(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
@@ -113,6 +114,7 @@ def _replaced(scene: WriterFixture) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("why", [_open, _replaced])
+@pytest.mark.expected_warnings("a damaged file is kept", "a written file was damaged")
 async def test_what_can_not_be_had_again_stays(
     open_store: OpenStore,
     monkeypatch: pytest.MonkeyPatch,

@@ -40,6 +40,7 @@ def test_what_was_acknowledged_is_at_the_origin_and_nothing_else(tmp_path: Path,
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_a_removal_whose_answer_was_lost_is_our_own(scene: WriterFixture) -> None:
     await scene.write(b"/f", b"first")
     await scene.persisted()
@@ -51,6 +52,7 @@ async def test_a_removal_whose_answer_was_lost_is_our_own(scene: WriterFixture) 
 
 
 @pytest.mark.parametrize("lost", ["put", "put and removal"])
+@pytest.mark.expected_warnings("retrying later")
 async def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(lost: str, scene: WriterFixture) -> None:
     """The put replaced what somebody else had put, and was removed since; no listing has told of it yet."""
     theirs = scene.truth / "f"
@@ -95,6 +97,7 @@ async def test_a_file_that_is_put_late_is_our_own(scene: WriterFixture) -> None:
 
 
 @pytest.mark.parametrize("lost", CALLS)
+@pytest.mark.expected_warnings("retrying later")
 async def test_file_folder_file_in_no_time(lost: str, scene: WriterFixture) -> None:
     session = scene.session
     await scene.write(b"/f", b"first")
@@ -126,6 +129,7 @@ async def by_rename(scene: WriterFixture) -> None:
 
 
 @pytest.mark.parametrize("back", [by_exchange, by_rename])
+@pytest.mark.expected_warnings("retrying later", "the old listing stays in use")
 async def test_a_folder_that_comes_back_to_its_place_is_not_removed(
     back: Callable[[WriterFixture], Awaitable[None]], scene: WriterFixture
 ) -> None:
@@ -174,6 +178,7 @@ async def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again
 
 
 @pytest.mark.parametrize("back", ["made again", "renamed"])
+@pytest.mark.expected_warnings("retrying later")
 async def test_a_folder_that_comes_back_after_its_removal_was_lost_is_made_again(
     back: str, scene: WriterFixture
 ) -> None:
@@ -197,6 +202,7 @@ async def test_a_folder_that_comes_back_after_its_removal_was_lost_is_made_again
     await scene.check({"/f": "dir"})
 
 
+@pytest.mark.expected_warnings("retrying later")
 async def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(scene: WriterFixture) -> None:
     """It was read when the folder was there, and is taken in when that is removed again."""
     folder = scene.truth / "f"
@@ -242,6 +248,7 @@ async def test_persist_does_not_put_again_what_was_under_way(scene: WriterFixtur
     await scene.check({"/f": b"a file".hex()})
 
 
+@pytest.mark.expected_warnings("retrying later", "the old listing stays in use")
 async def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(
     scene: WriterFixture,
 ) -> None:
@@ -361,6 +368,7 @@ async def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copi
 
 
 @pytest.mark.parametrize("by", ["persist", "itself"])
+@pytest.mark.expected_warnings("retrying later")
 async def test_a_folder_in_a_files_place_is_no_conflict_for_what_is_in_it(
     by: str, scene: WriterFixture
 ) -> None:
@@ -430,6 +438,7 @@ async def test_what_was_put_aside_of_a_local_folder_stays_at_the_origin(tmp_path
         assert await asyncio.to_thread(session.tree) == shown
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 async def test_a_folder_where_somebody_put_a_file_is_kept_beside(scene: WriterFixture) -> None:
     (scene.truth / "d").write_bytes(b"theirs")
     await scene.do(lambda: scene.session.mkdir(b"/e"))

@@ -94,7 +94,7 @@ class NodeFixture:
         self.index = open_index(f"{folder}/index")
         self.namespace = Namespace.build(self.index, mounts, timeout_s=20, on_changed=self._names_changed)
         self.upper = Upper(f"{folder}/upper")
-        os.makedirs(f"{folder}/upper", exist_ok=True)
+        os.makedirs(f"{folder}/upper", mode=0o700, exist_ok=True)
         self.upper.make()
         self.modes = WriteModes.parse(modes)
         self.threads = ThreadPoolExecutor(8)
