@@ -93,8 +93,8 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
     assert empty == []
 
 
-@pytest.mark.parametrize("folder", ["bench", "tools"])
-def test_a_variable_of_a_script_is_the_noun_of_what_it_holds(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["bench", "tests", "tools"])
+def test_a_variable_of_a_script_or_test_is_the_noun_of_what_it_holds(folder: str) -> None:
     empty = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sorted((ROOT / folder).rglob("*.py"))

@@ -33,14 +33,14 @@ class Host:
 
     def __init__(self, store: Store, bytes_s: float = FAST, pass_s_min: float = 3600.0) -> None:
         self.store = store
-        self.told: list[FileId] = []
+        self.damaged: list[FileId] = []
         self.loaded: list[FileId] = []
         self.truth: dict[FileId, bytes] = {}
         self.scrub = Scrub(store, bytes_s, load=self.load, on_damaged=self.tell, pass_s_min=pass_s_min)
 
     async def tell(self, ids: list[FileId]) -> None:
         assert not set(ids) & set(self.loaded), "sessions forget it before it is fetched again"
-        self.told += ids
+        self.damaged += ids
 
     async def load(self, entry: Entry) -> None:
         self.loaded.append(entry.id)
@@ -85,7 +85,7 @@ async def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenSto
     os.unlink(store.volumes[0].data_path(ids[2]))
     store.pin(ids[1], True)
     await host.run_until(lambda: host.progress().passes >= 1)
-    assert host.told == host.loaded == ids[:3]
+    assert host.damaged == host.loaded == ids[:3]
     assert {id: content(store, id) for id in ids} == host.truth
     assert (host.progress().files_damaged, host.progress().files_repaired) == (3, 3)
     assert host.progress().files == len(ids)
@@ -109,7 +109,7 @@ async def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     rot(store, ids[0], 5)  # the pass is beyond it
     rot(store, ids[-1], 5)
     await second.run_until(lambda: second.progress().passes >= 1)
-    assert second.told == [ids[-1]]
+    assert second.damaged == [ids[-1]]
     assert second.progress().files == len(ids)
 
 
@@ -147,7 +147,7 @@ async def test_a_file_that_goes_meanwhile_is_not_damaged(open_store: OpenStore) 
         store.free(id)
     await until(lambda: host.progress().passes)
     await host.scrub.stop()
-    assert host.told == []
+    assert host.damaged == []
 
 
 def is_resident(path: Path) -> bool:
@@ -232,7 +232,7 @@ async def test_a_file_that_cannot_be_opened_holds_nobody_up(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", refuse)
         await host.run_until(lambda: host.progress().passes >= 1)
-    assert host.told == [ids[2]]
+    assert host.damaged == [ids[2]]
     assert content(store, ids[1]) == host.truth[ids[1]]
     assert "can't be compared" in caplog.text
     caplog.clear()

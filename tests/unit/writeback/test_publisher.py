@@ -249,7 +249,7 @@ class Two:
         self.rights: dict[str, DirectoryLeases] = {}
         self.records: dict[str, EmbeddedRecords] = {}
         self.uppers: dict[str, Upper] = {}
-        self.told: list[str] = []
+        self.publishers: list[str] = []
         for id in ("n0", "n1"):
             upper = self.uppers[id] = Upper(str(folder / id))
             upper.make()
@@ -270,7 +270,7 @@ class Two:
         pass
 
     async def tell_of(self, id: str) -> None:
-        self.told.append(id)
+        self.publishers.append(id)
 
     async def tell(self, node: NodeInfo, request: RecallLease, deadline: Deadline) -> None:
         await self.rights[node.id].give_up(request.path)
@@ -291,7 +291,7 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
             await pass_time(0.01)
 
     await asyncio.gather(wants("n0"), wants("n1"))
-    assert {"n0", "n1"} == set(two.told)
+    assert {"n0", "n1"} == set(two.publishers)
     holder = next(id for id in two.rights if two.has(id))
     upper = two.uppers[holder]
     upper.at(b"/d").rename(upper.at(b"/e"))
