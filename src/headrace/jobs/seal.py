@@ -232,7 +232,7 @@ class Sealing:
 
     def _publish(self, draft: Draft, path: str, progress: JobProgress) -> None:
         ids: array[int] = array("Q")
-        with draft.create("list") as list_file, draft.create("image") as image:
+        with draft.create_list() as list_file, draft.create("image") as image:
             snapshot = SnapshotWriter(list_file)
             digest = write_image(self._image_entries(draft, snapshot, ids), image.fileno())
         with draft.create("ids") as out:

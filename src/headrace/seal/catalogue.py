@@ -1,7 +1,7 @@
 """The seals of a node, each in a directory of its own on the first cache volume, below `seals/`:
 
     NAME@VERSION/seal.json    SealRecord
-    NAME@VERSION/list         the content list (`seal/snapshot.py`)
+    NAME@VERSION/list         the content list (`seal/snapshot.py`), compressed by gzip
     NAME@VERSION/ids          for each file of the list, in its order, the id of its cache file: 8 bytes, little-endian
     NAME@VERSION/image        the image (`seal/writer.py`)
     NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
@@ -13,15 +13,17 @@ begin with a dot. Only the owner of the cache may enter `seals/`.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
 import sys
+import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -97,6 +99,12 @@ class Draft:
     def create(self, name: str) -> BinaryIO:
         return open(os.path.join(self.folder, name), "w+b", opener=private)
 
+    @contextmanager
+    def create_list(self) -> Iterator[BinaryIO]:
+        """Create the content list; its bytes depend on the contents only."""
+        with self.create("list") as out, gzip.GzipFile("", "wb", 1, out, mtime=0) as packed:
+            yield cast("BinaryIO", packed)
+
 
 class Catalogue:
     """The seals of one node. folder: `seals` on its first volume. Every method blocks for the disk."""
@@ -128,8 +136,13 @@ class Catalogue:
 
     def entries(self, record: SealRecord) -> Iterator[SnapshotEntry]:
         """Yield the content list; InvalidImageError, at the end if it is not the recorded one."""
-        with open(self.path(record.seal, "list"), "rb") as file:
-            yield from read_snapshot(file, record.id)
+        try:
+            with gzip.open(self.path(record.seal, "list"), "rb") as file:
+                yield from read_snapshot(file, record.id)
+        except FileNotFoundError as error:
+            raise _missing(record.seal) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
 
     def ids(self, seal: SealId) -> array[int]:
         """Return the ids of the cache files, in the order of the list."""
