@@ -14,7 +14,7 @@ _FILE = "file://"
 
 def is_within(inner: str, outer: str) -> bool:
     """Return whether inner is outer or below it, by its path or on the same file system. They need not exist."""
-    inner, outer = os.path.realpath(inner), os.path.realpath(outer)
+    inner, outer = _real(inner), _real(outer)
     if _below(inner, outer):
         return True
     inner_device, inner_path = _on_device(inner)
@@ -41,6 +41,21 @@ def _refuse_within(subject: str, inner: str, outer_kind: str, outer: str) -> Non
         raise UsageError(
             f"{subject} {inner}", why=f"it lies in {outer_kind} {outer}", hint="name a directory beside it"
         )
+
+
+def _real(path: str) -> str:
+    """Return the real path. A mountpoint stays as it is: a look at its directory may wait for what is mounted there."""
+    path = os.path.abspath(path)
+    path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return path if path in _mountpoints() else os.path.realpath(path)
+
+
+def _mountpoints() -> set[str]:
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as rows:
+            return {_plain(row.split(" ")[4]) for row in rows}
+    except OSError:
+        return set()
 
 
 def _below(path: str, directory: str) -> bool:

@@ -138,7 +138,7 @@ class Catalogue:
         """Yield the content list; InvalidImageError, at the end if it is not the recorded one."""
         try:
             with gzip.open(self.path(record.seal, "list"), "rb") as file:
-                yield from read_snapshot(file, record.id)
+                yield from read_snapshot(cast("BinaryIO", file), record.id)
         except FileNotFoundError as error:
             raise _missing(record.seal) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:

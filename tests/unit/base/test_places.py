@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,16 @@ def test_what_would_loop_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match="lies in the"):
             check_places(caches, [f"file://{origin}"], mountpoint)
+
+
+def test_no_look_waits_for_what_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that died, and whose mount is held, answers nothing."""
+    lstat = os.lstat
+
+    def waiting(path: str, *arguments: Any, **options: Any) -> os.stat_result:
+        assert os.fspath(path).rstrip("/") != "/proc", "the file system of a mountpoint is asked"
+        return lstat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "lstat", waiting)
+    assert not is_within(str(tmp_path), "/proc")
+    check_places([str(tmp_path)], [], "/proc")
