@@ -329,7 +329,14 @@ class Sealing:
         self._store.sealed.drop(str(seal))
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
+        """Run work in a thread, and wait for its end also when the job is cancelled: the draft must not be removed
+        beneath it."""
+        future = asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
 
 
 def _write_row(out: BinaryIO, row: bytes) -> None:

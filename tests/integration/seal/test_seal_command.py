@@ -111,12 +111,12 @@ def test_in_place_the_versions_change_at_once(host: Host) -> None:
     second = host.put("images/0/5.bin", 4000, seed=2)
     host.ok("sync", "/")
     assert path.read_bytes() == first
-    seen, errors, stop = set[bytes](), list[OSError](), threading.Event()
+    bodies, errors, stop = set[bytes](), list[OSError](), threading.Event()
 
     def read() -> None:
         while not stop.is_set():
             try:
-                seen.add(path.read_bytes())
+                bodies.add(path.read_bytes())
             except OSError as error:
                 errors.append(error)
 
@@ -132,7 +132,7 @@ def test_in_place_the_versions_change_at_once(host: Host) -> None:
         for reader in readers:
             reader.join()
     assert errors == []
-    assert seen <= {first, second}
+    assert bodies <= {first, second}
     assert path.read_bytes() == second
     assert host.json("seal", "diff", "images@1", "images@2") == {
         "old": "images@1",
