@@ -335,7 +335,7 @@ class Sealing:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
+            await asyncio.gather(future, return_exceptions=True)
             raise
 
 

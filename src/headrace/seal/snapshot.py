@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -28,7 +28,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     checksum is the xxh3 of the only block, or of the checksums of all blocks; 0 for an empty file."""
 
     path: bytes
-    mode: int
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     size_bytes: int = 0
     mtime_ns: int = 0
     uid: int | None = None
@@ -124,7 +124,6 @@ def _is_possible(entry: SnapshotEntry) -> bool:
     ids = (entry.uid or 0, entry.gid or 0)
     return (
         (entry.is_file or stat.S_ISDIR(entry.mode))
-        and not entry.mode >> 16
         and 0 <= entry.size_bytes < 1 << 63
         and -(1 << 63) <= entry.mtime_ns < 1 << 63
         and all(0 <= id < 0xFFFFFFFF for id in ids)

@@ -1,0 +1,64 @@
+"""Content lists and records of seals, and the names that users give them."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+
+from headrace.base.decoding import decode_json
+from headrace.base.errors import InvalidImageError, UsageError
+from headrace.seal.catalogue import Place, SealId, SealRecord
+from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
+from tests.fuzz.fuzzer import Fuzzer
+from tests.unit.seal.test_snapshot import TREE, written
+
+
+def _read_list(data: bytes) -> None:
+    """The input begins after the magic. What is read can be written, and read again."""
+    entries = list(read_snapshot(io.BytesIO(MAGIC + data)))
+    assert list(read_snapshot(io.BytesIO(written(entries)[0]))) == entries
+    before: list[list[bytes]] = [entry.path.split(b"/") for entry in entries]
+    assert before == sorted(before) and all(b".." not in names for names in before)
+
+
+def _read_record(data: bytes) -> None:
+    """A record names a seal that can be parsed, or another one than its directory."""
+    text = data.decode("latin-1")
+    try:
+        assert str(SealId.parse(text)) == text
+    except UsageError:
+        pass
+    for kind in (SealRecord, list[Place]):
+        try:
+            decode_json(data, kind)
+        except msgspec.DecodeError:
+            continue
+
+
+def _lists() -> list[bytes]:
+    lists = [TREE, TREE[:1], TREE[:3], [TREE[0], SnapshotEntry(b"a" * 255, TREE[2].mode, 1 << 62)]]
+    return [written(entries)[0][len(MAGIC) :] for entries in lists]
+
+
+_RECORD = msgspec.json.encode(SealRecord("a", 1, "/a", "0" * 64, "1" * 64, 3, 5, 1.5))
+_PLACES = msgspec.json.encode([Place("/mnt/a", in_place=True), Place("/b", shared=True)])
+
+FUZZERS = [
+    Fuzzer(
+        "seal-lists",
+        "content lists of seals (seal/snapshot.py)",
+        _read_list,
+        (InvalidImageError,),
+        _lists(),
+        words=[b"..", b"/", b"\0", b"\xc0", b"\xff\xff", b"\xcf" + b"\xff" * 8],
+    ),
+    Fuzzer(
+        "seal-records",
+        "names, records and places of seals (seal/catalogue.py)",
+        _read_record,
+        (),
+        [_RECORD, _PLACES, b"imagenet@3", b"a@1000000000"],
+        words=[b"@", b"..", b"/", b"null", b"1e999", b"[" * 20],
+    ),
+]
