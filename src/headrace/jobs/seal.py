@@ -329,14 +329,19 @@ class Sealing:
         self._store.sealed.drop(str(seal))
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
-        """Run work in a thread, and wait for its end also when the job is cancelled: the draft must not be removed
-        beneath it."""
+        """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not
+        be removed beneath it."""
         future = asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.gather(future, return_exceptions=True)
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            future.exception()
+            raise cancelled
+        return future.result()
 
 
 def _write_row(out: BinaryIO, row: bytes) -> None:

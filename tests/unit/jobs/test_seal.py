@@ -15,6 +15,7 @@ import pytest
 from headrace.base.errors import NoSpaceError, NotADirectoryPathError, UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.jobs import Jobs
+from headrace.jobs.progress import JobProgress
 from headrace.seal.catalogue import Catalogue, SealId
 from headrace.seal.check import check_image
 from headrace.wire.messages import JobState
@@ -168,7 +169,7 @@ async def test_a_seal_that_is_mounted_is_not_removed(
 async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
     node: SealingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cancelled while a thread publishes: the draft is not removed beneath it."""
+    """It is cancelled, more than once, while a thread publishes: the draft is not removed beneath it."""
     published, go_on = threading.Event(), threading.Event()
     publish = node.catalogue.publish
 
@@ -180,10 +181,10 @@ async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
     monkeypatch.setattr(
         node.jobs.sealing, "_catalogue", SimpleNamespace(draft=node.catalogue.draft, publish=slow)
     )
-    job = asyncio.ensure_future(node.run("seal"))
+    job = asyncio.ensure_future(node.jobs.sealing.make(b"/d", SEAL, JobProgress()))
     assert await asyncio.to_thread(published.wait, 20)
-    job.cancel()
     for _ in range(10):
+        job.cancel()
         await asyncio.sleep(0)
     go_on.set()
     with pytest.raises(asyncio.CancelledError):

@@ -104,14 +104,12 @@ def test_places_are_replaced_as_a_whole(catalogue: Catalogue) -> None:
     assert not any(name.endswith(".new") for name in os.listdir(f"{catalogue.folder}/images@3"))
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"name":1}', b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff", b'{"name":1}', b"[" * 100_000])
 @pytest.mark.parametrize("name", ["seal.json", "places.json"])
 def test_a_damaged_record_is_refused(catalogue: Catalogue, name: str, body: bytes) -> None:
     publish(catalogue)
     Path(catalogue.path(SEAL, name)).write_bytes(body)
     read = catalogue.record if name == "seal.json" else catalogue.places
-    if (name, body) == ("places.json", b"[]"):
-        return
     with pytest.raises(InvalidImageError):
         read(SEAL)
 
