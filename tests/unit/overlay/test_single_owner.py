@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,8 +56,9 @@ def text(upper, path):
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[str]:
     """Where another user may come to; a process of root made no file below."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | 0o011)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
+            path.chmod(path.stat().st_mode | 0o011)
     own = tmp_path / "own"
     own.mkdir(mode=0o700)
     os.chown(own, USER, USER)
