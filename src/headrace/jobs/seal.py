@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import stat
 import time
@@ -48,6 +49,8 @@ from headrace.store.store import Store
 from headrace.store.usage import allocated_bytes
 from headrace.store.volume import DATA_NAME
 
+log = logging.getLogger(__name__)
+
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 """What the image shows where the origin stores no mode, as a read-only mount does."""
 _LENGTH_BYTES = 4
@@ -79,7 +82,10 @@ class Sealing:
         """Keep the files of all seals, and remove what an earlier run left unfinished. Blocks for the disk."""
         self._catalogue.remove_drafts()
         for seal in self._catalogue.seals():
-            self._store.sealed.put(str(seal), self._catalogue.ids(seal))
+            try:
+                self._store.sealed.put(str(seal), self._catalogue.ids(seal))
+            except InvalidImageError as error:
+                log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
 
     async def make(self, path: bytes, seal: SealId, progress: JobProgress) -> None:
         """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no

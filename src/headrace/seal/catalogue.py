@@ -122,7 +122,7 @@ class Catalogue:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
-        return sorted(SealId.parse(name) for name in names if not name.startswith("."))
+        return sorted(seal for name in names if (seal := _seal_of(name)) is not None)
 
     def next_version(self, name: str) -> int:
         return max((seal.version for seal in self.seals() if seal.name == name), default=0) + 1
@@ -145,10 +145,13 @@ class Catalogue:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
 
     def ids(self, seal: SealId) -> array[int]:
-        """Return the ids of the cache files, in the order of the list."""
+        """Return the ids of the cache files, in the order of the list. InvalidImageError for a damaged file."""
         ids: array[int] = array("Q")
-        with open(self.path(seal, "ids"), "rb") as file:
-            ids.frombytes(file.read())
+        try:
+            with open(self.path(seal, "ids"), "rb") as file:
+                ids.frombytes(file.read())
+        except (FileNotFoundError, ValueError) as error:
+            raise InvalidImageError(f"seal {seal}", why=f"ids: {error}", hint="seal again") from error
         if sys.byteorder == "big":
             ids.byteswap()
         return ids
@@ -233,6 +236,14 @@ class Catalogue:
             raise _missing(seal) from error
         except msgspec.MsgspecError as error:
             raise InvalidImageError(f"seal {seal}", why=f"{name}: {error}", hint="seal again") from error
+
+
+def _seal_of(name: str) -> SealId | None:
+    """Return the seal of a directory; None for what an administrator or an unfinished work left."""
+    try:
+        return SealId.parse(name)
+    except UsageError:
+        return None
 
 
 def _sync_folder(folder: str) -> None:

@@ -151,3 +151,19 @@ def test_what_is_no_name_of_a_seal_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["a@1", "imagenet-1k_v2.1@1000000000", "A" * 64 + "@7"])
 def test_a_name_is_printed_as_it_is_parsed(text: str) -> None:
     assert str(SealId.parse(text)) == text
+
+
+def test_a_stray_name_hides_no_seal(catalogue: Catalogue) -> None:
+    publish(catalogue)
+    for name in ("lost+found", "images@4.bak", "README"):
+        os.mkdir(f"{catalogue.folder}/{name}")
+    assert catalogue.seals() == [SEAL] and catalogue.next_version("images") == 4
+
+
+@pytest.mark.parametrize("body", [b"1234567", None])
+def test_damaged_ids_are_refused(catalogue: Catalogue, body: bytes | None) -> None:
+    publish(catalogue)
+    path = Path(catalogue.path(SEAL, "ids"))
+    path.unlink() if body is None else path.write_bytes(body)
+    with pytest.raises(InvalidImageError):
+        catalogue.ids(SEAL)
