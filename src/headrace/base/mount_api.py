@@ -14,13 +14,13 @@ from headrace.base.libc import c_library, last_errno
 
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
 _CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
-_SET_FLAG, _SET_STRING, _SET_FD, _CREATE = 0, 1, 5, 6
+_SET_STRING, _SET_FD, _CREATE = 1, 5, 6
 _RDONLY, _NOSUID, _NODEV = 1, 2, 4
 _FROM_EMPTY_PATH, _TO_EMPTY_PATH, _BENEATH = 0x4, 0x40, 0x200
 _LOG_BYTES_MAX = 8192
 
-Option = tuple[str, str | int | None]
-"""A name with a text, a descriptor, or None for a flag."""
+Option = tuple[str, str | int]
+"""A name with a text or a descriptor."""
 
 
 def detached_mount(kind: str, options: Sequence[Option]) -> int:
@@ -31,8 +31,6 @@ def detached_mount(kind: str, options: Sequence[Option]) -> int:
         for name, value in options:
             if isinstance(value, str):
                 _call(_FSCONFIG, context, _SET_STRING, name.encode(), os.fsencode(value), 0)
-            elif value is None:
-                _call(_FSCONFIG, context, _SET_FLAG, name.encode(), None, 0)
             else:
                 _call(_FSCONFIG, context, _SET_FD, name.encode(), None, value)
         _call(_FSCONFIG, context, _CREATE, None, None, 0, context=context)

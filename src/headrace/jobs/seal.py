@@ -52,7 +52,7 @@ from headrace.store.volume import DATA_NAME
 log = logging.getLogger(__name__)
 
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
-"""What the image shows where the origin stores no mode, as a read-only mount does."""
+"""The modes that an image shows where the origin stores none; a read-only mount shows the same."""
 _LENGTH_BYTES = 4
 
 Result = TypeVar("Result")

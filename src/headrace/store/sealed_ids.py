@@ -27,9 +27,6 @@ class SealedIds:
             _has(ids, id) for ids in [*self._by_seal.values()]
         )
 
-    def __bool__(self) -> bool:
-        return bool(self._by_seal or self._pending)
-
     def begin(self, seal: str) -> set[int]:
         """Return the set of a seal in the making; ids added to it are kept at once."""
         return self._pending.setdefault(seal, set())
