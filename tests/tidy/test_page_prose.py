@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs/internals").glob("*.md"),
-        *(ROOT / "docs/security").glob("*.md"),
+        *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"),
     ]
 )
 WORDS_MAX = 26

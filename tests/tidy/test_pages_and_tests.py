@@ -34,7 +34,7 @@ def test_modules_that_a_page_names_are_there(page: Path) -> None:
 
 
 def test_every_errno_of_a_mount_is_explained() -> None:
-    explained = set(re.findall(r"\bE[A-Z]{2,}\b", (ROOT / "docs/semantics.md").read_text()))
+    explained = set(re.findall(r"\bE[A-Z]{2,}\b", (ROOT / "docs/semantics/errors.md").read_text()))
     names = {errno.errorcode[number] for number in ERRNO.values()} | {"ENAMETOOLONG", "ENODATA"}
     names = {"ENOTSUP" if name == "EOPNOTSUPP" else name for name in names}
     assert sorted(names - explained) == []

@@ -1,8 +1,8 @@
 """Run one attempt to save one step, as one rank sees it: claim, part, gathering, commit.
 
-docs/format.md lists the steps, and what a crash after each of them leaves. Ranks communicate only by files of the
-checkpoint directory. Rank 0 commits when all parts are there. A rank that fails writes the reason to a file, so that
-the others don't wait until their timeout.
+docs/format/checkpoint-commits.md lists the steps, and what a crash after each of them leaves. Ranks communicate only
+by files of the checkpoint directory. Rank 0 commits when all parts are there. A rank that fails writes the reason to
+a file, so that the others don't wait until their timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Name the files of a checkpoint directory, and tell which save a name belongs to. docs/format.md describes them."""
+"""Name the files of a checkpoint directory, and tell which save a name belongs to.
+
+docs/format/checkpoint.md describes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Define the manifest, the file whose existence makes a checkpoint exist: structs, encoding, checksums. docs/format.md.
+"""Define the manifest, the file whose existence makes a checkpoint exist: structs, encoding, checksums.
+
+docs/format/checkpoint.md describes it.
 
 HRCKPT1 <xxh3-128 of the second line> <xxh3-128 of the third> the head, JSON: all that retention needs the body, JSON:
 one part per rank

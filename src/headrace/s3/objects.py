@@ -1,7 +1,7 @@
 """Read, put, copy and delete objects. A key is a file of the merged tree; the caller's thread does all waiting.
 
 A put is a file without a name until all of its bytes were checked. Then it replaces the key in one step, with the
-durability of a file in the same upper layer that is closed on a mount (docs/semantics.md, "Writing").
+durability of a file in the same upper layer that is closed on a mount (docs/semantics/writing.md).
 """
 
 from __future__ import annotations

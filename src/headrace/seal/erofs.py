@@ -2,7 +2,7 @@
 
 The authority is the kernel's fs/erofs/erofs_fs.h; each comment names the structure there. All numbers are
 little-endian. An image uses only what Linux 5.15 and later read: inodes of both sizes, shared and inline attributes,
-and chunk-based files whose only chunk is a hole. The page docs/format.md describes the whole image.
+and chunk-based files whose only chunk is a hole. The page docs/format/seals.md describes the whole image.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bytes of the index: keys, values, their meaning. This module is the authority; docs/format.md explains the
+"""The bytes of the index: keys, values, their meaning. This module is the authority; docs/format/ explains the
 commits.
 
 All integers are big-endian in keys (so that they sort) and little-endian in values. Format 1.

@@ -1,6 +1,6 @@
 """The cache of a node: index and cache files as one object. Read this module first.
 
-docs/format.md has the steps of every change. Thread-safe; space.py says who gets reports of evictions. Lock order: the
+docs/format/ has the steps of every change. Thread-safe; space.py says who gets reports of evictions. Lock order: the
 store's (of file_registry.py), a writer's, the index's. A change survives kill -9 on return, a power loss after `sync`.
 """
 

@@ -4,7 +4,7 @@ evicted like any other.
 
 A file is moved only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE).
 Opening a name of the layer needs the layer's lock, which this code holds, too. What the origin can't hold of the file
-is lost then, as docs/semantics.md says. A file with a user's extended attributes stays.
+is lost then, as docs/semantics/names.md says. A file with a user's extended attributes stays.
 """
 
 from __future__ import annotations

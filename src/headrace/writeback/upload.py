@@ -1,4 +1,4 @@
-"""Upload files of the upper layer to their origins. docs/format.md has the steps, and what a crash after each leaves.
+"""Upload files of the upper layer to their origins. docs/format/persist-commits.md has the steps.
 
 Requests dominate the cost of small files. So the work before and after a request is done at one time for many files
 that are at the same step. On the node's loop; work that touches the disk for long runs in `threads`.

@@ -236,7 +236,7 @@ class Pair:
             assert f"/{self.folder}/{name}" in [row["path"] for row in reported], (name, "is not removed")
 
     def _clear_left_folders(self, node: int, wanted: Tree) -> None:
-        """An empty folder of a node stays there when the other one removed it (docs/semantics.md)."""
+        """An empty folder of a node stays there when the other one removed it (docs/semantics/nodes.md)."""
         own = Path(
             os.fsdecode(
                 plain(Upper(str(self.cluster.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))

@@ -18,7 +18,7 @@ from .test_writing import same
 
 NEVER_S = 600
 SOON_S = 5.0
-"""Who looks so much later sees it: docs/semantics.md says a second, on a machine that does nothing else."""
+"""Who looks so much later sees it: docs/semantics/nodes.md says a second, on a machine that does nothing else."""
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ class Place:
     outside: str
     """A plain folder, of this place alone."""
     mounted: bool
-    """Nothing may depend on it but what is known to differ, and then docs/semantics.md says so."""
+    """Nothing may depend on it but what is known to differ, and then docs/semantics/ says so."""
     notes: list[str] = field(default_factory=list)
 
     def path(self, name: str) -> str:

@@ -309,7 +309,7 @@ def odd_names(place: Place) -> None:
 
 @script()
 def deep_folders(place: Place) -> None:
-    """As deep as a path of 3,000 bytes, step by step; a mount has a limit of its own beyond (docs/semantics.md)."""
+    """As deep as a path of 3,000 bytes, step by step; a mount has its own limit beyond (docs/semantics/names.md)."""
     os.chdir(place.root)
     for _ in range(DEPTH):
         os.mkdir("d" * 100)

@@ -33,8 +33,8 @@ OF_ROOT = {
 }
 """They need root's rights in a plain folder, too, or a package that the user's Python lacks."""
 DIFFER = {"modes": "wanted 2541", "lower_files_are_removed_and_made_anew": "os.symlink"}
-"""What docs/semantics.md says is otherwise, and a part of the line where the script ends: set-id bits of files are
-dropped; no link takes the place of the origin's file."""
+"""What docs/semantics/calls.md says is otherwise, and a part of the line where the script ends: set-id bits of files
+are dropped; no link takes the place of the origin's file."""
 
 
 class FolderOfUser(Folder):
