@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.store import index_checkpoint
+from headrace.store.checksum import block_checksum
 from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
 from tests.integration.cli.host import wait_until
 
@@ -99,3 +101,14 @@ def make_disk(tmp_path: Path, make_host: MakeHost) -> Iterator[MakeDisk]:
 
 def run(*words: object) -> None:
     subprocess.run([str(word) for word in words], check=True, timeout=30, capture_output=True)
+
+
+def set_boot_id(index: Path, boot_id: str) -> None:
+    """Change the boot id that a checkpoint of the index has, as if the machine had started again since."""
+    path = index / "checkpoint"
+    raw = path.read_bytes()
+    page = raw[index_checkpoint._HEADER.size :]
+    boot = boot_id.encode().ljust(64, b"\0")
+    path.write_bytes(
+        index_checkpoint._HEADER.pack(index_checkpoint._MAGIC, block_checksum(boot + page), boot) + page
+    )

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.cli.exit_codes import SOME_FAILED
+from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server
 from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.faults.conftest import MakeHost
-from tests.faults.test_origin_faults import options
 from tests.integration.cli.host import MIB, Host
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(90)]
@@ -32,7 +32,7 @@ def spoiled(make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy) -> Host:
     sizes = {f"small-{number}": 1000 + 800 * number for number in range(SMALL)}
     for name, size in {**sizes, "large": 4 * MIB + 7, "parts": 12 * MIB + 1}.items():
         seaweed.put(f"spoiled/{name}", host.put(name, size))
-    host.up(proxy.url("spoiled"), host.mount, *options(host, proxy))
+    host.up(proxy.url("spoiled"), host.mount, *option_words(proxy.options(), str(host.base)))
     return host
 
 

@@ -36,14 +36,10 @@ def faulty(make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy) -> Host:
         for name, size in SIZES.items():
             seaweed.put(f"faults/{mode}/{name}", host.put(f"{mode}/{name}", size))
     seaweed.put("faults/warm", host.put("warm", 2 * MIB))
-    host.up(proxy.url("faults"), host.mount, *options(host, proxy))
+    host.up(proxy.url("faults"), host.mount, *option_words(proxy.options(), str(host.base)))
     host.ok("ls", "-R")
     host.ok("load", "/warm")
     return host
-
-
-def options(host: Host, proxy: FaultProxy) -> list[str]:
-    return option_words(proxy.options(), str(host.base))
 
 
 def test_lasting_faults_are_errors_in_time_and_pass(faulty: Host, proxy: FaultProxy) -> None:
@@ -96,7 +92,12 @@ def test_up_on_an_origin_that_fails(make_host: MakeHost, proxy: FaultProxy, mode
     proxy.mode = mode
     began = time.monotonic()
     done = host.headrace(
-        "up", proxy.url("faults"), host.mount, *options(host, proxy), "--cache", f"{host.cache}:1GiB"
+        "up",
+        proxy.url("faults"),
+        host.mount,
+        *option_words(proxy.options(), str(host.base)),
+        "--cache",
+        f"{host.cache}:1GiB",
     )
     assert done.returncode == (15 if mode == "hang" else 11), done.stderr
     assert time.monotonic() - began < 30 * TIMEOUT_S
@@ -113,7 +114,7 @@ def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost,
     (host.truth / "more").rename(host.base / "more")
     with fault_proxy(seaweed) as proxy:
         host.up()
-        host.ok("mount", "add", "/more", proxy.url("more"), *options(host, proxy))
+        host.ok("mount", "add", "/more", proxy.url("more"), *option_words(proxy.options(), str(host.base)))
         host.ok("load", "/more")
         (host.base / "more").rename(host.truth / "more")
         host.assert_right()

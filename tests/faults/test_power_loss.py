@@ -19,12 +19,10 @@ import obstore
 import pytest
 
 from headrace.config.secret_options import option_words
-from headrace.store import index_checkpoint
-from headrace.store.checksum import block_checksum
 from headrace.testing.servers import S3Server
 from tests.faults import acknowledged_writer
 from tests.faults.acknowledged_writer import LOOSE, Tree, replay
-from tests.faults.conftest import Disk, MakeDisk, MakeHost
+from tests.faults.conftest import Disk, MakeDisk, MakeHost, set_boot_id
 from tests.integration.cli.host import MIB, Host, wait_until
 from tests.integration.persist.conftest import HIDDEN, Writer, settled, tree_of
 
@@ -56,7 +54,7 @@ class Machine:
         self._disk.break_down()
         self.host.close()
         self._disk.mount_again()
-        _set_boot_id(self.host.cache / "index", "another boot")
+        set_boot_id(self.host.cache / "index", "another boot")
 
     def origin(self) -> Tree:
         if self._server is None:
@@ -200,13 +198,3 @@ for name in {names!r}:
         file.flush()
         os.fsync(file.fileno())
 """
-
-
-def _set_boot_id(index: Path, boot_id: str) -> None:
-    path = index / "checkpoint"
-    raw = path.read_bytes()
-    page = raw[index_checkpoint._HEADER.size :]
-    boot = boot_id.encode().ljust(64, b"\0")
-    path.write_bytes(
-        index_checkpoint._HEADER.pack(index_checkpoint._MAGIC, block_checksum(boot + page), boot) + page
-    )

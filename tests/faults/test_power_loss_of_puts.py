@@ -22,8 +22,7 @@ from headrace.wire.peer_messages import Replicate
 from headrace.writeback.replication.replica_host import ReplicaHost
 from tests.faults import acknowledged_putter
 from tests.faults.acknowledged_putter import TOP, States, replay
-from tests.faults.conftest import Disk, MakeDisk, MakeHost
-from tests.faults.test_power_loss import _set_boot_id
+from tests.faults.conftest import Disk, MakeDisk, MakeHost, set_boot_id
 from tests.integration.cli.host import MIB, Host, wait_until
 from tests.integration.persist.conftest import settled
 
@@ -69,7 +68,7 @@ class Machine:
         self._disk.break_down()
         self.host.close()
         self._disk.mount_again()
-        _set_boot_id(self.host.cache / "index", "another boot")
+        set_boot_id(self.host.cache / "index", "another boot")
 
     def stored(self) -> dict[str, bytes]:
         """What the origin has when all is persisted."""

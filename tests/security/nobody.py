@@ -6,7 +6,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+WALK = """
+found = []
+for path in paths:
+    for name, attempt in {
+        "list": lambda: os.listdir(path),
+        "read": lambda: os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1),
+        "path": lambda: os.open(path, os.O_PATH),
+        "write": lambda: os.open(path, os.O_WRONLY | os.O_NONBLOCK),
+        "chmod": lambda: os.chmod(path, 0o777),
+        "chown": lambda: os.chown(path, 65534, 65534),
+        "times": lambda: os.utime(path),
+        "truncate": lambda: os.truncate(path, 0),
+        "unlink": lambda: os.unlink(path),
+        "rename": lambda: os.rename(path, path + ".theirs"),
+        "link": lambda: os.link(path, f"/tmp/headrace-stolen-{os.getpid()}"),
+        "make": lambda: os.mkdir(path + "/theirs"),
+        "attributes": lambda: os.setxattr(path, "user.theirs", b"1"),
+        "connect": lambda: socket.socket(socket.AF_UNIX).connect(path),
+    }.items():
+        try:
+            attempt()
+            found.append([name, path])
+        except OSError:
+            pass
+"""
 
 NOBODY = 65534
 _BECOME = "import os; os.setgroups([]); os.setresgid(*[{0}] * 3); os.setresuid(*[{0}] * 3)"
@@ -55,3 +82,7 @@ def as_user(uid: int, program: str, *, imports: str = "", **given: object) -> An
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
+
+
+def below(*tops: Path) -> list[str]:
+    return [str(path) for top in tops for path in [top, *top.rglob("*")]]

@@ -30,7 +30,7 @@ from headrace.s3.gateway import Access
 from headrace.s3.gateway import S3Gateway as S3Gateway
 from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
 from headrace.webhdfs.tokens import token_file
-from tests.security.test_web_pages import NoPaths
+from tests.security.no_paths import NoPaths
 
 TOKEN, OLDER = "the-newest-token", "the-older-token"
 UNSHOWN = [

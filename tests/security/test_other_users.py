@@ -12,33 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.host import Host
-from tests.security.nobody import LIBRARY, NOBODY, as_nobody
-
-WALK = """
-found = []
-for path in paths:
-    for name, attempt in {
-        "list": lambda: os.listdir(path),
-        "read": lambda: os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1),
-        "path": lambda: os.open(path, os.O_PATH),
-        "write": lambda: os.open(path, os.O_WRONLY | os.O_NONBLOCK),
-        "chmod": lambda: os.chmod(path, 0o777),
-        "chown": lambda: os.chown(path, 65534, 65534),
-        "times": lambda: os.utime(path),
-        "truncate": lambda: os.truncate(path, 0),
-        "unlink": lambda: os.unlink(path),
-        "rename": lambda: os.rename(path, path + ".theirs"),
-        "link": lambda: os.link(path, f"/tmp/headrace-stolen-{os.getpid()}"),
-        "make": lambda: os.mkdir(path + "/theirs"),
-        "attributes": lambda: os.setxattr(path, "user.theirs", b"1"),
-        "connect": lambda: socket.socket(socket.AF_UNIX).connect(path),
-    }.items():
-        try:
-            attempt()
-            found.append([name, path])
-        except OSError:
-            pass
-"""
+from tests.security.nobody import LIBRARY, NOBODY, WALK, as_nobody, below
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +49,6 @@ def _as_others_do(directory: Path) -> None:
     (directory / "dark").mkdir()
     (directory / "dark/known").write_bytes(b"who knows the name")
     (directory / "dark").chmod(0o711)
-
-
-def below(*tops: Path) -> list[str]:
-    return [str(path) for top in tops for path in [top, *top.rglob("*")]]
 
 
 def test_nothing_below_cache_and_run_folders_is_read_or_changed(open_host: Host) -> None:

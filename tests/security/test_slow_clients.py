@@ -37,7 +37,7 @@ from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kin
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
 from tests.integration.cli.host import wait_until
-from tests.integration.door.s3.test_tls import make_certificate
+from tests.integration.door.certificates import make_certificate
 from tests.integration.peer_desk import CLUSTER, serving
 
 pytestmark = pytest.mark.timeout(120)

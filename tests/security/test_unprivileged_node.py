@@ -10,19 +10,23 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
 
 from tests.integration.cli.host import Host, Up, wait_until
-from tests.security.nobody import LIBRARY, NOBODY, as_nobody, as_user
-from tests.security.test_other_users import WALK, below
-from tests.security.unprivileged import NODE_USER, status_of, unprivileged_host
+from tests.security.nobody import LIBRARY, NOBODY, WALK, as_nobody, as_user, below
+from tests.security.unprivileged import (
+    NODE_USER,
+    NOTHING,
+    SYS_ADMIN,
+    USER,
+    descriptor_of,
+    ready,
+    status_of,
+    unprivileged_host,
+)
 
-SYS_ADMIN = f"{1 << 21:016x}"
-NOTHING = f"{0:016x}"
-USER = f"{NODE_USER}:{NODE_USER}"
 READ = """
 cache = headrace.connect(socket=at)
 found = [type(cache._vfs).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
@@ -35,11 +39,6 @@ def up_as_user(host: Host, *words: object) -> Up:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def descriptor_of(pid: int, name: str) -> int:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return int(words[words.index(f"--{name}-fd".encode()) + 1])
 
 
 def _say_nonsense(session: int) -> None:
@@ -62,12 +61,6 @@ def lowered(shared_base: Path) -> Iterator[Host]:
         host.put("d/file", 3000)
         up_as_user(host)
         yield host
-
-
-def ready(host: Host) -> dict[str, Any]:
-    (state,) = host.run_folder.glob("*.json")
-    document: dict[str, Any] = json.loads(state.read_bytes())
-    return document
 
 
 def test_each_process_has_what_the_table_says_and_no_more(lowered: Host) -> None:

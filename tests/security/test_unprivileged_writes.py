@@ -18,8 +18,16 @@ import pytest
 
 from tests.integration.cli.host import Host, Up, wait_until
 from tests.security.nobody import LIBRARY, NOBODY, as_user
-from tests.security.test_unprivileged_node import NOTHING, SYS_ADMIN, USER, descriptor_of, ready
-from tests.security.unprivileged import NODE_USER, status_of, unprivileged_host
+from tests.security.unprivileged import (
+    NODE_USER,
+    NOTHING,
+    SYS_ADMIN,
+    USER,
+    descriptor_of,
+    ready,
+    status_of,
+    unprivileged_host,
+)
 
 OUTCOMES = """
 found = []

@@ -10,23 +10,7 @@ from headrace.http.messages import Request, parse_head
 from headrace.s3.gateway import Access
 from headrace.s3.gateway import S3Gateway as S3Gateway
 from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
-
-
-class Client:
-    upper = "/nowhere"
-
-    def status(self) -> dict[str, object]:
-        return {}
-
-
-class NoPaths:
-    """Whatever gets through the door fails loudly."""
-
-    client = Client()
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"paths.{name} was reached")
-
+from tests.security.no_paths import NoPaths
 
 SENT_BY_PAGES = {
     "a form": "Origin: https://evil.example\r\nContent-Type: text/plain",

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import headrace
 from tests.integration.cli.host import Host
 
 NODE_USER = 64991
 """Neither root nor nobody, who is a third."""
+USER = f"{NODE_USER}:{NODE_USER}"
+SYS_ADMIN, NOTHING = f"{1 << 21:016x}", f"{0:016x}"
+"""Capabilities, as /proc/PID/status shows them."""
 MS_BIND, MNT_DETACH = 4096, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,3 +59,14 @@ def unprivileged_host(base: Path, **settings: object) -> Iterator[Host]:
 def _bind(place: str, target: str) -> None:
     if _libc.mount(os.fsencode(place), os.fsencode(target), None, ctypes.c_ulong(MS_BIND), None) != 0:
         raise OSError(ctypes.get_errno(), "bind", place)
+
+
+def descriptor_of(pid: int, name: str) -> int:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return int(words[words.index(f"--{name}-fd".encode()) + 1])
+
+
+def ready(host: Host) -> dict[str, Any]:
+    (state,) = host.run_folder.glob("*.json")
+    document: dict[str, Any] = json.loads(state.read_bytes())
+    return document

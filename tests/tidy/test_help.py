@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from headrace.cli.main import build_app
-from tests.tidy.test_prose import FRAGMENTS, spoken_verbs
+from tests.tidy.words import FRAGMENTS, spoken_verbs
 
 FIRST_LINE_LETTERS_MAX = 60
 """Beyond it, the list of commands cuts a sentence off."""

@@ -56,6 +56,27 @@ def test_an_async_test_is_an_async_function() -> None:
     assert nested == NESTED_ASYNC
 
 
+def test_no_test_module_imports_another() -> None:
+    """What tests of several modules use has a module of its own, or the conftest of its package."""
+    importing = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and any(part.startswith("test_") for name in _imported(node) for part in name.split("."))
+    ]
+    assert importing == []
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the names of modules, or of members that may be modules of a test package."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    module = node.module or ""
+    return [module, *(name for name in names if module.startswith("tests") or node.level)]
+
+
 def test_no_room_for_everything() -> None:
     assert [name_of(path) for path in CODE if path.stem in NO_NAMES or path.parent.name in NO_NAMES] == []
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tidy.words import RETIRED
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
@@ -18,11 +20,6 @@ PAGES = sorted(
 )
 WORDS_MAX = 26
 """A span of code counts as one word."""
-RETIRED = re.compile(
-    r"\b(anew|bring|brings|brought|by hand|doors?|goes|hand-over|heard|hears|lets go|mend|mends|mended"
-    r"|odd|somebody|so long at most|tells|told|went|whoever)\b",
-    re.IGNORECASE,
-)
 _NOT_PROSE = re.compile(r"^```.*?^```|<!--.*?-->|^## Retired names$.*", re.DOTALL | re.MULTILINE)
 _NEW_BLOCK = re.compile(r"^\s*([*-]|\d+\.) ")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])[)\"]*\s+(?=[^a-z])")

@@ -9,60 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_page_prose import RETIRED
+from tests.tidy.words import FRAGMENTS, RETIRED, spoken_verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "headrace"
-VERBS_FILE = Path(__file__).with_name("verbs.txt")
 EMPTY_NAMES = {"one", "found", "told", "seen", "made", "at", "what"}
 PUBLIC_FIELDS = {
     f"{module} what"
     for module in ("base/errors.py", "wire/api.py", "wire/broker_messages.py", "wire/messages.py")
 }
 """Fields of errors (what, why, hint), which the public API and the protocols name."""
-FRAGMENTS = {
-    *(
-        "What",
-        "Of",
-        "Whether",
-        "Who",
-        "Whoever",
-        "Whose",
-        "As",
-        "By",
-        "So",
-        "That",
-        "Until",
-        "In",
-        "On",
-        "At",
-        "To",
-    ),
-    *(
-        "Where",
-        "When",
-        "While",
-        "How",
-        "With",
-        "Without",
-        "For",
-        "From",
-        "After",
-        "Before",
-        "None",
-        "None:",
-        "Beside",
-    ),
-}
 LOG_CALL = r"log\.(debug|info|warning|error|exception|critical|log)"
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
-
-
-def spoken_verbs() -> set[str]:
-    """Return verbs as docstrings begin with them: "Return", "Returns"."""
-    verbs = set(VERBS_FILE.read_text().split())
-    thirds = {verb[:-1] + "ies" for verb in verbs if verb.endswith("y")} | {verb + "es" for verb in verbs}
-    return {word.capitalize() for word in verbs | thirds | {verb + "s" for verb in verbs}}
 
 
 def _modules(package: str) -> Iterator[tuple[str, ast.Module]]:

@@ -11,7 +11,7 @@ from headrace.base.errors import InvalidImageError, UsageError
 from headrace.seal.catalogue import Place, SealId, SealRecord
 from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
 from tests.fuzz.fuzzer import Fuzzer
-from tests.unit.seal.test_snapshot import TREE, written
+from tests.unit.seal.snapshots import TREE, written
 
 
 def _read_list(data: bytes) -> None:

@@ -5,6 +5,7 @@ Whatever may hang on a mount is done by other processes, with a limit: this one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,14 @@ def wait_until(
     while not condition():
         assert time.monotonic() < limit, hint()
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def with_settings(host: Host, **given: object) -> Iterator[None]:
+    """Of the commands within."""
+    before = host.environment
+    host.environment = before | {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
+    try:
+        yield
+    finally:
+        host.environment = before

@@ -11,6 +11,7 @@ from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import free_ports
 from headrace.testing.waiting import wait_for
 from tests.integration.cli.host import Host, Up, wait_until
+from tests.integration.persist.conftest import Writer, tree_of
 
 SEEN_WITHIN_S = 60.0
 
@@ -118,3 +119,29 @@ def run_first(host: Host, program: str) -> None:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(program)
     host.environment["PYTHONPATH"] = str(folder)
+
+
+def same_everywhere(cluster: ClusterFixture) -> None:
+    truth = tree_of(cluster.truth)
+    for host in cluster.hosts:
+        same(Writer(host.mount), truth)
+
+
+def same(writer: Writer, truth: dict[str, str]) -> None:
+    wait_until(lambda: writer.tree() == truth, 30.0, hint=lambda: short(writer.tree(), truth))
+
+
+def short(shown: dict[str, str], truth: dict[str, str]) -> str:
+    """The names that differ."""
+    rows = sorted((shown.items() | truth.items()) - (shown.items() & truth.items()))
+    return str([(name, len(data), data[-20:], name in shown, name in truth) for name, data in rows])
+
+
+def replica_names(host: Host) -> list[str]:
+    """Names of all that is kept there for others, but folders."""
+    return [
+        name
+        for top in (host.cache / "copies").glob("*")
+        for _, _, names in os.walk(top / "tree")
+        for name in names
+    ]

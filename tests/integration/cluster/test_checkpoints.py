@@ -13,11 +13,11 @@ import pytest
 
 from headrace.checkpoint import PosixStorage, load, steps, verify
 from tests.integration.cli.host import Host
+from tests.integration.cluster.cluster_fixture import replica_names
 from tests.integration.persist.conftest import wait_until
 from tests.unit.checkpoint.states import same, state_of
 
 from .conftest import MakeCluster
-from .test_copies import holds
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_outlives_the_node_that_saved_it(
         return
     there = PosixStorage(str(cluster.truth / "runs/7"))
     wait_until(lambda: (cluster.truth / "runs/7").exists() and steps(there) == [2, 3], 60.0)
-    wait_until(lambda: not any(holds(host) for host in others), 60.0)
+    wait_until(lambda: not any(replica_names(host) for host in others), 60.0)
     for step in (2, 3):
         verify(there, step)
         assert same(load(there, step)["model"], state_of(5, step, 0)["model"])

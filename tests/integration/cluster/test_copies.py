@@ -17,13 +17,13 @@ import pytest
 from headrace.overlay.snapshot import EntryType, entry_type_of
 from headrace.overlay.upper import Upper
 from tests.integration.cli.host import Host
+from tests.integration.cluster.cluster_fixture import replica_names, same_everywhere
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
-from tests.integration.persist.test_kills import NAMES, SCRIPT
+from tests.integration.persist.kill_script import NAMES, SCRIPT
 from tests.plain_paths import plain
 
 from .cluster_fixture import ClusterFixture
 from .conftest import MakeCluster
-from .test_writing import same_everywhere
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
@@ -67,16 +67,6 @@ def assert_copied(cluster: ClusterFixture, writer: Host) -> None:
     assert layer(copy_folder(cluster, writer)) == layer(writer.cache / "upper")
 
 
-def holds(host: Host) -> list[str]:
-    """Names of all that is kept there for others, but folders."""
-    return [
-        name
-        for top in (host.cache / "copies").glob("*")
-        for _, _, names in os.walk(top / "tree")
-        for name in names
-    ]
-
-
 def copy_folder(cluster: ClusterFixture, writer: Host) -> Path:
     """At the holder that the writer names."""
     (id,) = cluster.status(writer)["write"]["copies_on"]
@@ -109,7 +99,7 @@ def test_what_was_acknowledged_is_on_another_node(make_cluster: MakeCluster) -> 
         assert_copied(cluster, writer)
     others = [host for host in cluster.hosts[1:] if host.cache not in copy_folder(cluster, writer).parents]
     for host in others:  # the first to join held copies for a moment
-        wait_until(lambda host=host: not holds(host), 30.0)  # type: ignore[misc]
+        wait_until(lambda host=host: not replica_names(host), 30.0)  # type: ignore[misc]
 
 
 def test_what_is_persisted_is_copied_no_more(make_cluster: MakeCluster) -> None:
@@ -169,7 +159,7 @@ def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: Ma
     assert looker.stdin is not None and looker.stdout is not None
     assert looker.stdout.readline() == "begun\n"
     writer.kill_all()
-    wait_until(lambda: not holds(holder), 60.0)
+    wait_until(lambda: not replica_names(holder), 60.0)
     out, _ = looker.communicate("end\n", timeout=60)
     looks, wrong, digest = json.loads(out)
     assert (wrong, digest) == ([], large), f"{looks} looks"
@@ -304,7 +294,7 @@ def test_the_holder_dies_at_a_step_after_the_writer(
         hint=lambda: f"{step}: {tree_of(cluster.truth).keys()}",
     )
     wait_until(died.exists, 10.0, hint=lambda: f"{step} was not hit")
-    wait_until(lambda: not holds(holder), 30.0)
+    wait_until(lambda: not replica_names(holder), 30.0)
     writer.close()
     cluster.up(writer)
     cluster.wait_members(2)
@@ -344,8 +334,8 @@ for number in range(10_000):
             wanted[words[1]] = [words[2], words[0]]
     process.kill()
     process.wait()
-    holding = [host for host in cluster.hosts[1:] if holds(host)]
-    wait_until(lambda: not any(holds(host) for host in holding), 60.0)
+    holding = [host for host in cluster.hosts[1:] if replica_names(host)]
+    wait_until(lambda: not any(replica_names(host) for host in holding), 60.0)
     last = max((int(number) for _, number in wanted.values()), default=-1)
     for name, (digest, number) in wanted.items():
         data = (cluster.truth / name).read_bytes()

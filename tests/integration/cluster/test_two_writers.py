@@ -27,7 +27,7 @@ from headrace.overlay.upper import Upper
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
-from tests.integration.persist.test_kills import STEPS
+from tests.integration.persist.kill_script import STEPS
 from tests.plain_paths import plain
 
 from .cluster_fixture import ClusterFixture

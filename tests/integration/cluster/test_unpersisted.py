@@ -10,11 +10,11 @@ import pytest
 
 from headrace.testing.etcd import EtcdServer, etcd_server
 from tests.integration.cli.host import Host
+from tests.integration.cluster.cluster_fixture import same
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
 from .cluster_fixture import ClusterFixture
 from .conftest import MakeCluster
-from .test_writing import same
 
 NEVER_S = 600
 SOON_S = 5.0

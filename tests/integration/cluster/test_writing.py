@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
+from tests.integration.cluster.cluster_fixture import same, same_everywhere
+from tests.integration.persist.conftest import Writer, settled, tree_of
 
 from .cluster_fixture import ClusterFixture
 from .conftest import MakeCluster
 
 ATTEMPTS = 5
-
-
-def same_everywhere(cluster: ClusterFixture) -> None:
-    truth = tree_of(cluster.truth)
-    for host in cluster.hosts:
-        same(Writer(host.mount), truth)
-
-
-def same(writer: Writer, truth: dict[str, str]) -> None:
-    wait_until(lambda: writer.tree() == truth, 30.0, hint=lambda: short(writer.tree(), truth))
-
-
-def short(shown: dict[str, str], truth: dict[str, str]) -> str:
-    """The names that differ."""
-    rows = sorted((shown.items() | truth.items()) - (shown.items() & truth.items()))
-    return str([(name, len(data), data[-20:], name in shown, name in truth) for name, data in rows])
 
 
 def test_others_see_what_was_persisted(make_cluster: MakeCluster) -> None:

@@ -15,12 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.fuse import device
 from headrace.testing.servers import free_ports
 from tests.integration.diagnose.job_fork_server import JobForkServer
+
+MOSTLY = 0.3
+"""Of the time: each script is made to lose far more, and the machine of a test is never idle."""
 
 FUSERMOUNT = Path(__file__).with_name("fusermount.py")
 BYTES_S = 4_000_000
@@ -152,3 +156,13 @@ def _remove_group(group: Path) -> None:
     while (group / "cgroup.procs").read_text().strip() and time.monotonic() < give_up_s:
         time.sleep(0.02)
     group.rmdir()
+
+
+def first_cause(report: dict[str, Any]) -> dict[str, Any]:
+    assert report["causes"], report
+    assert report["moments"] > 20, report
+    cause: dict[str, Any] = report["causes"][0]
+    assert not report["healthy"], report
+    assert cause["share"] >= MOSTLY, report
+    assert cause["gain"] > 1, report
+    return cause

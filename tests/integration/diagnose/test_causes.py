@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.integration.diagnose.conftest import first_cause
 from tests.integration.diagnose.job_fork_server import JobForkServer
 
 pytestmark = [
     pytest.mark.timeout(90),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell one from all"),
 ]
-MOSTLY = 0.3
-"""Of the time: each script is made to lose far more, and the machine of a test is never idle."""
-
-
-def first(report: dict[str, Any]) -> dict[str, Any]:
-    assert report["causes"], report
-    assert report["moments"] > 20, report
-    cause: dict[str, Any] = report["causes"][0]
-    assert not report["healthy"], report
-    assert cause["share"] >= MOSTLY, report
-    assert cause["gain"] > 1, report
-    return cause
 
 
 @pytest.mark.parametrize(
@@ -46,19 +34,19 @@ def first(report: dict[str, Any]) -> dict[str, Any]:
 def test_the_known_cause_is_ranked_first(
     job_server: JobForkServer, script: str, cause: str, evidence: str
 ) -> None:
-    top = first(job_server.diagnose(script))
+    top = first_cause(job_server.diagnose(script))
     assert top["cause"] == cause, top
     assert evidence in " ".join(top["evidence"]), top
 
 
 def test_checkpoints_that_stop_training_are_ranked_first(job_server: JobForkServer, tmp_path: Path) -> None:
-    top = first(job_server.diagnose("checkpoint_stalls", tmp_path))
+    top = first_cause(job_server.diagnose("checkpoint_stalls", tmp_path))
     assert top["cause"] == "checkpoint", top
 
 
 def test_the_hook_counts_the_steps_of_small_batches(job_server: JobForkServer) -> None:
     report = job_server.diagnose("small_batches", "watch")
-    assert first(report)["cause"] == "compute.small_batches"
+    assert first_cause(report)["cause"] == "compute.small_batches"
     assert report["steps"] > 20
     assert report["samples"] == report["steps"] or report["samples"] - report["steps"] in (-1, 1)
 

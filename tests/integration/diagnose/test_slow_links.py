@@ -15,8 +15,8 @@ from headrace.lab import network, services
 from headrace.lab.lab import Lab, LabPlan
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import ServerMissing
+from tests.integration.diagnose.conftest import first_cause
 from tests.integration.diagnose.job_fork_server import JobForkServer
-from tests.integration.diagnose.test_causes import first
 
 pytestmark = [
     pytest.mark.fuse,
@@ -83,7 +83,7 @@ def used_mount(report: dict[str, Any], lab: Lab) -> dict[str, Any]:
 
 def test_a_slow_origin_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_path: Path) -> None:
     report = diagnosed(job_server, lab, owned_by(lab, "node-1"), tmp_path / "list")
-    assert first(report)["cause"] == "storage.origin", report
+    assert first_cause(report)["cause"] == "storage.origin", report
     place = used_mount(report, lab)
     assert place["storage"] == "headrace"
     assert place["origin_bytes"] > 3 * FILE_BYTES
@@ -94,7 +94,7 @@ def test_a_slow_peer_is_ranked_first(job_server: JobForkServer, lab: Lab, tmp_pa
     names = owned_by(lab, "node-2")[:READ]
     subprocess.run(["cat", *names], cwd=lab.mountpoint(2), stdout=subprocess.DEVNULL, check=True, timeout=60)
     report = diagnosed(job_server, lab, names, tmp_path / "list")
-    assert first(report)["cause"] == "storage.peer", report
+    assert first_cause(report)["cause"] == "storage.peer", report
     place = used_mount(report, lab)
     assert place["peer_bytes"] > 3 * FILE_BYTES
     assert place["peer_bytes"] > 10 * place["origin_bytes"]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.diagnose.conftest import Share, fill
+from tests.integration.diagnose.conftest import Share, fill, first_cause
 from tests.integration.diagnose.job_fork_server import JobForkServer
-from tests.integration.diagnose.test_causes import first
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -23,7 +22,7 @@ def test_a_slow_share_is_ranked_first(job_server: JobForkServer, share: Share, t
     names = fill(tmp_path / "truth")
     mount = share(tmp_path / "truth", "--bwlimit", "4M")
     report = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"))
-    assert first(report)["cause"] == "storage.share", report
+    assert first_cause(report)["cause"] == "storage.share", report
     # a job may read modules from the system's disk beside it
     assert (str(mount), "fuse.rclone") in [(place["mountpoint"], place["kind"]) for place in report["places"]]
 
@@ -33,13 +32,13 @@ def test_slow_names_are_ranked_first(job_server: JobForkServer, share: Share, sl
         *(":http:", "--http-url", f"{slow_server}/", "--http-no-head"),
         *("--dir-cache-time", "0s", "--attr-timeout", "0s"),
     )
-    top = first(job_server.diagnose("many_names", mount))
+    top = first_cause(job_server.diagnose("many_names", mount))
     assert top["cause"] == "storage.metadata", top
     assert str(mount) in " ".join(top["evidence"])
 
 
 def test_a_slow_server_is_ranked_first(job_server: JobForkServer, slow_server: str) -> None:
-    top = first(job_server.diagnose("slow_server", slow_server))
+    top = first_cause(job_server.diagnose("slow_server", slow_server))
     assert top["cause"] == "storage.network", top
     assert "Remote.__getitem__" in " ".join(top["evidence"])
 
@@ -50,6 +49,6 @@ def test_a_slow_disk_is_ranked_first(
     mount, group = slow_disk
     names = sorted(path.name for path in mount.glob("*.bin"))
     report = job_server.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)
-    assert first(report)["cause"] == "storage.disk", report
+    assert first_cause(report)["cause"] == "storage.disk", report
     (place,) = [row for row in report["places"] if row["mountpoint"] == str(mount)]
     assert 0 < place["bytes_read"] < 40_000_000

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 
-from tests.integration.door.conftest import Host, MakeDoor, settled
+from tests.integration.door.conftest import MakeDoor, settled
+from tests.integration.door.data_sets import fill_with_pictures, fill_with_texts
 from tests.integration.door.examples import run_apart
 
 pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
 pytest.importorskip("datasets", reason="needs headrace[worlds]")
 image = pytest.importorskip("PIL.Image", reason="needs headrace[worlds]")
 pytestmark = pytest.mark.timeout(120)
-
-
-def fill_with_texts(host: Host) -> list[dict[str, object]]:
-    """Three files of 100 rows at the origin. → the rows."""
-    rows: list[dict[str, object]] = []
-    (host.truth / "texts").mkdir()
-    for number in range(3):
-        some = [{"number": number * 100 + index, "text": f"text {number} {index}"} for index in range(100)]
-        pandas.DataFrame(some).to_parquet(host.truth / f"texts/{number}.parquet")
-        rows += some
-    return rows
-
-
-def fill_with_pictures(host: Host) -> dict[str, bytes]:
-    """At the origin. → path: pixels."""
-    chance, pixels = numpy.random.default_rng(0), {}
-    for label in ("cat", "dog"):
-        (host.truth / "pictures" / label).mkdir(parents=True)
-        for number in range(5):
-            data = chance.integers(0, 255, (20, 30, 3), dtype=numpy.uint8)
-            encoded = io.BytesIO()
-            image.fromarray(data).save(encoded, "png")
-            (host.truth / f"pictures/{label}/{number}.png").write_bytes(encoded.getvalue())
-            pixels[f"/pictures/{label}/{number}.png"] = data.tobytes()
-    return pixels
 
 
 def test_the_example_of_datasets(make_door: MakeDoor, tmp_path: Path) -> None:

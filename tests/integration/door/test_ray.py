@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.door.conftest import MakeDoor, settled
+from tests.integration.door.data_sets import fill_with_pictures, fill_with_texts
 from tests.integration.door.examples import run_apart
-from tests.integration.door.test_datasets import fill_with_pictures, fill_with_texts
 
 pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
 pytestmark = [

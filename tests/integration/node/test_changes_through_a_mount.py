@@ -16,15 +16,15 @@ from headrace.client.connection import Connection
 from headrace.fuse import device
 from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart
-
-from .test_node_reads import Running, running
+from tests.integration.node.conftest import running
+from tests.integration.node.node_process import NodeProcess
 
 __all__ = ["running"]
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
 
 
 class Mounted:
-    def __init__(self, node: Running, io: str) -> None:
+    def __init__(self, node: NodeProcess, io: str) -> None:
         self.node = node
         self.path = node.base / "mnt"
         self.path.mkdir()
@@ -50,7 +50,7 @@ class Mounted:
 
 
 @pytest.fixture(params=["passthrough", "splice"])
-def mounted(needs_fuse: None, running: Running, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+def mounted(needs_fuse: None, running: NodeProcess, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     mount = Mounted(running, request.param)
     yield mount
     mount.close()

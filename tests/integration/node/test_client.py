@@ -23,14 +23,14 @@ from headrace.client.node_client import MISS, NodeClient
 from headrace.config.schema import CacheVolume
 from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart, JobState, Message, Touch
-
-from .test_node_reads import Running, running, whole
+from tests.integration.node.conftest import running
+from tests.integration.node.node_process import NodeProcess, whole
 
 MIB = BLOCK_SIZE_BYTES
 __all__ = ["running"]
 
 
-def test_a_client_without_patience_goes_on_with_the_next_node(running: Running) -> None:
+def test_a_client_without_patience_goes_on_with_the_next_node(running: NodeProcess) -> None:
     client = NodeClient(running.config.socket_path, role="sdk", patience_s=0)
     client.resolve(b"/small")
     running.process.kill()
@@ -40,7 +40,7 @@ def test_a_client_without_patience_goes_on_with_the_next_node(running: Running) 
     client.close()
 
 
-def test_an_answered_error_does_not_cost_the_connection(running: Running) -> None:
+def test_an_answered_error_does_not_cost_the_connection(running: NodeProcess) -> None:
     client = running.client()
     free = client._connections._free
     before = free[0]
@@ -51,7 +51,7 @@ def test_an_answered_error_does_not_cost_the_connection(running: Running) -> Non
     client.close()
 
 
-def test_an_index_made_anew_gives_other_ids(running: Running) -> None:
+def test_an_index_made_anew_gives_other_ids(running: NodeProcess) -> None:
     """Whoever holds ids of the old one must not meet other files under them."""
     client = running.client()
     old = {name: client.resolve(b"/" + name).id for name in (b"small", b"large")}
@@ -66,7 +66,7 @@ def test_an_index_made_anew_gives_other_ids(running: Running) -> None:
     client.close()
 
 
-def test_an_index_made_small_by_a_start_is_read_from_then_on(running: Running) -> None:
+def test_an_index_made_small_by_a_start_is_read_from_then_on(running: NodeProcess) -> None:
     """The client has the file of before mapped, which nobody writes to any more."""
     client = running.client()
     assert whole(client, b"/small") == (running.source / "small").read_bytes()
@@ -98,7 +98,7 @@ def test_an_index_made_small_by_a_start_is_read_from_then_on(running: Running) -
     client.close()
 
 
-def test_a_node_that_comes_back_with_one_more_disk(running: Running) -> None:
+def test_a_node_that_comes_back_with_one_more_disk(running: NodeProcess) -> None:
     client = running.client()
     old = whole(client, b"/small")
     running.stop()
@@ -114,7 +114,7 @@ def test_a_node_that_comes_back_with_one_more_disk(running: Running) -> None:
     client.close()
 
 
-def test_a_node_that_comes_back_with_another_mode_of_writing(running: Running) -> None:
+def test_a_node_that_comes_back_with_another_mode_of_writing(running: NodeProcess) -> None:
     with headrace.connect(socket=running.config.socket_path) as cache:
         old = cache.read("/small")
         with pytest.raises(ReadOnlyError):
@@ -134,7 +134,7 @@ def test_a_node_that_comes_back_with_another_mode_of_writing(running: Running) -
         assert cache.read("/small") == old == (running.source / "small").read_bytes()
 
 
-def test_a_file_that_changed_after_it_was_looked_up_is_read_new(running: Running) -> None:
+def test_a_file_that_changed_after_it_was_looked_up_is_read_new(running: NodeProcess) -> None:
     client = running.client()
     for name in (b"small", b"block"):
         client.resolve(b"/" + name)
@@ -143,7 +143,7 @@ def test_a_file_that_changed_after_it_was_looked_up_is_read_new(running: Running
     client.close()
 
 
-def test_forked_children_read_by_themselves(running: Running) -> None:
+def test_forked_children_read_by_themselves(running: NodeProcess) -> None:
     client = running.client()
     for name in (b"/small", b"/large"):
         assert whole(client, name) == (running.source / name.decode()[1:]).read_bytes()
@@ -185,7 +185,7 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
     client.close()
 
 
-def test_how_much_of_a_file_is_cached(running: Running) -> None:
+def test_how_much_of_a_file_is_cached(running: NodeProcess) -> None:
     client = running.client()
     entry = client.resolve(b"/large")
     assert client.file_state(entry.id)["cached"] == "no"
@@ -228,21 +228,21 @@ def test_touches_arrive_in_batches_and_soon() -> None:
     wait_for(lambda: node.ids[-1] == 8)
 
 
-def states(running: Running, kind: str, path: str = "/") -> list[JobState]:
+def states(running: NodeProcess, kind: str, path: str = "/") -> list[JobState]:
     connection = Connection(running.config.socket_path, role="cli")
     states = [row for row in connection.stream(JobStart(kind=kind, path=path)) if isinstance(row, JobState)]
     connection.close()
     return states
 
 
-def test_a_job_on_no_path_says_so(running: Running) -> None:
+def test_a_job_on_no_path_says_so(running: NodeProcess) -> None:
     connection = Connection(running.config.socket_path, role="cli")
     for kind in ("load", "free", "sync"):
         with pytest.raises(FileNotFoundError):
             list(connection.stream(JobStart(kind=kind, path="/nothing")))
 
 
-def test_fsck_says_what_it_checked_and_what_it_found(running: Running) -> None:
+def test_fsck_says_what_it_checked_and_what_it_found(running: NodeProcess) -> None:
     states(running, "load")
     *_, last = states(running, "fsck")
     assert (last.files_done, last.files_total, last.failed_files) == (12, 12, 0)
@@ -261,7 +261,7 @@ def test_fsck_says_what_it_checked_and_what_it_found(running: Running) -> None:
     client.close()
 
 
-def test_a_freed_file_gives_its_space_back(running: Running) -> None:
+def test_a_freed_file_gives_its_space_back(running: NodeProcess) -> None:
     """Sessions are told: they hold descriptors."""
     client = running.client()
     events: list[object] = []
@@ -275,7 +275,7 @@ def test_a_freed_file_gives_its_space_back(running: Running) -> None:
     client.close()
 
 
-def test_one_unreadable_folder_is_one_failure(running: Running) -> None:
+def test_one_unreadable_folder_is_one_failure(running: NodeProcess) -> None:
     bad = running.source / "bad"
     bad.mkdir()
     for number in range(3):
@@ -290,7 +290,7 @@ def test_one_unreadable_folder_is_one_failure(running: Running) -> None:
     assert last.files_done >= 15
 
 
-def test_a_subscriber_learns_that_events_were_lost(running: Running) -> None:
+def test_a_subscriber_learns_that_events_were_lost(running: NodeProcess) -> None:
     client = running.client()
     events: list[object] = []
     client.subscribe(events.append)

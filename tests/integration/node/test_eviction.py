@@ -20,8 +20,7 @@ from headrace.client.connection import Connection
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
 from headrace.wire.messages import JobStart, JobState
-
-from .test_node_reads import Running
+from tests.integration.node.node_process import NodeProcess
 
 MIB = BLOCK_SIZE_BYTES
 CAPACITY = 64 * MIB
@@ -84,7 +83,7 @@ for name in order:
 """
 
 
-class Small(Running):
+class Small(NodeProcess):
     """A node with a cache of 64 MiB before 320 MiB of files."""
 
     def __init__(self, base: Path) -> None:

@@ -10,7 +10,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from headrace.base import failpoint
@@ -20,6 +22,31 @@ from headrace.checkpoint.saving import SaveHandle
 from tests.unit.checkpoint.states import state_of
 
 RETENTION = Retention(last=3, every=4)
+
+
+class Crasher:
+    """The test's end of such a process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.checkpoint.crasher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+
+    def run(self, **order: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
 
 
 def options_of(choose: random.Random) -> SaveOptions:

@@ -3,23 +3,19 @@ acknowledged is lost, nothing half is there. HEADRACE_EXAMPLES is the number of 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.base.errors import CheckpointNotFoundError
 from headrace.checkpoint import folder, load, save, steps, verify
 from headrace.checkpoint.posix_storage import PosixStorage
-from tests.unit.checkpoint.crasher import RETENTION, options_of
+from tests.unit.checkpoint.crasher import RETENTION, Crasher, options_of
 from tests.unit.checkpoint.states import same, state_of
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "25"))
@@ -31,29 +27,6 @@ POINTS = sorted(
     for name in re.findall(r'failpoint\.hit\("([a-z.]+)"\)', path.read_text())
     if name != "save.delivered"  # of several ranks
 )
-
-
-class Crasher:
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.checkpoint.crasher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=Path(__file__).parents[3],
-        )
-
-    def run(self, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError
 from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, steps, verify
 from headrace.checkpoint import folder as checkpoint_folder
 from headrace.checkpoint.prune import prune
+from tests.unit.checkpoint.crasher import Crasher
 from tests.unit.checkpoint.faulty_place import FaultyPlace
 from tests.unit.checkpoint.states import same, state_of
-from tests.unit.checkpoint.test_kill import Crasher
 
 RANKS = 3
 OPTIONS = SaveOptions(chunk_bytes=4096, slot_bytes=16384, timeout_s=60)

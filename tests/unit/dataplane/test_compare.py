@@ -5,28 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.base.deadline import Deadline
 from headrace.base.errors import CorruptOriginError
-from headrace.base.model import Arrived, Entry, Version
+from headrace.base.model import Arrived, Entry
 from headrace.dataplane import compare
-from headrace.origin.memory import MemoryOrigin
-from tests.unit.dataplane import test_many_nodes as many
-from tests.unit.dataplane.test_read import MIB, ReadPathFixture
+from tests.unit.dataplane.nodes_fixture import NodesFixture
+from tests.unit.dataplane.read_fixture import MIB
+from tests.unit.dataplane.spoiled_origin import SpoiledReadPath, md5
 
 pytestmark = pytest.mark.timeout(60)
 
 PART = 5 * MIB
-
-
-def md5(body: bytes) -> str:
-    return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
 def parts_token(body: bytes, part_bytes: int) -> str:
@@ -37,56 +31,14 @@ def parts_token(body: bytes, part_bytes: int) -> str:
     return f'"{md5(b"".join(sums))}-{len(sums)}"'
 
 
-class SpoilingOrigin(MemoryOrigin):
-    """share: of the bodies, how many come with a bit turned over. read: keys, one for each read."""
-
-    def __init__(self) -> None:
-        super().__init__("spoils")
-        self.share = 0.0
-        self.read: list[str] = []
-        self.on_read: Callable[[str], None] = lambda _: None
-        self.chance = random.Random(11)
-
-    async def read_range(
-        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Arrived:
-        self.read.append(key)
-        self.on_read(key)
-        arrived = await super().read_range(key, start, end, version=version, deadline=deadline)
-        if self.chance.random() >= self.share:
-            return arrived
-        body = bytearray(arrived.body)
-        body[self.chance.randrange(len(body))] ^= 1 << self.chance.randrange(8)
-        return Arrived(body)
-
-
-class Spoiled(ReadPathFixture):
-    def __init__(self, folder: Path, *, verify_origin: bool = True) -> None:
-        self.spoils = SpoilingOrigin()
-        super().__init__(folder, origin=self.spoils, capacity_bytes=256 * MIB, verify_origin=verify_origin)
-
-    def hold(self, key: str, size_bytes: int, token: str = "") -> bytes:
-        body = os.urandom(size_bytes)
-        self.spoils.hold(key, body, token=token or f'"{md5(body)}"')
-        return body
-
-    async def loaded(self, key: str) -> bytes:
-        entry = await self.entry(key)
-        await self.reads.load(entry)
-        return self.content(entry.id)
-
-    def count(self, name: str) -> int:
-        return self.reads.digests.statistics()[name]
-
-
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Spoiled]:
-    async with Spoiled(tmp_path).running() as world:
+async def world(tmp_path: Path) -> AsyncIterator[SpoiledReadPath]:
+    async with SpoiledReadPath(tmp_path).running() as world:
         yield world
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.compare")
-async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> None:
+async def test_what_comes_wrong_is_read_until_it_is_right(world: SpoiledReadPath) -> None:
     world.spoils.share = 0.3
     truth = {f"s/{number}": world.hold(f"s/{number}", 1000 + number) for number in range(60)}
     truth["s/block"] = world.hold("s/block", MIB)
@@ -102,7 +54,7 @@ async def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> Non
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.open_fills")
-async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> None:
+async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: SpoiledReadPath) -> None:
     world.spoils.share = 1.0
     world.hold("small", 1000)
     world.hold("large", 3 * MIB)
@@ -123,7 +75,7 @@ async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled
 
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
 async def test_a_token_that_is_no_digest_costs_a_second_read_for_the_first_files_only(
-    world: Spoiled, size: int
+    world: SpoiledReadPath, size: int
 ) -> None:
     truth = {f"key/{n}": world.hold(f"key/{n}", size, token=f'"{os.urandom(16).hex()}"') for n in range(8)}
     for key, body in truth.items():
@@ -135,7 +87,7 @@ async def test_a_token_that_is_no_digest_costs_a_second_read_for_the_first_files
     assert world.count("files_wrong") == 0
 
 
-async def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world: Spoiled) -> None:
+async def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world: SpoiledReadPath) -> None:
     body = os.urandom(7 * MIB)
     for number in range(5):
         world.spoils.hold(f"odd/{number}", body, token=parts_token(body, MIB + 1))
@@ -146,7 +98,7 @@ async def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world:
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.compare")
-async def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoiled) -> None:
+async def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: SpoiledReadPath) -> None:
     body = world.hold("f", 3 * MIB + 5)
     entry = await world.entry("f")
     writer = world.store.create(entry)
@@ -159,7 +111,7 @@ async def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world
     assert world.damaged == [entry.id]
 
 
-async def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoiled) -> None:
+async def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: SpoiledReadPath) -> None:
     body = world.hold("f", 3 * MIB + 5)
     entry = await world.entry("f")
     wrong = bytearray(body)
@@ -176,7 +128,7 @@ async def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoi
     assert await world.loaded("f") == body
 
 
-async def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: Spoiled) -> None:
+async def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: SpoiledReadPath) -> None:
     body = world.hold("f", 3 * MIB + 5)
     entry: Entry = await world.entry("f")
     await world.reads.fill(entry.id, 0, len(body))
@@ -186,7 +138,7 @@ async def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: Spoile
 
 
 async def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
-    async with Spoiled(tmp_path, verify_origin=False).running() as w:
+    async with SpoiledReadPath(tmp_path, verify_origin=False).running() as w:
         for size in (1000, 3 * MIB):
             w.hold(f"f{size}", size, token=f'"{os.urandom(16).hex()}"')
         for size in (1000, 3 * MIB):
@@ -198,7 +150,7 @@ async def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> Non
 @pytest.mark.expected_warnings("headrace.dataplane.compare")
 async def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
     """The other node has wrong bytes with checksums of blocks that match, and asks the origin, not the owner again."""
-    async with many.NodesFixture(tmp_path, nodes="ab").running() as world:
+    async with NodesFixture(tmp_path, nodes="ab").running() as world:
         body, spoilt = os.urandom(5 * MIB + 3), set[int]()
         read_range = world.origin.read_range
 

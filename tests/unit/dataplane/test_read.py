@@ -3,95 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Arrived, Entry, FileId, Version
-from headrace.dataplane.concurrency import Gate, Window
+from headrace.base.model import ROOT_ID, Arrived, FileId, Version
 from headrace.dataplane.intent import FOREGROUND
-from headrace.dataplane.read import ReadPath
-from headrace.dataplane.settings import ReadSettings
-from headrace.dataplane.source import SourceFactory
-from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.namespace import Namespace
+from headrace.namespace.mounts import Mount
 from headrace.origin.memory import MemoryOrigin
-from headrace.store.store import Store
-from headrace.store.volume import Volume
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
 
 pytestmark = pytest.mark.timeout(60)
 
-MIB = BLOCK_SIZE_BYTES
 BODY = os.urandom(6 * MIB + 5)
-
-
-class ReadPathFixture:
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        capacity_bytes: int = 64 * MIB,
-        boot_id: str = "1",
-        origin: MemoryOrigin | None = None,
-        verify_origin: bool = True,
-    ) -> None:
-        self.origin = origin or MemoryOrigin("reads")
-        self.store = Store.open(
-            str(folder / "v/index"), [Volume(0, str(folder / "v"), capacity_bytes)], boot_id=boot_id
-        )
-        mounts = MountTable()
-        self.namespace = Namespace.build(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)
-        self.namespace.mount_points.attach(Mount("/", "memory://", self.origin, 3600.0))
-        self.disk = ThreadPoolExecutor(2)
-        self.whole: list[int] = []
-        self.damaged: list[int] = []
-        settings = ReadSettings(
-            range_bytes=2 * MIB,
-            small_file_bytes_max=MIB,
-            readahead_bytes=MIB,
-            whole_file_after_bytes=64 * MIB,
-            verify_origin=verify_origin,
-        )
-        self.reads = ReadPath(
-            self.namespace,
-            self.store,
-            SourceFactory(Gate(Window(maximum=8), bytes_max=64 * MIB), timeout_s=5),
-            self.disk,
-            settings,
-            on_complete=self.whole.extend,
-            on_damaged=self._damaged,
-        )
-        self.store.space.evicted.add(self.reads.forget)
-        self.heard: list[object] = []
-
-    async def _damaged(self, ids: list[FileId]) -> None:
-        self.damaged += ids
-
-    async def entry(self, name: str) -> Entry:
-        return await self.namespace.resolver.resolve(b"/" + name.encode())
-
-    def content(self, id: FileId) -> bytes:
-        return Path(self.store.volumes[0].data_path(id)).read_bytes()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
-        try:
-            yield self
-        finally:
-            await self.reads.close()
-            self.disk.shutdown()
-            self.store.close()
-        assert not self.heard
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from headrace.store.disk_reader import DiskReader, verify_on_disk
 from headrace.store.store import Store
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
-from tests.unit.store.conftest import OpenStore, open_store
-from tests.unit.store.test_store import content, fill
+from tests.unit.store.conftest import OpenStore, content, fill, open_store
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,8 +16,8 @@ from headrace.dataplane.intent import FOREGROUND
 from headrace.ring.view import NodeInfo
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FileRange
-from tests.unit.dataplane import test_many_nodes
-from tests.unit.dataplane.test_many_nodes import MIB, NodesFixture, body_of
+from tests.unit.dataplane import nodes_fixture
+from tests.unit.dataplane.nodes_fixture import MIB, NodesFixture, body_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,8 +26,8 @@ SEGMENT = 4 * MIB
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NodesFixture]:
-    for room in (route, rebalance, test_many_nodes):
-        monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
+    for module in (route, rebalance, nodes_fixture):
+        monkeypatch.setattr(module, "SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(ClusterSourceFactory, "segment_bytes", SEGMENT)
     async with NodesFixture(tmp_path).running() as world:
         yield world

@@ -11,8 +11,8 @@ from headrace.base.write_modes import WriteModes
 from headrace.jobs.jobs import Jobs
 from headrace.seal.catalogue import Catalogue
 from headrace.wire.messages import JobState
-from tests.unit.dataplane.test_compare import Spoiled
-from tests.unit.dataplane.test_read import MIB
+from tests.unit.dataplane.read_fixture import MIB
+from tests.unit.dataplane.spoiled_origin import SpoiledReadPath
 
 NAMES = {"right": 5000, "small": 5000, "large": 3 * MIB + 5}
 
@@ -20,7 +20,7 @@ NAMES = {"right": 5000, "small": 5000, "large": 3 * MIB + 5}
 @pytest.mark.parametrize("trusts", [True, False])
 async def test_fsck_blesses_no_poisoned_file(tmp_path: Path, *, trusts: bool) -> None:
     """trusts: a file matches its ETag. Where none does, ETags are no digests of that origin, and nothing is dropped."""
-    world = Spoiled(tmp_path, verify_origin=False)
+    world = SpoiledReadPath(tmp_path, verify_origin=False)
     evicted: list[FileId] = []
 
     async def tell(ids: list[FileId]) -> None:

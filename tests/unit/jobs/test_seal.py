@@ -19,14 +19,14 @@ from headrace.jobs.progress import JobProgress
 from headrace.seal.catalogue import Catalogue, SealId
 from headrace.seal.check import check_image
 from headrace.wire.messages import JobState
-from tests.unit.dataplane.test_compare import Spoiled
-from tests.unit.dataplane.test_read import MIB
+from tests.unit.dataplane.read_fixture import MIB
+from tests.unit.dataplane.spoiled_origin import SpoiledReadPath
 
 SEAL = SealId("a", 1)
 NAMES = {"d/a/x": 10, "d/a-b": 2000, "d/a/y/z": 0, "d/large": 3 * MIB + 5, "d/b": 7, "other": 20}
 
 
-class SealingFixture(Spoiled):
+class SealingFixture(SpoiledReadPath):
     """The jobs of a node whose origin has NAMES."""
 
     def __init__(self, folder: Path, modes: str = "") -> None:

@@ -16,8 +16,7 @@ from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import NameRow
-
-from .test_tree import Gated, Tree, origin_with
+from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,8 +52,8 @@ def others() -> Others:
 
 
 @pytest.fixture
-def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
-    fixture = Tree(tmp_path / "index")
+def tree(tmp_path: Path, others: Others) -> Iterator[NamespaceFixture]:
+    fixture = NamespaceFixture(tmp_path / "index")
     fixture.mounts = MountTable()
     fixture.namespace = Namespace.build(
         fixture.index, fixture.mounts, timeout_s=5, on_changed=fixture.report, others=others
@@ -63,18 +62,18 @@ def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
     fixture.index.close(clean=False)
 
 
-async def settled(tree: Tree) -> None:
+async def settled(tree: NamespaceFixture) -> None:
     """All that was stirred is seen."""
     await until(lambda: not tree.namespace.refreshes.busy)
 
 
-def version(tree: Tree, path: bytes) -> Version:
+def version(tree: NamespaceFixture, path: bytes) -> Version:
     entry = tree.namespace.tree.entry_at(path)
     assert entry is not None
     return entry.version
 
 
-async def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> None:
+async def test_names_of_others_are_merged_and_go_again(tree: NamespaceFixture, others: Others) -> None:
     tree.attach("/", origin_with("d/a", "d/b", "d/c"))
     others.say(b"/d", file(b"b"), file(b"new"), hidden=(b"c",))
     assert await tree.names("/d") == ["a", "b", "new"]
@@ -89,7 +88,7 @@ async def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Other
     assert not is_pending(version(tree, b"/d/b"))
 
 
-async def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others: Others) -> None:
+async def test_what_is_stirred_is_seen_where_somebody_looked(tree: NamespaceFixture, others: Others) -> None:
     origin = origin_with("d/a", "e/a")
     tree.attach("/", origin)
     assert await tree.names("/d") == ["a"]
@@ -111,7 +110,7 @@ async def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others:
     assert version(tree, b"/d/x").size_bytes == len(b"persisted")
 
 
-async def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
+async def test_peers_are_told_what_the_origin_has(tree: NamespaceFixture, others: Others) -> None:
     tree.attach("/", origin_with("d/a", "d/b"))
     await tree.names("/d")
     others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
@@ -129,7 +128,9 @@ async def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) ->
         await tree.namespace.listings.refresh_listed(b"/d")
 
 
-async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: Others) -> None:
+async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(
+    tree: NamespaceFixture, others: Others
+) -> None:
     """It put a file, whose name its holder knows no more, and died before it could say that listings are old."""
     origin = origin_with("d/a")
     tree.attach("/", origin)
@@ -144,7 +145,9 @@ async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, oth
     assert sorted(await tree.names("/d")) == ["a", "last"]
 
 
-async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, others: Others) -> None:
+async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(
+    tree: NamespaceFixture, others: Others
+) -> None:
     """It waited for another listing of it; meanwhile the one above it was listed, and had it no more."""
     origin = origin_with("d/a", "e")
     tree.attach("/", origin)
@@ -159,11 +162,11 @@ async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree
 
 @pytest.mark.parametrize("persisted", ["before", "after"])
 async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
-    tree: Tree, others: Others, persisted: str
+    tree: NamespaceFixture, others: Others, persisted: str
 ) -> None:
     """The row is asked for, the listing begins, and its writer has persisted the file before the listing has its end.
     persisted: before the page was read, or after it."""
-    origin = Gated()
+    origin = GatedOrigin()
     for name in ("d/a", "d/gone"):
         origin.hold(name, b"old")
     tree.attach("/", origin)
@@ -207,7 +210,9 @@ async def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
     assert not is_pending(version(tree, b"/d/a"))
 
 
-async def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others: Others) -> None:
+async def test_peers_are_told_what_this_node_put_in_anothers_place(
+    tree: NamespaceFixture, others: Others
+) -> None:
     """A listing that began before is no reason to tell them otherwise."""
     tree.attach("/", origin_with("d/a", "d/b"))
     await tree.names("/d")
@@ -234,7 +239,7 @@ def file_at_origin(name: bytes) -> NameRow:
     return NameRow(name, int(Kind.FILE), 5, 7, '"old"')
 
 
-async def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
+async def test_a_folder_that_no_origin_has(tree: NamespaceFixture, others: Others) -> None:
     tree.attach("/", origin_with("a"))
     others.say(b"/", folder(b"new"))
     others.say(b"/new", folder(b"deep"), file(b"f"))

@@ -3,83 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, PathNotFoundError, StaleIdError
-from headrace.base.model import ROOT_ID, FileId, Version
-from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.namespace import Namespace
-from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import ListPage
-from headrace.store.index import Index
+from headrace.base.model import ROOT_ID, Version
 from headrace.testing.virtual_loop import pass_time
+from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
 pytestmark = pytest.mark.timeout(60)
 
 
-class Gated(MemoryOrigin):
-    """Listings wait before each page while the gate is closed; or fail after the first page."""
-
-    def __init__(self, name: str = "", page_size: int = 2) -> None:
-        super().__init__(name, page_size=page_size)
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.listings = 0
-        self.broken = False
-
-    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        self.listings += 1
-        async for page in super().list_directory(key, deadline=deadline):
-            yield page
-            if self.broken:
-                raise OriginUnavailableError(key, why="the test says so")
-            await self.gate.wait()
-
-
-class Tree:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.changed: list[tuple[FileId, bytes]] = []
-        self.on_changed: Callable[[list[tuple[FileId, bytes]]], None] = self.changed.extend
-        self.restart()
-
-    def report(self, names: list[tuple[FileId, bytes]]) -> None:
-        self.on_changed(names)
-
-    def restart(self) -> None:
-        self.index = Index.open(str(self.folder), writable=True)
-        self.mounts = MountTable()
-        self.namespace = Namespace.build(self.index, self.mounts, timeout_s=5, on_changed=self.report)
-
-    def attach(self, path: str, origin: MemoryOrigin, interval_s: float = 3600.0) -> None:
-        self.namespace.mount_points.attach(Mount(path, origin.url, origin, interval_s))
-
-    async def names(self, path: str) -> list[str]:
-        directory = await self.namespace.resolver.resolve(os.fsencode(path))
-        await self.namespace.listings.list(directory.id)
-        return [os.fsdecode(entry.name) for entry in self.index.children(directory.id)]
-
-
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Tree]:
-    fixture = Tree(tmp_path / "index")
+def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
+    fixture = NamespaceFixture(tmp_path / "index")
     yield fixture
     fixture.index.close(clean=False)
 
 
-def origin_with(*keys: str) -> MemoryOrigin:
-    origin = MemoryOrigin()
-    for key in keys:
-        origin.hold(key, key.encode())
-    return origin
-
-
-async def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
+async def test_the_root_shows_the_mounts_of_this_start_only(tree: NamespaceFixture) -> None:
     tree.attach("/a", origin_with("x"))
     tree.attach("/b/c", origin_with("y"))
     assert await tree.names("/") == ["a", "b"]
@@ -95,7 +39,7 @@ async def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
     assert tree.index.path_of(kept) == b"/b/c/y" or tree.index.entry(kept) is None
 
 
-async def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
+async def test_a_mount_at_the_root_gives_way_to_one_below(tree: NamespaceFixture) -> None:
     tree.attach("/", origin_with("old", "d/old"))
     assert await tree.names("/") == ["d", "old"]
     old = (await tree.namespace.resolver.resolve(b"/old")).id
@@ -107,7 +51,7 @@ async def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
         tree.namespace.tree.locate(old)
 
 
-async def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
+async def test_removing_the_root_mount_keeps_those_below(tree: NamespaceFixture) -> None:
     tree.attach("/", origin_with("f", "n/f"))
     tree.attach("/n", origin_with("nested"))
     assert await tree.names("/") == ["f", "n"]
@@ -120,7 +64,7 @@ async def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
     assert (ROOT_ID, b"f") in tree.changed
 
 
-async def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
+async def test_removing_a_mount_shows_what_it_hid(tree: NamespaceFixture) -> None:
     tree.attach("/", origin_with("f", "n/hidden"))
     tree.attach("/n", origin_with("shown"))
     assert await tree.names("/n") == ["shown"]
@@ -131,7 +75,7 @@ async def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
     assert await tree.names("/") == ["f", "n"]
 
 
-async def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
+async def test_removing_a_mount_keeps_one_below_it(tree: NamespaceFixture) -> None:
     tree.attach("/a", origin_with("f"))
     tree.attach("/a/b/c", origin_with("deep"))
     assert await tree.names("/a") == ["b", "f"]
@@ -143,8 +87,8 @@ async def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
     assert await tree.names("/") == []
 
 
-async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: Tree) -> None:
-    origin = Gated()
+async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: NamespaceFixture) -> None:
+    origin = GatedOrigin()
     for name in ("a", "b", "c", "d"):
         origin.hold(name, b"old")
     tree.attach("/", origin)
@@ -162,8 +106,8 @@ async def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: T
     assert origin.listings == 2  # the three share one
 
 
-async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
-    origin = Gated()
+async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: NamespaceFixture) -> None:
+    origin = GatedOrigin()
     for name in ("a", "b", "c", "d"):
         origin.hold(name, b"old")
     tree.attach("/", origin)
@@ -179,8 +123,8 @@ async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> N
 
 
 @pytest.mark.expected_warnings("the origin is unavailable, the old listing stays in use")
-async def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
-    origin = Gated()
+async def test_an_old_listing_is_used_while_the_origin_is_away(tree: NamespaceFixture) -> None:
+    origin = GatedOrigin()
     for name in ("a", "b", "c", "d"):
         origin.hold(name, b"x")
     tree.attach("/", origin, interval_s=0.0)
@@ -193,7 +137,7 @@ async def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> No
         await tree.namespace.listings.list(ROOT_ID)
 
 
-async def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
+async def test_an_id_that_is_gone_is_stale(tree: NamespaceFixture) -> None:
     origin = origin_with("d/f")
     tree.attach("/", origin, interval_s=0.0)
     file = (await tree.namespace.resolver.resolve(b"/d/f")).id

@@ -23,8 +23,7 @@ from headrace.s3.checksums import (
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.parts import range_and_headers, range_of_part
-
-from .test_requests import request_of
+from tests.unit.s3.conftest import request_of
 
 DATA = random.Random(17).randbytes(100_000)
 PIECES = (DATA[:50_000], DATA[50_000:50_001], DATA[50_001:])

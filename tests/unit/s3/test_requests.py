@@ -8,23 +8,14 @@ import pytest
 
 from headrace.base.errors import error_classes
 from headrace.http.errors import HttpFault
-from headrace.http.messages import Request, parse_head
 from headrace.s3 import xml
 from headrace.s3.conditions import check_read, check_write, range_of
 from headrace.s3.errors import ERROR_MAP, FAULT_MAP, STATUS, S3Error
 from headrace.s3.objects import content_type, is_of_bytes
 from headrace.s3.routes import route
+from tests.unit.s3.conftest import request_of
 
 DOMAINS = ("localhost", "s3.example")
-
-
-def request_of(line: str, host: str = "127.0.0.1:9000", **headers: str) -> Request:
-    lines = [
-        f"{line} HTTP/1.1",
-        f"Host: {host}",
-        *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
-    ]
-    return parse_head(("\r\n".join(lines) + "\r\n\r\n").encode())
 
 
 def code_of_route(line: str, **headers: str) -> str:

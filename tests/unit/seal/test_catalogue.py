@@ -11,7 +11,7 @@ import pytest
 from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
 from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
 from headrace.seal.snapshot import SnapshotWriter
-from tests.unit.seal.test_snapshot import TREE
+from tests.unit.seal.snapshots import TREE
 
 SEAL = SealId("images", 3)
 IDS = array("Q", [5, 1 << 40, 7])

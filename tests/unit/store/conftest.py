@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.base.model import ROOT_ID, Entry, Version
+from headrace.base.model import (
+    ROOT_ID,
+    Entry,
+    FileId,
+    Version,
+)
 from headrace.store.recovery import SealedFile
+from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -54,3 +61,30 @@ def named(store: Store, name: bytes, size_bytes: int, token: str = "t") -> Entry
     entry = store.index.entry(id)
     assert entry is not None
     return entry
+
+
+def cached(store: Store, id: FileId) -> CachedFile:
+    record = store.index.cached(id)
+    assert record is not None
+    return record
+
+
+def fill(store: Store, name: bytes, size_bytes: int) -> FileId:
+    entry = named(store, name, size_bytes)
+    writer = store.create(entry)
+    for start, end in writer.missing(0, size_bytes):
+        writer.write(start, os.urandom(end - start))
+    store.complete(writer)
+    return entry.id
+
+
+def content(store: Store, id: FileId) -> bytes:
+    return Path(store.volumes[0].data_path(id)).read_bytes()
+
+
+def cached_file(id: FileId, **changes: object) -> CachedFile:
+    values: dict[str, object] = {
+        "id": id, "volume": 0, "size_bytes": 1, "mtime_ns": 1, "token": "a", "complete": True, "pinned":
+        False, "unverified": False, "superseded": False, "checksum": 7, "sequence": 1,
+    }  # fmt: skip
+    return CachedFile(**{**values, **changes})  # type: ignore[arg-type]

@@ -11,17 +11,10 @@ from headrace.base.errors import CorruptIndexError, NotSupportedError, PathNotFo
 from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.store.index import Index
 from headrace.store.listing import ListingWriter
-from headrace.store.schema import CachedFile, pack_cached, pack_entry, unpack_cached, unpack_entry
+from headrace.store.schema import pack_cached, pack_entry, unpack_cached, unpack_entry
+from tests.unit.store.conftest import cached_file
 
 V1, V2 = Version(1, 1, "a"), Version(2, 2, "b")
-
-
-def cached_file(id: FileId, **changes: object) -> CachedFile:
-    values: dict[str, object] = {
-        "id": id, "volume": 0, "size_bytes": 1, "mtime_ns": 1, "token": "a", "complete": True, "pinned":
-        False, "unverified": False, "superseded": False, "checksum": 7, "sequence": 1,
-    }  # fmt: skip
-    return CachedFile(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from headrace.store import compaction
 from headrace.store.growth import reusable_pages
 from headrace.store.index import Index
 from headrace.store.schema import FOREVER_NS
-from tests.unit.store.test_index import cached_file
+from tests.unit.store.conftest import cached_file
 
 ROUNDS = 100 * int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 COMMITS_A_ROUND = 60

@@ -13,32 +13,13 @@ from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadat
 from headrace.store.checksum import block_checksum
 from headrace.store.object_metadata import noted
 from headrace.store.reader import CacheReader
-from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.store.volume import DATA_NAME, Volume, data_path, files_folder
+from tests.unit.store.conftest import cached, content, fill
 
 from .conftest import OpenStore, crash, named
 
 MIB = BLOCK_SIZE_BYTES
-
-
-def cached(store: Store, id: FileId) -> CachedFile:
-    record = store.index.cached(id)
-    assert record is not None
-    return record
-
-
-def fill(store: Store, name: bytes, size_bytes: int) -> FileId:
-    entry = named(store, name, size_bytes)
-    writer = store.create(entry)
-    for start, end in writer.missing(0, size_bytes):
-        writer.write(start, os.urandom(end - start))
-    store.complete(writer)
-    return entry.id
-
-
-def content(store: Store, id: FileId) -> bytes:
-    return Path(store.volumes[0].data_path(id)).read_bytes()
 
 
 def test_a_cache_file_has_one_place_by_path_and_by_folder() -> None:

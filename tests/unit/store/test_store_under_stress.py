@@ -17,9 +17,9 @@ from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
 from headrace.store.store import Store
 from headrace.store.transactions import Transactions
+from tests.unit.store.conftest import cached, fill
 
 from .conftest import OpenStore, crash, named
-from .test_store import cached, fill
 
 MIB = BLOCK_SIZE_BYTES
 

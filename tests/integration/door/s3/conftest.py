@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,3 +153,16 @@ def code_of(raised: Any) -> tuple[str, int]:
     """Of botocore's ClientError."""
     answer = raised.value.response
     return answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def run_client(s3: S3, *words: object, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in words],
+        env=s3.environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout

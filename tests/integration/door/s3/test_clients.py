@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.door.s3.conftest import ACCESS, READ, REGION, S3, SECRET, WRITE, program
+from tests.integration.door.s3.conftest import ACCESS, READ, REGION, S3, SECRET, WRITE, program, run_client
 
 LIMIT_S = 60.0
 
@@ -38,19 +37,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def run(s3: S3, *words: object, **environment: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in words],
-        env=s3.environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return done.stdout
-
-
 def keys(s3: S3, prefix: str) -> list[str]:
     rows = s3.client().list_objects_v2(Bucket=WRITE, Prefix=prefix).get("Contents", [])
     return [row["Key"] for row in rows]
@@ -58,13 +44,13 @@ def keys(s3: S3, prefix: str) -> list[str]:
 
 def test_s5cmd(s3: S3, tree: Path, tmp_path: Path) -> None:
     s5cmd = [program("s5cmd"), "--endpoint-url", s3.url]
-    assert "large.tar" in run(s3, *s5cmd, "ls", f"s3://{READ}/")
-    run(s3, *s5cmd, "cp", "--part-size", "5", f"{tree}/", f"s3://{WRITE}/s5cmd/")
-    run(s3, *s5cmd, "cp", f"s3://{WRITE}/s5cmd/*", f"{tmp_path}/")
+    assert "large.tar" in run_client(s3, *s5cmd, "ls", f"s3://{READ}/")
+    run_client(s3, *s5cmd, "cp", "--part-size", "5", f"{tree}/", f"s3://{WRITE}/s5cmd/")
+    run_client(s3, *s5cmd, "cp", f"s3://{WRITE}/s5cmd/*", f"{tmp_path}/")
     assert content(tmp_path) == content(tree)
-    run(s3, *s5cmd, "cp", "--part-size", "5", f"s3://{READ}/large.tar", tmp_path / "large.tar")
+    run_client(s3, *s5cmd, "cp", "--part-size", "5", f"s3://{READ}/large.tar", tmp_path / "large.tar")
     assert (tmp_path / "large.tar").read_bytes() == (s3.truth / "large.tar").read_bytes()
-    run(s3, *s5cmd, "rm", f"s3://{WRITE}/s5cmd/*")
+    run_client(s3, *s5cmd, "rm", f"s3://{WRITE}/s5cmd/*")
     assert keys(s3, "s5cmd") == []
 
 
@@ -79,15 +65,15 @@ def test_rclone(s3: S3, tree: Path, tmp_path: Path) -> None:
         "RCLONE_S3_CHUNK_SIZE": "5M",
     }
     rclone = program("rclone")
-    run(s3, rclone, "sync", tree, f"h:{WRITE}/rclone", **settings)
-    run(s3, rclone, "check", "--download", tree, f"h:{WRITE}/rclone", **settings)
-    again = run(s3, rclone, "sync", "-v", "--stats-one-line", tree, f"h:{WRITE}/rclone", **settings)
+    run_client(s3, rclone, "sync", tree, f"h:{WRITE}/rclone", **settings)
+    run_client(s3, rclone, "check", "--download", tree, f"h:{WRITE}/rclone", **settings)
+    again = run_client(s3, rclone, "sync", "-v", "--stats-one-line", tree, f"h:{WRITE}/rclone", **settings)
     assert "Copied" not in again
-    run(s3, rclone, "copy", f"h:{WRITE}/rclone", tmp_path / "back", **settings)
+    run_client(s3, rclone, "copy", f"h:{WRITE}/rclone", tmp_path / "back", **settings)
     assert content(tmp_path / "back") == content(tree)
-    run(s3, rclone, "moveto", f"h:{WRITE}/rclone/large.bin", f"h:{WRITE}/rclone/moved", **settings)
+    run_client(s3, rclone, "moveto", f"h:{WRITE}/rclone/large.bin", f"h:{WRITE}/rclone/moved", **settings)
     assert "rclone/moved" in keys(s3, "rclone/")
-    run(s3, rclone, "purge", f"h:{WRITE}/rclone", **settings)
+    run_client(s3, rclone, "purge", f"h:{WRITE}/rclone", **settings)
     assert keys(s3, "rclone") == []
 
 
@@ -154,19 +140,19 @@ def test_aws(s3: S3, tree: Path, tmp_path: Path) -> None:
         "HOME": str(tmp_path),
     }
     aws = program("aws")
-    assert "large.tar" in run(s3, aws, "s3", "ls", f"s3://{READ}/", **settings)
-    run(s3, aws, "s3", "sync", "--only-show-errors", tree, f"s3://{WRITE}/aws/", **settings)
+    assert "large.tar" in run_client(s3, aws, "s3", "ls", f"s3://{READ}/", **settings)
+    run_client(s3, aws, "s3", "sync", "--only-show-errors", tree, f"s3://{WRITE}/aws/", **settings)
     assert keys(s3, "aws/") == sorted(f"aws/{name}" for name in content(tree))
-    again = run(s3, aws, "s3", "sync", "--dryrun", tree, f"s3://{WRITE}/aws/", **settings)
+    again = run_client(s3, aws, "s3", "sync", "--dryrun", tree, f"s3://{WRITE}/aws/", **settings)
     assert again == ""
     back = tmp_path / "back"
-    run(s3, aws, "s3", "sync", "--only-show-errors", f"s3://{WRITE}/aws/", back, **settings)
+    run_client(s3, aws, "s3", "sync", "--only-show-errors", f"s3://{WRITE}/aws/", back, **settings)
     assert content(back) == content(tree)
-    head = run(s3, aws, "s3api", "head-object", "--bucket", READ, "--key", "more.bin", **settings)
+    head = run_client(s3, aws, "s3api", "head-object", "--bucket", READ, "--key", "more.bin", **settings)
     assert json.loads(head)["ContentLength"] == (s3.truth / "more.bin").stat().st_size
-    run(s3, aws, "s3", "mv", f"s3://{WRITE}/aws/large.bin", f"s3://{WRITE}/aws/moved", **settings)
+    run_client(s3, aws, "s3", "mv", f"s3://{WRITE}/aws/large.bin", f"s3://{WRITE}/aws/moved", **settings)
     assert {"aws/moved"} == set(keys(s3, "aws/")) - {f"aws/{name}" for name in content(tree)}
-    run(s3, aws, "s3", "rm", "--recursive", f"s3://{WRITE}/aws/", **settings)
+    run_client(s3, aws, "s3", "rm", "--recursive", f"s3://{WRITE}/aws/", **settings)
     assert keys(s3, "aws") == []
 
 

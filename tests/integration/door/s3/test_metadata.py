@@ -7,44 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from headrace.testing.servers import S3Server
-from tests.integration.cli.host import Host
-from tests.integration.door.s3.conftest import S3, code_of, program, write_keys
-from tests.integration.door.s3.test_clients import run
+from tests.integration.door.s3.conftest import S3, code_of, program, run_client
+from tests.integration.door.s3.given_metadata import GIVEN, PREFIX, given_fields, origin_client, start_gateway
 
-PREFIX = "lake"
-GIVEN: dict[str, Any] = {
-    "Metadata": {"colour": "red", "mode": "33188", "two-words": "a b; c=d"},
-    "ContentType": "application/x-thing",
-    "ContentEncoding": "gzip",
-    "ContentDisposition": 'attachment; filename="x"',
-    "ContentLanguage": "en",
-    "CacheControl": "no-store",
-}
 TAGS = [{"Key": "team", "Value": "vision"}, {"Key": "is raw", "Value": "yes/no=é"}]
 pytestmark = pytest.mark.timeout(90)
 
 
-def start(origin: S3Server, base: Path, **settings: object) -> S3:
-    host = Host(base, **settings)
-    options = ", ".join(f'{key} = "{value}"' for key, value in origin.options().items())
-    config = host.base / "config.toml"
-    config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
-    config.chmod(0o600)
-    host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
-    gateway = host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(host.base))
-    url = gateway.wait_ready()["url"]
-    return S3(url, host.truth, host.truth, host)
-
-
 @pytest.fixture(scope="module")
 def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    lake = start(origin, tmp_path_factory.mktemp("lake"), write="through")
+    lake = start_gateway(origin, tmp_path_factory.mktemp("lake"), write="through")
     yield lake
     lake.host.close()
 
@@ -52,27 +28,9 @@ def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def other(origin: S3Server, lake: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A node that knows nothing of the first one, and of an object only what the origin tells."""
-    other = start(origin, tmp_path_factory.mktemp("other"), write="through", sync_interval_s=0)
+    other = start_gateway(origin, tmp_path_factory.mktemp("other"), write="through", sync_interval_s=0)
     yield other
     other.host.close()
-
-
-def straight(origin: S3Server) -> tuple[Any, str]:
-    """A client of the origin itself, and the bucket."""
-    options = origin.options()
-    client = boto3.client(
-        "s3",
-        endpoint_url=options["endpoint"],
-        region_name="us-east-1",
-        aws_access_key_id=options["access_key_id"],
-        aws_secret_access_key=options["secret_access_key"],
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    return client, origin.url().split("/")[2]
-
-
-def told(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: answer.get(name) for name in GIVEN}
 
 
 def tags_of(client: Any, key: str) -> list[dict[str, str]]:
@@ -92,14 +50,14 @@ def test_what_is_given_is_told_and_is_at_the_origin(origin: S3Server, lake: S3, 
     for s3 in (lake, other, lake, other):
         client = s3.client()
         head = client.head_object(Bucket=PREFIX, Key=key)
-        assert told(head) == GIVEN
+        assert given_fields(head) == GIVEN
         assert head["TagCount"] == 2
         answer = client.get_object(Bucket=PREFIX, Key=key)
-        assert (answer["Body"].read(), told(answer)) == (data, GIVEN)
+        assert (answer["Body"].read(), given_fields(answer)) == (data, GIVEN)
         assert tags_of(client, key) == in_order(TAGS)
-    client, bucket = straight(origin)
+    client, bucket = origin_client(origin)
     head = client.head_object(Bucket=bucket, Key=key)
-    assert told(head) | {"Metadata": GIVEN["Metadata"]} == GIVEN
+    assert given_fields(head) | {"Metadata": GIVEN["Metadata"]} == GIVEN
     assert head["Metadata"].items() >= GIVEN["Metadata"].items()
     assert in_order(client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"]) == in_order(TAGS)
 
@@ -138,7 +96,7 @@ def test_uploads_in_parts_and_copies_have_them(lake: S3, other: S3) -> None:
     for s3 in (lake, other):
         s3.host.ok("sync")
         for key in ("parts", "copied", "copied there"):
-            assert told(s3.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN, key
+            assert given_fields(s3.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN, key
             assert tags_of(s3.client(), key) == [{"Key": "a", "Value": "b"}]
         head = s3.client().head_object(Bucket=PREFIX, Key="replaced")
         assert (head["Metadata"], head.get("CacheControl")) == ({"new": "1"}, None)
@@ -147,7 +105,7 @@ def test_uploads_in_parts_and_copies_have_them(lake: S3, other: S3) -> None:
 
 def test_tags_are_set_and_removed_and_all_else_stays(origin: S3Server, lake: S3, other: S3) -> None:
     """At the node that put the object, and at one that has it from the origin."""
-    straight_client, bucket = straight(origin)
+    straight_client, bucket = origin_client(origin)
     for number, s3 in enumerate((lake, other)):
         key, client = f"tagged {number}", s3.client()
         lake.client().put_object(Bucket=PREFIX, Key=key, Body=b"bytes", **GIVEN)
@@ -163,12 +121,12 @@ def test_tags_are_set_and_removed_and_all_else_stays(origin: S3Server, lake: S3,
         assert tags_of(client, key) == []
         assert straight_client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"] == []
         after = client.head_object(Bucket=PREFIX, Key=key)
-        assert (told(after), after["ETag"]) == (GIVEN, before["ETag"])
+        assert (given_fields(after), after["ETag"]) == (GIVEN, before["ETag"])
         assert client.get_object(Bucket=PREFIX, Key=key)["Body"].read() == b"bytes"
 
 
 def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) -> None:
-    client, bucket = straight(origin)
+    client, bucket = origin_client(origin)
     client.put_object(Bucket=bucket, Key="theirs", Body=b"abc", Tagging="a=b", **GIVEN)
     lake.host.ok("sync")
     ours = lake.client()
@@ -178,8 +136,8 @@ def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) 
 
     for turn in range(4):
         answer = ours.get_object(Bucket=PREFIX, Key="theirs")
-        assert (answer["Body"].read(), told(answer)) == (b"abc", GIVEN)
-        assert told(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
+        assert (answer["Body"].read(), given_fields(answer)) == (b"abc", GIVEN)
+        assert given_fields(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
         if turn == 0:
             before = asked()
     assert asked() == before
@@ -188,7 +146,7 @@ def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) 
     assert code_of(raised) == ("NotImplemented", 501)
     ours.put_object_tagging(Bucket=PREFIX, Key="theirs", Tagging={"TagSet": TAGS})
     assert tags_of(ours, "theirs") == in_order(TAGS)
-    assert told(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
+    assert given_fields(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
 
 
 def test_what_can_not_be_kept_is_refused(lake: S3) -> None:
@@ -223,7 +181,7 @@ def test_rclone_and_aws_keep_metadata(lake: S3, other: S3, tmp_path: Path) -> No
         "HOME": str(tmp_path),
     }
     aws = program("aws")
-    run(
+    run_client(
         lake, aws, "s3", "cp", "--only-show-errors", "--metadata", "colour=blue", "--content-type", "text/x",
         tmp_path / "file", f"s3://{PREFIX}/aws", **settings,
     )  # fmt: skip
@@ -236,7 +194,7 @@ def test_rclone_and_aws_keep_metadata(lake: S3, other: S3, tmp_path: Path) -> No
     }
     rclone = program("rclone")
     words = ("copyto", "-M", "--metadata-set", "colour=green", tmp_path / "file", f"h:{PREFIX}/rclone")
-    run(lake, rclone, *words, **settings)
+    run_client(lake, rclone, *words, **settings)
     other.host.ok("sync")
     client = other.client()
     head = client.head_object(Bucket=PREFIX, Key="aws")

@@ -16,7 +16,7 @@ from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
 from tests.integration.cli.host import wait_until
 from tests.integration.door.s3.conftest import S3, write_keys
-from tests.integration.door.s3.test_metadata import GIVEN, PREFIX, start, straight, told
+from tests.integration.door.s3.given_metadata import GIVEN, PREFIX, given_fields, origin_client, start_gateway
 
 MIB = 1 << 20
 SMALL, LARGE = 1000, 9 * MIB + 5
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.timeout(90)
 
 @pytest.fixture(scope="module")
 def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    lake = start(origin, tmp_path_factory.mktemp("noted"), write="off", sync_interval_s=3600)
+    lake = start_gateway(origin, tmp_path_factory.mktemp("noted"), write="off", sync_interval_s=3600)
     yield lake
     lake.host.close()
 
 
 def put(origin: S3Server, key: str, size: int, **given: Any) -> bytes:
-    client, bucket = straight(origin)
+    client, bucket = origin_client(origin)
     data = os.urandom(size)
     client.put_object(Bucket=bucket, Key=key, Body=data, **given)
     return data
@@ -51,7 +51,7 @@ def listing(s3: S3) -> str:
 
 def got(s3: S3, key: str, **more: Any) -> tuple[bytes, dict[str, Any]]:
     answer = s3.client().get_object(Bucket=PREFIX, Key=key, **more)
-    return answer["Body"].read(), told(answer)
+    return answer["Body"].read(), given_fields(answer)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -73,7 +73,7 @@ def test_a_cold_object_is_asked_for_its_bytes_alone(origin: S3Server, lake: S3, 
     fresh = S3(other.wait_ready()["url"], lake.truth, lake.origin, lake.host)
     for s3 in (fresh, lake):
         for name in names:
-            assert told(s3.client().head_object(Bucket=PREFIX, Key=name)) == GIVEN, name
+            assert given_fields(s3.client().head_object(Bucket=PREFIX, Key=name)) == GIVEN, name
             assert got(s3, name, Range="bytes=0-99") == (data[name][:100], GIVEN), name
     assert asked(lake, "head_requests") == before[1]
     assert size == LARGE or asked(lake) == before[0]
@@ -86,7 +86,7 @@ def test_of_what_is_not_cached_the_origin_is_asked_once(origin: S3Server, lake: 
     lake.host.ok("sync")
     client, before = lake.client(), asked(lake, "head_requests")
     for _ in range(3):
-        assert told(client.head_object(Bucket=PREFIX, Key="uncached")) == GIVEN
+        assert given_fields(client.head_object(Bucket=PREFIX, Key="uncached")) == GIVEN
         assert got(lake, "empty") == (b"", GIVEN)
     assert asked(lake, "head_requests") == before + 2
     assert got(lake, "uncached") == (data, GIVEN)
@@ -101,7 +101,7 @@ def test_an_object_that_was_replaced_has_what_the_new_one_has(origin: S3Server, 
     data = put(origin, "replaced", SMALL, **others)
     lake.host.ok("sync")
     assert got(lake, "replaced") == (data, OTHERS)
-    assert told(lake.client().head_object(Bucket=PREFIX, Key="replaced")) == OTHERS
+    assert given_fields(lake.client().head_object(Bucket=PREFIX, Key="replaced")) == OTHERS
 
 
 def test_metadata_that_changed_alone_is_seen_with_the_next_listing(origin: S3Server, lake: S3) -> None:
@@ -109,7 +109,7 @@ def test_metadata_that_changed_alone_is_seen_with_the_next_listing(origin: S3Ser
     data = put(origin, "dressed", SMALL, **GIVEN)
     lake.host.ok("sync")
     assert got(lake, "dressed") == (data, GIVEN)
-    client, bucket = straight(origin)
+    client, bucket = origin_client(origin)
     before = client.head_object(Bucket=bucket, Key="dressed")
     others = {name: value for name, value in OTHERS.items() if value is not None}
 
@@ -145,7 +145,7 @@ def test_one_without_any_has_none(origin: S3Server, lake: S3) -> None:
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_an_object_whose_metadata_is_not_ascii_is_read(origin: S3Server, lake: S3, size: int) -> None:
     """obstore tells nothing of it, so HEAD of one that is not cached has no metadata, which is said."""
-    client, bucket = straight(origin)
+    client, bucket = origin_client(origin)
     key, name, data = f"odd/{size}", 'attachment; filename="grün.txt"', os.urandom(size)
     url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": key}))
     connection = HTTPConnection(str(url.hostname), url.port)
@@ -173,11 +173,11 @@ def test_cached_objects_keep_it_while_the_origin_is_away(tmp_path: Path) -> None
         with seaweedfs_s3() as server:
             data = put(server, "object", SMALL, **GIVEN)
             put(server, "empty", 0, **GIVEN)
-            s3 = start(server, tmp_path, write="off", sync_interval_s=3600, origin_timeout_s=3)
+            s3 = start_gateway(server, tmp_path, write="off", sync_interval_s=3600, origin_timeout_s=3)
             s3.host.ok("load", f"/{PREFIX}")
         try:
             assert got(s3, "object") == (data, GIVEN)
-            assert told(s3.client().head_object(Bucket=PREFIX, Key="object")) == GIVEN
+            assert given_fields(s3.client().head_object(Bucket=PREFIX, Key="object")) == GIVEN
             answer = s3.client().get_object(Bucket=PREFIX, Key="empty")
             assert (answer["Body"].read(), answer["Metadata"], answer["MissingMeta"]) == (b"", {}, 1)
         finally:
@@ -198,7 +198,7 @@ def test_what_comes_from_another_node_comes_with_it(origin: S3Server, tmp_path: 
             both = []
             for number, port in enumerate(free_ports(2)):
                 (tmp_path / str(number)).mkdir()
-                node = start(
+                node = start_gateway(
                     origin, tmp_path / str(number), write="back", persist_delay_s=3600, sync_interval_s=3600,
                     cluster=f"etcd://{etcd.address}/{tmp_path.name}", node_id=f"n{number}",
                     listen=f"127.0.0.1:{port}", lease_s=2,
@@ -210,7 +210,7 @@ def test_what_comes_from_another_node_comes_with_it(origin: S3Server, tmp_path: 
             for key in keys:
                 for node in both:
                     assert got(node, key) == (data[key], GIVEN), key
-                    assert told(node.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN
+                    assert given_fields(node.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN
             status = [node.host.status() for node in both]
             assert all(report["peers"]["bytes_read"] for report in status)
             assert sum(report["origin"]["bytes_read"] for report in status) == sum(map(len, data.values()))

@@ -8,7 +8,6 @@ import random
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,42 +19,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import SSLError
 
-from tests.integration.cli.host import Host, wait_until
-from tests.integration.door.s3.conftest import ACCESS, READ, REGION, S3, SECRET, WRITE, program
+from tests.integration.cli.host import wait_until, with_settings
+from tests.integration.door.certificates import make_certificate
+from tests.integration.door.s3.conftest import ACCESS, READ, REGION, S3, SECRET, WRITE
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def make_certificate(folder: Path, name: str) -> None:
-    """certificate.pem and key.pem, of 127.0.0.1, signed by itself."""
-    openssl = program("openssl")
-    words = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    files = ["-keyout", str(folder / "new-key.pem"), "-out", str(folder / "new-certificate.pem")]
-    subprocess.run([openssl, *words, *files], check=True, capture_output=True, timeout=30)
-    for file in ("key.pem", "certificate.pem"):
-        (folder / f"new-{file}").rename(folder / file)
-
-
-@contextlib.contextmanager
-def settings(host: Host, **given: object) -> Iterator[None]:
-    """Of the commands within."""
-    before = host.environment
-    host.environment = before | {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
-    try:
-        yield
-    finally:
-        host.environment = before
 
 
 @dataclass(frozen=True)
@@ -86,7 +54,7 @@ def tls(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder, "first")
     given = {"s3_tls_certificate": folder / "certificate.pem", "s3_tls_key": folder / "key.pem"}
-    with settings(s3.host, **given):
+    with with_settings(s3.host, **given):
         gateway = s3.host.start("s3", "--address", "127.0.0.1:0", "--credentials", s3.host.base / "keys")
         url = gateway.wait_ready()["url"]
     assert url.startswith("https://127.0.0.1:")
@@ -194,12 +162,12 @@ def test_where_others_reach_it_it_needs_tls_and_keys(s3: S3, tls: Tls, tmp_path:
         ({**files, "s3_tls_key": keys, "s3_credentials": keys}, "PEM"),
         ({**files, "s3_tls_certificate": tmp_path / "none", "s3_credentials": keys}, "No such file"),
     ):
-        with settings(s3.host, **given):
+        with with_settings(s3.host, **given):
             done = s3.host.headrace("s3", "--address", "0.0.0.0:0")
         assert done.returncode != 0
         assert lacking in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
-    with settings(s3.host, **files, s3_credentials=keys):
+    with with_settings(s3.host, **files, s3_credentials=keys):
         gateway = s3.host.start("s3", "--address", "0.0.0.0:0")
         assert gateway.wait_ready()["url"].startswith("https://0.0.0.0:")
         gateway.signal(15)

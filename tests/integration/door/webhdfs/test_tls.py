@@ -11,8 +11,8 @@ import fsspec
 import pytest
 import requests
 
-from tests.integration.cli.host import wait_until
-from tests.integration.door.s3.test_tls import make_certificate, settings
+from tests.integration.cli.host import wait_until, with_settings
+from tests.integration.door.certificates import make_certificate
 from tests.integration.door.webhdfs.conftest import LIMIT_S, READ, WRITE, WebHdfs
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +36,7 @@ def tls(webhdfs: WebHdfs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder, "first")
     files = {"webhdfs_tls_certificate": folder / "certificate.pem", "webhdfs_tls_key": folder / "key.pem"}
-    with settings(webhdfs.host, **files):
+    with with_settings(webhdfs.host, **files):
         gateway = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
         url = gateway.wait_ready()["url"]
     assert url.startswith("https://127.0.0.1:")
@@ -83,7 +83,7 @@ def test_settings_that_make_no_sense_are_named(webhdfs: WebHdfs, tls: Tls, tmp_p
         ({"webhdfs_tls_certificate": tls.certificate}, "both are needed"),
         ({"webhdfs_tls_certificate": tls.certificate, "webhdfs_tls_key": tmp_path / "none"}, "No such file"),
     ):
-        with settings(webhdfs.host, **given):
+        with with_settings(webhdfs.host, **given):
             done = webhdfs.host.headrace("webhdfs", "--address", "127.0.0.1:0")
         assert done.returncode != 0
         assert wrong in done.stderr

@@ -1,0 +1,25 @@
+"""Provide a node over a folder of random files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.node.node_process import SIZES, NodeProcess
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[NodeProcess]:
+    source = tmp_path / "source"
+    (source / "folder").mkdir(parents=True)
+    chance = random.Random(7)
+    for name, size in SIZES.items():
+        (source / name).write_bytes(chance.randbytes(size))
+        (source / "folder" / name).write_bytes(chance.randbytes(size))
+    node = NodeProcess(tmp_path)
+    yield node
+    node.process.kill()
+    node.process.wait(20)
