@@ -55,10 +55,7 @@ def roomy(folder: str) -> bool:
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
     end_at = time.monotonic() + given.limit
     bench = Bench(place, results, given.scale, given.repeat, end_at)
-    for name in program.in_time(given, CASES, results, end_at=end_at, contender="headrace"):
-        bench.say(name)
-        with bench.attempt(name, "headrace"):
-            CASES[name](bench)
+    program.run_cases(bench, given, CASES, end_at=end_at, contender="headrace")
 
 
 def main() -> int:

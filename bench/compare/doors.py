@@ -43,10 +43,7 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
     end_at = time.monotonic() + given.limit
     store, root = server.start(place), place.folder("plain")
     bench = Bench(place, store, results, given.scale, given.repeat, given.seconds, root)
-    for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
-        bench.say(name)
-        with bench.attempt(name, "all"):
-            CASES[name](bench)
+    program.run_cases(bench, given, CASES, end_at=end_at)
 
 
 def main() -> int:

@@ -63,10 +63,7 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
     data_set = data.make(place.folder("plain"), os.path.join(place.root, "names"), given.scale)
     data.upload(data_set, store)
     bench = Bench(place, store, data_set, results, given.scale, given.repeat, given.opens, end_at)
-    for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
-        bench.say(name)
-        with bench.attempt(name, "all"):
-            CASES[name](bench)
+    program.run_cases(bench, given, CASES, end_at=end_at)
     bench.stop_cached()
 
 

@@ -38,10 +38,7 @@ def arguments() -> argparse.Namespace:
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
     end_at = time.monotonic() + given.limit
     bench = Bench(place, server.start(place), results, given.scale, given.repeat, end_at)
-    for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
-        bench.say(name)
-        with bench.attempt(name, "all"):
-            CASES[name](bench)
+    program.run_cases(bench, given, CASES, end_at=end_at)
 
 
 def main() -> int:

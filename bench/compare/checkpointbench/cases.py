@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from nodebench.machine import Workplace, drop_page_cache, run
+from nodebench.machine import Workplace, drop_page_cache, run_worker
 from nodebench.report import Goal
 from nodebench.results import Results
 from nodebench.telling import Telling
@@ -38,8 +36,7 @@ class Bench(Telling):
         return round(STATE_BYTES * self.scale)
 
     def worker(self, *words: object) -> dict[str, Any]:
-        command = [sys.executable, workers.__file__, *map(str, words)]
-        answer: dict[str, Any] = json.loads(run(command, timeout_s=900))
+        answer: dict[str, Any] = run_worker(workers.__file__, *words, timeout_s=900)
         return answer
 
 

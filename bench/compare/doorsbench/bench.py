@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from typing import Any
 
 from nodebench import data
 from nodebench.headrace_mount import HeadraceMount
-from nodebench.machine import Workplace, run
+from nodebench.machine import Workplace, run_worker
 from nodebench.results import Results
 from nodebench.server import Server
 from nodebench.telling import Telling
@@ -51,13 +49,11 @@ class Bench(Telling):
 
     def worker(self, *words: object, timeout_s: float = 300) -> Any:
         """In a process of its own, whose modules are compiled once for all, as installed ones are."""
-        command = [sys.executable, readers.__file__, *map(str, words)]
         environment = self.environment() | {
             "PYTHONPYCACHEPREFIX": self.bytecode,
             "PYTHONDONTWRITEBYTECODE": "",
         }
-        lines = run(command, timeout_s=timeout_s, env=environment).strip().splitlines()
-        return json.loads(lines[-1])
+        return run_worker(readers.__file__, *words, timeout_s=timeout_s, env=environment)
 
     def environment(self) -> dict[str, str]:
         """Its nodes are the only ones that its programs find."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from typing import Any
 from . import workers
 from .data import Data
 from .headrace_mount import HeadraceMount
-from .machine import Workplace, run
+from .machine import Workplace, run_worker
 from .mounts import JuiceFS, Plain, Rclone, S3fs
 from .results import Results
 from .server import Server
@@ -37,8 +35,7 @@ class Bench(Telling):
     mounts: dict[str, Any] = field(default_factory=dict)
 
     def worker(self, *words: object, timeout_s: float = 180) -> dict[str, Any]:
-        command = [sys.executable, workers.__file__, *map(str, words)]
-        answer: dict[str, Any] = json.loads(run(command, timeout_s=timeout_s))
+        answer: dict[str, Any] = run_worker(workers.__file__, *words, timeout_s=timeout_s)
         return answer
 
     def headrace(self, mode: str, url: str | None = None) -> HeadraceMount:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 LARGE_BYTES = 8 << 20
 PAGE_REPORTING = Path("/sys/module/page_reporting/parameters/page_reporting_order")
@@ -61,6 +63,12 @@ def run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None =
         last = (err or out).strip().splitlines()[-1:] or ["no output"]
         raise NotRunError(f"{os.path.basename(command[0])} exit {process.returncode}: {last[0][:300]}")
     return out
+
+
+def run_worker(program: str, *words: object, timeout_s: float, env: Mapping[str, str] | None = None) -> Any:
+    """Runs a Python file with these words, and returns the JSON value that its last line is. As `run` otherwise."""
+    command = [sys.executable, program, *map(str, words)]
+    return json.loads(run(command, timeout_s=timeout_s, env=env).strip().splitlines()[-1])
 
 
 def kill_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:

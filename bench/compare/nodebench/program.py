@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from nodebench.machine import NotRunError, Workplace, memory_kept
 from nodebench.report import Goal, rows_of, table_of_goals, table_of_values
 from nodebench.results import Results
+from nodebench.telling import Telling
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 ON_A_DISK = "where the temporary folder goes; a disk's own file system"
+BenchT = TypeVar("BenchT", bound=Telling)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -70,6 +73,21 @@ def in_time(
             results.skip(name, contender, f"the time of the run was up ({given.limit:.0f} s)")
         else:
             yield name
+
+
+def run_cases(
+    bench: BenchT,
+    given: argparse.Namespace,
+    cases: Mapping[str, Callable[[BenchT], None]],
+    *,
+    end_at: float,
+    contender: str = "all",
+) -> None:
+    """Runs the cases until time is up. A case that fails is listed with its reason, and the others go on."""
+    for name in in_time(given, cases, bench.results, end_at=end_at, contender=contender):
+        bench.say(name)
+        with bench.attempt(name, contender):
+            cases[name](bench)
 
 
 def run(

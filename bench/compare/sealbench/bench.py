@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import Any
 from nodebench import server, workers
 from nodebench.data import SMALL_BYTES, Data, make_small, s5cmd
 from nodebench.headrace_mount import HeadraceMount
-from nodebench.machine import Workplace, run, tool, unmount
+from nodebench.machine import Workplace, run, run_worker, tool, unmount
 from nodebench.mounts import JuiceFS, Rclone
 from nodebench.results import Results
 from nodebench.telling import Telling
@@ -32,8 +30,7 @@ class Bench(Telling):
     has_peers: bool
 
     def worker(self, *words: object, timeout_s: float = 300) -> dict[str, Any]:
-        command = [sys.executable, workers.__file__, *map(str, words)]
-        answer: dict[str, Any] = json.loads(run(command, timeout_s=timeout_s))
+        answer: dict[str, Any] = run_worker(workers.__file__, *words, timeout_s=timeout_s)
         return answer
 
     def small_files(self) -> Data:

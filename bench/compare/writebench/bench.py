@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from nodebench.data import s5cmd
-from nodebench.machine import NotRunError, Workplace, run
+from nodebench.machine import NotRunError, Workplace, run_worker
 from nodebench.results import Results
 from nodebench.server import Server
 from nodebench.telling import Telling
@@ -34,8 +32,7 @@ class Bench(Telling):
     turns: int = 0
 
     def worker(self, *words: object, timeout_s: float = 600) -> dict[str, Any]:
-        command = [sys.executable, writers.__file__, *map(str, words)]
-        answer: dict[str, Any] = json.loads(run(command, timeout_s=timeout_s))
+        answer: dict[str, Any] = run_worker(writers.__file__, *words, timeout_s=timeout_s)
         return answer
 
     def new_folder(self) -> str:
