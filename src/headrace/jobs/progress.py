@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
+from headrace.jobs.workers import run_workers
 from headrace.wire.messages import JobState
 
-WORKERS = 64
 FAILED_SHOWN_MAX = 1000
-QUEUE_MAX = 4096
 
 FileAction = Callable[[Entry], Awaitable[int]]
 """Does a job's work on one file, and returns the number of bytes that are done then."""
@@ -47,22 +45,10 @@ class JobProgress:
 async def each_file(
     files: AsyncIterator[tuple[bytes, Entry]], action: FileAction, progress: JobProgress
 ) -> None:
-    """Apply an action to every file. Workers start with the first ones, while the iterator continues. A HeadraceError
-    of the action counts the file as failed."""
-    queue: asyncio.Queue[tuple[bytes, Entry] | None] = asyncio.Queue(QUEUE_MAX)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(WORKERS):
-            group.create_task(_work(queue, action, progress))
-        async for file in files:
-            await queue.put(file)
-        for _ in range(WORKERS):
-            await queue.put(None)
+    """Apply an action to every file, while the iterator continues. A HeadraceError of the action counts the file as
+    failed."""
 
-
-async def _work(
-    queue: asyncio.Queue[tuple[bytes, Entry] | None], action: FileAction, progress: JobProgress
-) -> None:
-    while (file := await queue.get()) is not None:
+    async def work(file: tuple[bytes, Entry]) -> None:
         path, entry = file
         try:
             bytes_done = await action(entry)
@@ -70,3 +56,5 @@ async def _work(
             progress.files_done += 1
         except HeadraceError as error:
             progress.add_failure(os.fsdecode(path), str(error))
+
+    await run_workers(files, work)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from headrace.base.clock import monotonic_s
@@ -22,9 +22,9 @@ from headrace.base.tasks import OwnedTasks
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
-from headrace.jobs.progress import QUEUE_MAX, WORKERS
 from headrace.jobs.shares import Assignment, RingShares, SegmentCounter
 from headrace.jobs.walk import walk
+from headrace.jobs.workers import run_workers
 from headrace.ring.ring import Ring, key_of
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class JobTask:
 
     async def _run(self) -> None:
         try:
-            await self._each_file()
+            await run_workers(self._all_shares(), self._work)
         except Exception as error:
             log.exception("job task failed id=%s", self.job.id)
             self._fail(self.job.path, f"internal error: {error!r}")
@@ -127,18 +127,13 @@ class JobTask:
         self._took_s = monotonic_s() - self._began_s
         self._on_change()
 
-    async def _each_file(self) -> None:
-        queue: asyncio.Queue[Assignment | None] = asyncio.Queue(QUEUE_MAX)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(self._worker(queue))
-            for path in self.job.paths or [self.job.path]:
-                await self._walk(os.fsencode(path), queue)
-            self._listing = False
-            for _ in range(WORKERS):
-                await queue.put(None)
+    async def _all_shares(self) -> AsyncIterator[Assignment]:
+        for path in self.job.paths or [self.job.path]:
+            async for share in self._shares_below(os.fsencode(path)):
+                yield share
+        self._listing = False
 
-    async def _walk(self, path: bytes, queue: asyncio.Queue[Assignment | None]) -> None:
+    async def _shares_below(self, path: bytes) -> AsyncIterator[Assignment]:
         jobs, fetching = self._jobs, self.job.kind in FETCHING
         try:
             top = await self._resolve(path)
@@ -157,7 +152,7 @@ class JobTask:
                 continue
             for key, size_bytes, first, mine in share.segments:
                 self._listed.add(key, size_bytes, first=first, mine=mine)
-            await queue.put(share)
+            yield share
 
     async def _resolve(self, path: bytes) -> Entry:
         """Return the entry of the path. Wait a little: the node that accepted the job knew the path, and a mount
@@ -179,15 +174,14 @@ class JobTask:
             return None
         return Assignment(path, entry, (), ((key_of(path, 0), entry.version.size_bytes, True, True),))
 
-    async def _worker(self, queue: asyncio.Queue[Assignment | None]) -> None:
-        while (share := await queue.get()) is not None:
-            try:
-                await self._process(share)
-            except HeadraceError as error:
-                self._fail(os.fsdecode(share.path), str(error))
-                continue
-            for key, size_bytes, first, mine in share.segments:
-                self._done.add(key, size_bytes, first=first, mine=mine)
+    async def _work(self, share: Assignment) -> None:
+        try:
+            await self._process(share)
+        except HeadraceError as error:
+            self._fail(os.fsdecode(share.path), str(error))
+            return
+        for key, size_bytes, first, mine in share.segments:
+            self._done.add(key, size_bytes, first=first, mine=mine)
 
     async def _process(self, share: Assignment) -> None:
         files, entry = self._jobs.files, share.entry
