@@ -5,6 +5,14 @@ from __future__ import annotations
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError
 
+TRANSFER_BYTES_S_MIN = 4 << 20
+"""A transfer between hosts that is slower than this counts as hanging."""
+
+
+def transfer_limit_s(limit_s: float, size_bytes: int) -> float:
+    """Return how long a transfer may take, if a small one may take `limit_s`."""
+    return limit_s + size_bytes / TRANSFER_BYTES_S_MIN
+
 
 class Deadline:
     """A monotonic time. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits.

@@ -7,7 +7,9 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
+from headrace.base.deadline import transfer_limit_s
 from headrace.base.errors import HeadraceError, StoreError, UsageError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Version
@@ -41,8 +43,6 @@ log = logging.getLogger(__name__)
 
 THREADS = 16
 """Threads that read files for uploads and scan the upper layer."""
-BYTES_S_MIN = 4 << 20
-"""An upload that is slower than this counts as hanging."""
 Settle = Callable[[bytes, Version], Awaitable[Version | None]]
 
 
@@ -172,7 +172,7 @@ def build_write_back(
         layer,
         state.preconditions,
         conflicts,
-        limit_s=lambda size_bytes: settings.timeout_s + size_bytes / BYTES_S_MIN,
+        limit_s=partial(transfer_limit_s, settings.timeout_s),
     )
     removals = RemovalPropagator(
         namespace,

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from headrace.base.beneath import SafePath
-from headrace.base.deadline import Deadline
+from headrace.base.deadline import Deadline, transfer_limit_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tasks import OwnedTasks, all_of
@@ -43,8 +43,6 @@ LOOKS_MAX = 3
 AHEAD_AT_ONCE = 4
 """Ranges of one file on their way to one holder."""
 LIMIT_S = 30.0
-BYTES_S_MIN = 4 << 20
-"""How slow a holder may be before it counts as one that hangs."""
 AGAIN_S = 1.0
 GATHER_S = 0.05
 """Changes that nobody waits for are told together."""
@@ -174,7 +172,9 @@ class ReplicaStream:
         async def send_range(start: int) -> None:
             async with gate:
                 request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
-                await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
+                await self._copies.peers.keep(
+                    self.node, request, Deadline.after(transfer_limit_s(LIMIT_S, RANGE_BYTES))
+                )
 
         await all_of(send_range(start) for start in range(sent, end, RANGE_BYTES))
         self._sent_ahead[inode] = max(sent, end)
@@ -284,7 +284,7 @@ class ReplicaStream:
             snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
         )
         request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
-        limit_s = _limit_s(sum(snapshot.size_bytes for snapshot in snapshots))
+        limit_s = transfer_limit_s(LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
         await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
         for snapshot in snapshots:
             if snapshot.shape == EntryType.GONE:
@@ -432,10 +432,6 @@ class Replicator:
                 continue
             await self.peers.keep(node, Replicate(self.me, [], begin=True, end=True), Deadline.after(LIMIT_S))
             self._told_to_drop.add(key)
-
-
-def _limit_s(size_bytes: int) -> float:
-    return LIMIT_S + size_bytes / BYTES_S_MIN
 
 
 def _fail(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
