@@ -41,11 +41,11 @@ other.sendall(b"x")
 """Takes all that comes, and says so at the end."""
 ECHO = """
 import socket, sys
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-    one.bind((sys.argv[1], 9998))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
+    echo.bind((sys.argv[1], 9998))
     print("listening", flush=True)
     while True:
-        one.sendto(*one.recvfrom(100))
+        echo.sendto(*echo.recvfrom(100))
 """
 
 
@@ -232,8 +232,8 @@ def test_down_after_a_crash_of_up(tmp_path: Path, origin: Path) -> None:
     folder = str(tmp_path / "lab")
     program = (
         "import os, sys; from headrace.lab import lab\n"
-        f"one = lab.Lab({str(tmp_path / 'lab.json')!r}, progress=lambda line: os.kill(os.getpid(), 9))\n"
-        f"one.up(lab.LabPlan(nodes=2, origin={'file://' + str(origin)!r}, alone=True, folder={folder!r}))"
+        f"cluster = lab.Lab({str(tmp_path / 'lab.json')!r}, progress=lambda line: os.kill(os.getpid(), 9))\n"
+        f"cluster.up(lab.LabPlan(nodes=2, origin={'file://' + str(origin)!r}, alone=True, folder={folder!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     try:

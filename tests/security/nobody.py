@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 WALK = """
-found = []
+result = []
 for path in paths:
     for name, attempt in {
         "list": lambda: os.listdir(path),
@@ -30,7 +30,7 @@ for path in paths:
     }.items():
         try:
             attempt()
-            found.append([name, path])
+            result.append([name, path])
         except OSError:
             pass
 """
@@ -57,7 +57,7 @@ import headrace.vfs.remote.remote_registry, concurrent.futures.thread
 
 
 def as_nobody(program: str, *, imports: str = "", **given: object) -> Any:
-    """What a program of another user puts into `found`. given: variables of it."""
+    """What a program of another user puts into `result`. given: variables of it."""
     return as_user(NOBODY, program, imports=imports, **given)
 
 
@@ -73,7 +73,7 @@ def as_user(uid: int, program: str, *, imports: str = "", **given: object) -> An
         ]
     )
     ended = subprocess.run(
-        [sys.executable, "-c", text + "\nprint(json.dumps(found))"],
+        [sys.executable, "-c", text + "\nprint(json.dumps(result))"],
         input=json.dumps(given),
         cwd="/",
         capture_output=True,

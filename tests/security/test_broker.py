@@ -394,10 +394,10 @@ def _open_the_way(path: str) -> None:
 def _asks_as_nobody(path: str) -> str:
     outcome: str = as_nobody(
         f"""
-one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-one.connect(path)
-one.sendall(bytes.fromhex({GOOD.hex()!r}))
-found = "answered" if one.recv(4096) else "dropped"
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.connect(path)
+client.sendall(bytes.fromhex({GOOD.hex()!r}))
+result = "answered" if client.recv(4096) else "dropped"
 """,
         path=path,
     )

@@ -210,7 +210,7 @@ def test_what_root_keeps_to_itself_stops_no_other_user(shared_base: Path) -> Non
     program = """
 loading.SYSTEM_FILE = path
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-found = [sorted(load({}).config.mounts), refused(lambda: load({}, file=path))]
+result = [sorted(load({}).config.mounts), refused(lambda: load({}, file=path))]
 """
     imports = """
 import tomllib, headrace.base.secret_file, headrace.config.secret_options

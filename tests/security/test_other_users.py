@@ -72,15 +72,15 @@ def test_no_file_of_the_cache_means_anything_without_the_folder_s_mode(open_host
 def test_the_library_of_another_user_reads_what_modes_let_it(open_host: Host) -> None:
     outcomes = as_nobody(
         """
-cache = headrace.connect(socket=at)
+cache = headrace.connect(socket=address)
 digest = lambda data: hashlib.sha256(data).hexdigest()
 files = [f"/d/{number}" for number in range(40)] + ["/large"]
 with cache.open("/large") as stream:
     stream.seek(39 << 20)
     end = stream.read()
-found = {
+result = {
     "kind": type(cache._vfs).__name__,
-    "names": sorted(one.path for one in cache.list("/")),
+    "names": sorted(entry.path for entry in cache.list("/")),
     "listed": len(list(cache.list("/d"))),
     "small": digest(cache.read("/small")),
     "large": digest(cache.map("/large")),
@@ -99,7 +99,7 @@ found = {
 }
 """,
         imports=LIBRARY,
-        at=_socket(open_host),
+        address=_socket(open_host),
     )
     truth = {
         name: hashlib.sha256((open_host.truth / name).read_bytes()).hexdigest() for name in open_host.names()
@@ -127,12 +127,12 @@ def test_fsspec_loaders_and_models_go_on_working(open_host: Host) -> None:
     outcomes = as_nobody(
         """
 digest = lambda data: hashlib.sha256(data).hexdigest()
-system = fsspec.filesystem("headrace", socket=at)
-place = headrace.sdk.folder.open_folder("headrace:///d", socket=at)
-files, name = headrace.sdk.folder.open_folder_or_file("headrace:///large", socket=at)
+system = fsspec.filesystem("headrace", socket=address)
+place = headrace.sdk.folder.open_folder("headrace:///d", socket=address)
+files, name = headrace.sdk.folder.open_folder_or_file("headrace:///large", socket=address)
 mounted, other = headrace.sdk.folder.open_folder_or_file(mount + "/large")
 cancel = headrace.base.cancel.Cancel()
-found = {
+result = {
     "cat": digest(system.cat("/small")),
     "find": len(system.find("/d")),
     "place": [digest(data) for data in place.read_many(["3", "5"])],
@@ -144,7 +144,7 @@ found = {
         imports=LIBRARY
         + "import fsspec, headrace.integrations.fsspec, headrace.sdk.folder; "
         + "import headrace.base.cancel",
-        at=_socket(open_host),
+        address=_socket(open_host),
         mount=str(open_host.mount),
     )
     truth = {
@@ -164,10 +164,10 @@ def test_a_descriptor_can_only_be_read(open_host: Host) -> None:
     """Else a user writes into what all others read: open(2) by /proc asks the modes of the cache file, and so on."""
     errors = as_nobody(
         """
-content = headrace.connect(socket=at).content("/small")
+content = headrace.connect(socket=address).content("/small")
 fd = content.fd
 at_fd = f"/proc/self/fd/{fd}"
-found = [refused(call) for call in (
+result = [refused(call) for call in (
     lambda: os.open(at_fd, os.O_WRONLY), lambda: os.open(at_fd, os.O_RDWR), lambda: os.write(fd, b"x"),
     lambda: os.ftruncate(fd, 0), lambda: os.truncate(at_fd, 0), lambda: os.fchmod(fd, 0o666),
     lambda: os.fchown(fd, 65534, 65534), lambda: os.utime(fd), lambda: os.setxattr(fd, "user.x", b"x"),
@@ -177,7 +177,7 @@ found = [refused(call) for call in (
 )]
 """,
         imports=LIBRARY + "import fcntl",
-        at=_socket(open_host),
+        address=_socket(open_host),
     )
     assert set(errors) <= {"PermissionError", "OSError"}, errors
 
@@ -187,9 +187,11 @@ def test_a_mount_that_is_closed_to_others_has_no_door_for_them(host: Host) -> No
     host.up()
     assert list(host.base.glob("run.public/*")) == []
     closed = as_nobody(
-        "connected = refused(lambda: headrace.connect(socket=at))" + WALK + "found = [connected, found]",
+        "connected = refused(lambda: headrace.connect(socket=address))"
+        + WALK
+        + "result = [connected, result]",
         imports=LIBRARY,
-        at=_socket(host),
+        address=_socket(host),
         paths=[str(host.mount), f"{host.mount}/a"],
     )
     assert closed == ["NodeUnavailableError", [["path", str(host.mount)]]]
@@ -211,11 +213,11 @@ def test_a_mode_stays_what_it_was(host: Host) -> None:
             assert not (host.cache / "upper/tree/secret").exists()
         paths = [f"{host.mount}/secret", *below(host.cache)]
         reached, read = as_nobody(
-            "read = refused(lambda: headrace.connect(socket=at).read('/secret'))"
+            "read = refused(lambda: headrace.connect(socket=address).read('/secret'))"
             + WALK
-            + "found = [found, read]",
+            + "result = [result, read]",
             imports=LIBRARY,
-            at=_socket(host),
+            address=_socket(host),
             paths=paths,
         )
         named = [["path", f"{host.mount}/secret"], ["path", str(host.cache)]]
@@ -241,6 +243,6 @@ def test_a_folder_that_root_makes_again_is_not_whose_the_removed_one_was(open_ho
     open_host.ok("persist", "/w")
     again.rmdir()
     again.mkdir()
-    program = "found = refused(lambda: os.mkdir(path + '/theirs')), refused(lambda: os.chmod(path, 0o777))"
+    program = "result = refused(lambda: os.mkdir(path + '/theirs')), refused(lambda: os.chmod(path, 0o777))"
     assert as_nobody(program, path=str(again)) == ["PermissionError", "PermissionError"]
     assert again.stat().st_uid == 0

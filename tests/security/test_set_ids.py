@@ -60,7 +60,7 @@ def test_a_set_user_id_program_is_one_in_the_mount_only(host: Host) -> None:
     assert shown(mount / "linked") == expected["suid"]
     assert dangerous(host.cache) == []
     assert (
-        as_nobody("found = refused(lambda: os.open(path, os.O_RDONLY))", path=f"{mount}/null")
+        as_nobody("result = refused(lambda: os.open(path, os.O_RDONLY))", path=f"{mount}/null")
         == "PermissionError"
     )
 
@@ -94,7 +94,7 @@ def test_whoever_writes_loses_the_bits(host: Host) -> None:
     program = host.mount / "program"
     program.write_bytes(b"theirs")
     program.chmod(0o4777)
-    as_nobody("found = os.write(os.open(path, os.O_WRONLY), b'mine')", path=str(program))
+    as_nobody("result = os.write(os.open(path, os.O_WRONLY), b'mine')", path=str(program))
     assert shown(program) == (stat.S_IFREG | 0o777, 0)
     host.ok("down", str(host.mount))
 

@@ -28,8 +28,8 @@ from tests.security.unprivileged import (
 )
 
 READ = """
-cache = headrace.connect(socket=at)
-found = [type(cache._vfs).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
+cache = headrace.connect(socket=address)
+result = [type(cache._vfs).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
 """
 
 
@@ -45,7 +45,7 @@ def _say_nonsense(session: int) -> None:
     """To the holder, by the descriptor of a session that its user took over."""
     program = """
 holder = ctypes.CDLL(None).syscall(438, os.pidfd_open(session), number, 0)
-found = os.write(holder, b'{}\\n[' + b'[' * 20000 + b'\\n7\\n')
+result = os.write(holder, b'{}\\n[' + b'[' * 20000 + b'\\n7\\n')
 """
     number = descriptor_of(session, "control")
     assert as_user(NODE_USER, program, imports="import ctypes", session=session, number=number) > 20000
@@ -94,9 +94,9 @@ def test_mount_library_and_s3_give_the_bytes_of_the_origin(lowered: Host) -> Non
     lowered.assert_right()
     truth = [digest(lowered.truth / name) for name in ("small", "large")]
     for uid in (0, NOBODY):
-        assert as_user(uid, READ, imports=LIBRARY, at=said["socket"]) == ["BrokeredVfs", *truth]
-    assert as_user(NODE_USER, READ, imports=LIBRARY, at=said["socket"]) == ["LocalVfs", *truth]
-    assert as_nobody("found = open(path, 'rb').read().hex()", path=str(lowered.mount / "d/file")) == (
+        assert as_user(uid, READ, imports=LIBRARY, address=said["socket"]) == ["BrokeredVfs", *truth]
+    assert as_user(NODE_USER, READ, imports=LIBRARY, address=said["socket"]) == ["LocalVfs", *truth]
+    assert as_nobody("result = open(path, 'rb').read().hex()", path=str(lowered.mount / "d/file")) == (
         (lowered.truth / "d/file").read_bytes().hex()
     )
     rows = dict(
@@ -121,7 +121,7 @@ def test_root_reads_by_descriptors_without_naming_the_node(lowered: Host) -> Non
 import os
 os.environ["HEADRACE_RUN_FOLDER"] = run
 from headrace.vfs.brokered.broker_connection import BrokerConnection
-found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
+result = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
 """
     socket = ready(lowered)["socket"]
     public = f"{lowered.run_folder}.public/{os.path.basename(socket)}"
@@ -131,7 +131,10 @@ found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
             == "BrokerConnection"
         )
     refused = as_user(
-        0, "found = refused(lambda: headrace.client.node_client.connect(at))", imports=LIBRARY, at=socket
+        0,
+        "result = refused(lambda: headrace.client.node_client.connect(address))",
+        imports=LIBRARY,
+        address=socket,
     )
     assert refused == "NotAllowedError"
 
@@ -141,10 +144,10 @@ def test_its_mount_is_believed_where_its_user_is_and_nowhere_else(lowered: Host)
     program = """
 from headrace.vfs.brokered.mounts import believed_mounts, mount_of
 own = mount.encode()
-found = [
-    own in [one.path for one in believed_mounts()],
-    own in [one.path for one in believed_mounts(user)],
-    own in [one.path for one in believed_mounts(user + 1)],
+result = [
+    own in [row.path for row in believed_mounts()],
+    own in [row.path for row in believed_mounts(user)],
+    own in [row.path for row in believed_mounts(user + 1)],
     mount_of(public) == own]
 """
     socket = ready(lowered)["socket"]
@@ -170,7 +173,7 @@ def test_the_node_s_user_does_not_come_to_the_rights_of_up_and_holder(lowered: H
     said = ready(lowered)
     program = """
 libc = ctypes.CDLL(None)
-found = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
+result = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
     ("mem", "rb"), ("mem", "r+b"), ("maps", "rb"), ("environ", "rb"))]
     + [refused(lambda: os.listdir(f"/proc/{pid}/fd")), libc.ptrace(16, pid, 0, 0)] for pid in pids]
 """
@@ -189,14 +192,14 @@ def ask(*fds, body=bytes(4)):
     holder.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
     return struct.unpack("<i", holder.recv(4))[0]
 own = os.open(folder, os.O_RDWR | os.O_TMPFILE)
-found = [
+result = [
     ask(os.open("/etc/passwd", os.O_RDONLY)), ask(os.open("/proc/self/status", os.O_PATH)), ask(os.pipe()[0]),
     ask(os.open("/etc", os.O_RDONLY)), ask(own, own), ask(), ask(own, body=bytes(5)),
     ask(own, body=struct.pack("<i", -1))]
 mine = ask(own)
 holder.send(struct.pack("<i", mine))
-found.append(mine > 0)
-found.append(ask(own) > 0)
+result.append(mine > 0)
+result.append(ask(own) > 0)
 """
     folder = lowered.base / "theirs"
     folder.mkdir()
@@ -228,7 +231,7 @@ os.mkfifo(run + "/1.json")
 os.symlink(secret, run + "/2.json")
 os.rename(cache + "/capacity", cache + "/capacity.old")
 os.symlink(secret, cache + "/capacity")
-found = 0
+result = 0
 """
     as_user(NODE_USER, program, run=str(lowered.run_folder), cache=str(lowered.cache), secret=str(secret))
     try:

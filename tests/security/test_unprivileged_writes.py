@@ -30,14 +30,14 @@ from tests.security.unprivileged import (
 )
 
 OUTCOMES = """
-found = []
+result = []
 os.umask(0o022)
 os.chdir(mount)
 def note(call):
     try:
-        found.append(call())
+        result.append(call())
     except OSError as error:
-        found.append(errno.errorcode[error.errno])
+        result.append(errno.errorcode[error.errno])
 def write(name, text, mode=0o644):
     fd = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, mode)
     os.write(fd, text.encode())
@@ -271,7 +271,7 @@ for name in ("removed", "base", "mode", "id", "moving", "left", "path"):
         note(lambda: os.setxattr(path, "user.headrace." + name, b""))
         note(lambda: os.getxattr(path, "user.headrace." + name))
         note(lambda: os.removexattr(path, "user.headrace." + name))
-found = sorted(set(found))
+result = sorted(set(result))
 note(lambda: [os.listxattr(path) for path in ("marked", "marked/renamed", "old")])
 """
     for uid in (NODE_USER, 0):
@@ -345,12 +345,12 @@ def test_gateway_and_library_write_as_the_user(writing: Host) -> None:
     client.delete_object(Bucket="bucket", Key="object")
     client.put_object(Bucket="bucket", Key="second", Body=b"of s3 again")
     put = """
-cache = headrace.connect(socket=at)
+cache = headrace.connect(socket=address)
 with cache.open("/bucket/by-library", "wb") as out:
     out.write(b"of the library")
-found = cache.read("/bucket/by-library").decode()
+result = cache.read("/bucket/by-library").decode()
 """
-    assert as_user(NODE_USER, put, imports=LIBRARY, at=said["socket"]) == "of the library"
+    assert as_user(NODE_USER, put, imports=LIBRARY, address=said["socket"]) == "of the library"
     writing.ok("persist", "/")
     assert (writing.truth / "bucket/second").read_bytes() == b"of s3 again"
     assert (writing.truth / "bucket/by-library").read_bytes() == b"of the library"
@@ -366,7 +366,7 @@ holder = socket.socket(fileno=ctypes.CDLL(None).syscall(438, os.pidfd_open(sessi
 def ask(fd):
     holder.sendmsg([bytes(4)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
     return struct.unpack("<i", holder.recv(4))[0]
-found = [ask(os.open(path, flags)) for flags in (os.O_RDONLY, os.O_RDWR)]
+result = [ask(os.open(path, flags)) for flags in (os.O_RDONLY, os.O_RDWR)]
 """
     descriptors = as_user(
         NODE_USER,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +53,23 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
     assert empty == []
 
 
+def _programs(text: str) -> Iterator[ast.Module]:
+    """Yield the module, and the programs that it has as texts of several lines."""
+    module = ast.parse(text)
+    yield module
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
+            with contextlib.suppress(SyntaxError, ValueError):
+                yield ast.parse(textwrap.dedent(node.value))
+
+
 @pytest.mark.parametrize("folder", ["bench", "tests", "tools"])
 def test_a_variable_of_a_script_or_test_is_the_noun_of_what_it_holds(folder: str) -> None:
     empty = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for program in _programs(path.read_text())
+        for node in ast.walk(program)
         for name, line in _bound_names(node)
         if name in EMPTY_NAMES
     ]

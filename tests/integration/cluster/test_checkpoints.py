@@ -41,15 +41,15 @@ import json, sys
 import numpy as np
 from headrace.checkpoint import Saver, load
 from tests.unit.checkpoint.states import same, state_of
-found = {}
+result = {}
 for step in (2, 3):
     large = np.arange(1_500_000) * step
-    found[step] = same(load(sys.argv[1], step), {**state_of(5, step, 0), "large": large})
+    result[step] = same(load(sys.argv[1], step), {**state_of(5, step, 0), "large": large})
 if len(sys.argv) > 2:
     with Saver(sys.argv[1]) as saver:
         saver.save(state_of(5, 4, 0), 4)
-    found[4] = same(load(sys.argv[1]), state_of(5, 4, 0))
-print(json.dumps(found))
+    result[4] = same(load(sys.argv[1]), state_of(5, 4, 0))
+print(json.dumps(result))
 """
 
 

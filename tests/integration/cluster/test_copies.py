@@ -125,15 +125,15 @@ wrong, looks = [], 0
 print('begun')
 while not select.select([sys.stdin], [], [], 0)[0]:
     looks += 1
-    found = {}
+    result = {}
     for folder, _, names in os.walk('new'):
         for name in names:
             path = os.path.join(folder, name)
             try:
-                with open(path, 'rb') as file: found[path] = hashlib.file_digest(file, 'sha256').hexdigest()
+                with open(path, 'rb') as file: result[path] = hashlib.file_digest(file, 'sha256').hexdigest()
             except OSError as error:
-                found[path] = errno.errorcode[error.errno]
-    wrong += [sorted(set(found.items()) ^ set(expected.items()))] if found != expected else []
+                result[path] = errno.errorcode[error.errno]
+    wrong += [sorted(set(result.items()) ^ set(expected.items()))] if result != expected else []
 rest = large.read()
 while more := large.read(): rest += more
 print(json.dumps([looks, wrong[:3], hashlib.sha256(first + rest).hexdigest()]))

@@ -50,15 +50,15 @@ os.unlink('low/gone')
 """
 DIGESTS = """
 import hashlib
-found = {}
+result = {}
 for folder, _, files in os.walk('.'):
     for name in files:
         path = os.path.normpath(os.path.join(folder, name))
         try:
-            with open(path, 'rb') as file: found[path] = hashlib.file_digest(file, 'sha256').hexdigest()
+            with open(path, 'rb') as file: result[path] = hashlib.file_digest(file, 'sha256').hexdigest()
         except OSError as error:
-            found[path] = errno.errorcode[error.errno]
-print(json.dumps(found))
+            result[path] = errno.errorcode[error.errno]
+print(json.dumps(result))
 """
 
 

@@ -210,7 +210,7 @@ for n in range(1, 250):
             second.run(
                 """
 import time
-seen, end = [], time.monotonic() + 3
+states, end = [], time.monotonic() + 3
 while time.monotonic() < end:
     try:
         data = open('states', 'rb').read()
@@ -219,8 +219,8 @@ while time.monotonic() < end:
         continue
     assert len(set(data)) <= 1, sorted(set(data))
     if len(data) == 3_000_000:
-        seen.append(data[0])
-print(json.dumps(seen))
+        states.append(data[0])
+print(json.dumps(states))
 """
             )
         )

@@ -33,13 +33,13 @@ import json
 copied_pictures = datasets.load_dataset(
     "imagefolder", data_files="headrace:///pictures/**", split="train", drop_labels=False
 )
-def seen(found):
-    names = found.features["label"].names
-    return sorted((names[one["label"]], one["image"].convert("RGB").tobytes().hex()) for one in found)
+def labelled_pixels(rows):
+    names = rows.features["label"].names
+    return sorted((names[row["label"]], row["image"].convert("RGB").tobytes().hex()) for row in rows)
 print(json.dumps({
     "first": first,
     "rows": [list(texts), list(copied), list(again)],
-    "pictures": [seen(pictures), seen(copied_pictures)],
+    "pictures": [labelled_pixels(pictures), labelled_pixels(copied_pictures)],
 }))
 """,
         tmp_path / "home",
@@ -68,8 +68,8 @@ read = {{}}
 for name in ({str(path)!r}, "memory://rows.parquet"):
     for streaming in (True, False):
         try:
-            found = datasets.load_dataset("parquet", data_files=name, split="train", streaming=streaming)
-            read[f"{{name[:3]}} {{streaming}}"] = [row["number"] for row in found]
+            rows = datasets.load_dataset("parquet", data_files=name, split="train", streaming=streaming)
+            read[f"{{name[:3]}} {{streaming}}"] = [row["number"] for row in rows]
         except ConnectionError as error:
             read[f"{{name[:3]}} {{streaming}}"] = type(error).__name__
 print(json.dumps(read))

@@ -56,7 +56,7 @@ ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, _te
 import json
 print(json.dumps({
     "rows": sorted(texts.take_all(), key=lambda row: row["number"]),
-    "pictures": {one["path"]: one["image"].tobytes().hex() for one in pictures.take_all()},
+    "pictures": {row["path"]: row["image"].tobytes().hex() for row in pictures.take_all()},
 }))
 """,
             tmp_path / "home",

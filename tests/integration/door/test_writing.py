@@ -72,10 +72,10 @@ for line in sys.stdin:
     name, wanted = line.split()
     while True:
         try:
-            found = open(name).read()
+            text = open(name).read()
         except FileNotFoundError:
-            found = "-"
-        if found == wanted:
+            text = "-"
+        if text == wanted:
             break
         time.sleep(0.001)
     print("seen")
@@ -423,7 +423,9 @@ def test_modes_are_of_paths(make_door: MakeDoor) -> None:
 @pytest.mark.fuse
 def test_a_folder_above_one_that_can_be_written_is_listed(make_door: MakeDoor) -> None:
     host, fs = make_door(mounted=True, write="off,/folder/deeper=local")
-    listed = Writer(host.mount).run("print(json.dumps([sorted(os.listdir(one)) for one in ('.', 'folder')]))")
+    listed = Writer(host.mount).run(
+        "print(json.dumps([sorted(os.listdir(folder)) for folder in ('.', 'folder')]))"
+    )
     truth = [host.truth, host.truth / "folder"]
     assert json.loads(listed) == [sorted(entry.name for entry in folder.iterdir()) for folder in truth]
     assert [path.removeprefix("/") for path in fs.ls("/", detail=False)] == json.loads(listed)[0]

@@ -136,16 +136,18 @@ def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
     assert not wrong
 
 
-_READS_ALL = "import os, sys\nwhile True:\n for one in os.scandir(sys.argv[1]): open(one.path, 'rb').read()"
+_READS_ALL = (
+    "import os, sys\nwhile True:\n for entry in os.scandir(sys.argv[1]): open(entry.path, 'rb').read()"
+)
 _FAULTS_PAGE_BY_PAGE = """
 import mmap, os, signal, sys
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
 while True:
-    for one in os.scandir(sys.argv[1]):
-        with open(one.path, 'rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    for entry in os.scandir(sys.argv[1]):
+        with open(entry.path, 'rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
             mapped.madvise(mmap.MADV_RANDOM)
-            sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE))
+            sum(mapped[offset] for offset in range(0, len(mapped), mmap.PAGESIZE))
 """
 
 

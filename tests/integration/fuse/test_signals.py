@@ -27,10 +27,10 @@ C.read.restype = ctypes.c_ssize_t
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.siginterrupt(signal.SIGALRM, sys.argv[1] == "interrupts")
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-def checked(what, result):
+def checked(call, result):
     if result < 0:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.exit(f"{what}: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"{call}: {os.strerror(ctypes.get_errno())}")
     return result
 def read(path):
     fd = checked("open", C.open(path, os.O_RDONLY))

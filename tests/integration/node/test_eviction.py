@@ -39,8 +39,8 @@ chance.shuffle(order)
 for name in order:
     size, digest = names[name]
     if chance.random() < 0.7:
-        found = hashlib.md5(b"".join(client.read(b"/" + name.encode()))).hexdigest()
-        assert found == digest, (name, "whole")
+        read_digest = hashlib.md5(b"".join(client.read(b"/" + name.encode()))).hexdigest()
+        assert read_digest == digest, (name, "whole")
     else:
         path = sys.argv[2].rpartition("/")[0] + "/source/" + name
         for _ in range(3):

@@ -63,14 +63,14 @@ class Writer:
 import time
 
 def tree():
-    found = {}
+    result = {}
     for folder, folders, files in os.walk("."):
         for name in folders:
-            found[os.path.normpath(os.path.join(folder, name))] = "dir"
+            result[os.path.normpath(os.path.join(folder, name))] = "dir"
         for name in files:
             path = os.path.join(folder, name)
-            found[os.path.normpath(path)] = open(path, "rb").read().hex()
-    return found
+            result[os.path.normpath(path)] = open(path, "rb").read().hex()
+    return result
 
 for left in reversed(range(10)):
     try:

@@ -115,7 +115,7 @@ file = open('log', 'ab', buffering=0)
 count = 0
 while not os.path.exists('stop'):
     file.write(b'%08d\\n' % count)
-    with open(f'n{count}', 'wb') as one: one.write(b'%d' % count)
+    with open(f'n{count}', 'wb') as new: new.write(b'%d' % count)
     os.rename(f'n{count}', f'm{count}')
     if count % 3 == 0: os.unlink(f'm{count}')
     count += 1

@@ -344,8 +344,8 @@ def test_names_that_were_exchanged_are_so_at_the_origin(back: Host) -> None:
     writer.run(
         """
 import ctypes
-def exchange(one, other):
-    assert ctypes.CDLL(None).renameat2(-100, one, -100, other, 2) == 0
+def exchange(path, other):
+    assert ctypes.CDLL(None).renameat2(-100, path, -100, other, 2) == 0
 exchange(b'new', b'top')
 exchange(b'top', b'low/a')
 """

@@ -48,12 +48,12 @@ path, page_bytes = os.fsencode(sys.argv[1]) + b"\\0", mmap.PAGESIZE
 os.mkfifo(sys.argv[1])
 memory = mmap.mmap(-1, 3 * page_bytes)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-at = page_bytes - 10 if sys.argv[2] == "over" else 2 * page_bytes - len(path)
-memory[at : at + len(path)] = path
+start = page_bytes - 10 if sys.argv[2] == "over" else 2 * page_bytes - len(path)
+memory[start : start + len(path)] = path
 libc = ctypes.CDLL(None)
 libc.munmap(ctypes.c_void_p(address + 2 * page_bytes), page_bytes)
 print("ready", flush=True)
-libc.open(ctypes.c_void_p(address + at), os.O_RDONLY)  # until somebody writes
+libc.open(ctypes.c_void_p(address + start), os.O_RDONLY)  # until somebody writes
 """
 
 

@@ -78,7 +78,7 @@ for mode in range(0o10000):
             wrong.append((path.decode(), oct(mode)))
         if is_whiteout(upper.at(path).lstat()) or upper.at(path).lstat().st_mode & 0o6000 & ~kept:
             wrong.append((path.decode(), oct(mode), "on disk"))
-found = wrong
+result = wrong
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == []
 
@@ -93,7 +93,7 @@ put(upper, b"/folder/below", mode=0)
 upper.mark_removed(b"/folder")
 def names():
     return sorted((name.decode(), visible) for name, visible in upper.names(b"/").items())
-found = [upper.look(b"/file") is HIDDEN, upper.look(b"/folder") is HIDDEN, upper.base_of(b"/file") == base, names(),
+result = [upper.look(b"/file") is HIDDEN, upper.look(b"/folder") is HIDDEN, upper.base_of(b"/file") == base, names(),
          upper.place(upper.at(b"/folder/below"), b"/file"), names(), text(upper, b"/file")]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [
@@ -143,10 +143,10 @@ def run(steps):
     whole = text(upper, b"/source" if before else b"/target") == "moved"
     kept = before or upper.base_of(b"/source") == base
     return ended, before, whole and kept and upper.work.at(b"/").names() == []
-found, steps = [], 0
+result, steps = [], 0
 while True:
     ended, before, right = run(steps)
-    found.append([before, right])
+    result.append([before, right])
     steps += 1
     if ended:
         break
@@ -168,13 +168,13 @@ with mock.patch.object(libc, "renameat2", side_effect=Died), contextlib.suppress
 upper.at(b"/source").link(upper.new())
 with mock.patch("headrace.overlay.workdir.is_orphaned", lambda name: True):
     moved = clear_work(upper)
-found = [len(moved), text(upper, b"/source"), text(upper, b"/target"), upper.work.at(b"/").names()]
+result = [len(moved), text(upper, b"/source"), text(upper, b"/target"), upper.work.at(b"/").names()]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [0, "own", "other", []]
 
 
 def test_marks_of_a_user_are_no_marks_of_root_and_the_reverse(folder: str, tmp_path: Path) -> None:
-    as_user(USER, "upper = opened(); put(upper, b'/file'); found = 0", imports=IMPORTS, folder=folder)
+    as_user(USER, "upper = opened(); put(upper, b'/file'); result = 0", imports=IMPORTS, folder=folder)
     for path in [Path(folder), *Path(folder).rglob("*")]:
         os.lchown(path, 0, 0)
     os.chown(Path(folder).parent, 0, 0)
@@ -186,14 +186,14 @@ def test_marks_of_a_user_are_no_marks_of_root_and_the_reverse(folder: str, tmp_p
     Upper(of_root).make()
     for path in [Path(folder).parent, Path(of_root), *Path(of_root).rglob("*")]:
         os.lchown(path, USER, USER)
-    refused = "found = [refused(opened), os.listdir(folder + '/tree')]"
+    refused = "result = [refused(opened), os.listdir(folder + '/tree')]"
     assert as_user(USER, refused, imports=IMPORTS, folder=of_root) == ["UsageError", ["file"]]
 
 
 def test_an_empty_layer_becomes_the_users(folder: str) -> None:
     program = """
 opened().at(b"/file").mkdir(0o755)
-found = [MARKS.single_owner, opened().at(b"/file").is_folder()]
+result = [MARKS.single_owner, opened().at(b"/file").is_folder()]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [True, True]
     assert stat.S_IMODE((Path(folder) / "single-owner").stat().st_mode) == 0o600
