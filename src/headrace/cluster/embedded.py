@@ -1,4 +1,4 @@
-"""Keep records in memory, in one process: for a node without etcd and for tests. They are always available."""
+"""Keep records in memory, in one process, for tests. They are always available."""
 
 from __future__ import annotations
 

@@ -11,9 +11,7 @@ from struct import Struct
 
 KERNEL_VERSION = 7
 KERNEL_MINOR_VERSION = 45
-MINOR_VERSION_MIN = 28  # max_pages in INIT; Linux 4.20
 
-ROOT_NODE = 1
 RESENT_BIT = 1 << 63  # set in `unique` when the kernel resends a request after a takeover
 NAME_BYTES_MAX = 255
 
@@ -108,7 +106,6 @@ _ATTR = "QQQQQQIIIIIIIIII"  # ino size blocks a/m/ctime a/m/ctimensec mode nlink
 _ENTRY = "QQQQII" + _ATTR  # nodeid generation entry_valid attr_valid, their nsec, attr
 
 IN_HEADER = Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
-IN_HEADER_BYTES = IN_HEADER.size
 HOT_HEADER = Struct("<4xIQQ")  # opcode unique nodeid
 CALLER = Struct("<24xI4xI")  # uid; pid: of the thread
 OUT_HEADER = Struct("<IiQ")  # len error unique

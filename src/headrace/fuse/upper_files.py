@@ -56,13 +56,6 @@ class UpperFiles:
             backing_id = self._inodes.open_passthrough(node, lambda: self._register(file.fd))
         return backing_id or self._inodes.open_cached(node)
 
-    def open_again(self, node: int, *, passthrough: bool) -> int | None:
-        """Count one more open of a node that is open, as `add` does. Return None when it is not open."""
-        with self._lock:
-            file = self._open.get(node)
-            fd = -1 if file is None else file.fd
-        return None if fd < 0 else self.add(node, fd, passthrough=passthrough)
-
     def release(self, node: int, unique: int) -> None:
         """Count one open less, passthrough or cached: all opens of a node are of one kind."""
         if not self._inodes.release_passthrough(node, unique, keep=False):

@@ -70,7 +70,6 @@ class NameForm:
                 why="it is not a URI with {role} and {name}, each at the end of a part",
                 hint=f"for example {DEFAULT_FORM} or spiffe://example.org/headrace/{{cluster}}/{{role}}/{{name}}",
             )
-        self._names_cluster = "cluster" in fields
         pattern = re.escape(text)
         for field in fields:
             pattern = pattern.replace(re.escape(f"{{{field}}}"), f"(?P<{field}>{_PART.pattern})")
