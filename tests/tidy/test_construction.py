@@ -8,6 +8,7 @@ records (data classes, structs) are free, and so are attributes of objects that 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def callables(tree: ast.AST) -> Iterator[str]:
             yield target.id
 
 
+@functools.cache
 def patched() -> set[str]:
     trees = {path.relative_to(SOURCES): ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
     classes = {

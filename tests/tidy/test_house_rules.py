@@ -49,6 +49,7 @@ def test_an_async_test_is_an_async_function() -> None:
     nested = {
         f"{name_of(path)}: {test.name}"
         for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^ +async def", path.read_text(), re.MULTILINE)
         for test in ast.walk(ast.parse(path.read_text()))
         if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
         if any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(test))
@@ -58,23 +59,20 @@ def test_an_async_test_is_an_async_function() -> None:
 
 def test_no_test_module_imports_another() -> None:
     """What tests of several modules use has a module of its own, or the conftest of its package."""
-    importing = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        and any(part.startswith("test_") for name in _imported(node) for part in name.split("."))
-    ]
-    assert importing == []
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the names of modules, or of members that may be modules of a test package."""
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.Import):
-        return names
-    module = node.module or ""
-    return [module, *(name for name in names if module.startswith("tests") or node.level)]
+    importing = re.compile(
+        r"^(?:from|import) (?:tests|\.)[\w.]*(?:\.| import (?:.*\b)?|\b)test_", re.MULTILINE
+    )
+    assert [
+        name_of(path) for path in (ROOT / "tests").rglob("*.py") if importing.search(path.read_text())
+    ] == []
+    for line in (
+        "from tests.unit.test_a import b",
+        "from .test_a import b",
+        "from tests.unit import test_a",
+        "import tests.test_a",
+    ):
+        assert importing.search(line)
+    assert not importing.search("from tests.unit.a import b\nimport test_a")
 
 
 def test_no_room_for_everything() -> None:
@@ -82,10 +80,8 @@ def test_no_room_for_everything() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        p for p in SOURCES if p.read_text().strip() and ast.get_docstring(ast.parse(p.read_text())) is None
-    ]
-    assert [name_of(path) for path in silent] == []
+    texts = {name_of(path): path.read_text() for path in SOURCES}
+    assert [name for name, text in texts.items() if text.strip() and not text.startswith('"""')] == []
 
 
 def test_tasks_have_an_owner() -> None:

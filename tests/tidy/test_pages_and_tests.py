@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import re
 from pathlib import Path
 
@@ -22,8 +23,13 @@ def test_tests_that_a_page_names_are_there(page: Path) -> None:
     files = set(re.findall(r"`(tests/[\w/.]+)`", text))
     assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
     functions = set(re.findall(r"`(test_\w+)`", text))
-    known = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name in sorted(functions) if f"def {name}(" not in known] == []
+    assert sorted(functions - _test_functions()) == []
+
+
+@functools.cache
+def _test_functions() -> frozenset[str]:
+    texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(name for text in texts for name in re.findall(r"def (test_\w+)\(", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
