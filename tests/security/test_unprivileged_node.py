@@ -143,12 +143,11 @@ def test_its_mount_is_believed_where_its_user_is_and_nowhere_else(lowered: Host)
     """It could say that it is the mount of root's own node beside it."""
     program = """
 from headrace.vfs.brokered.mounts import believed_mounts, mount_of
-own = mount.encode()
 result = [
-    own in [row.path for row in believed_mounts()],
-    own in [row.path for row in believed_mounts(user)],
-    own in [row.path for row in believed_mounts(user + 1)],
-    mount_of(public) == own]
+    mount in [row.mountpoint for row in believed_mounts()],
+    mount in [row.mountpoint for row in believed_mounts(user)],
+    mount in [row.mountpoint for row in believed_mounts(user + 1)],
+    mount_of(public) == mount]
 """
     socket = ready(lowered)["socket"]
     given = {

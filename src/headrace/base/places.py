@@ -1,13 +1,13 @@
 """Determine which directory is in which, through symbolic links and bind mounts. It uses only paths and
-/proc/self/mountinfo, and touches no directory, so that it can't hang with the file system of one."""
+the table of mounts, and touches no mountpoint, so that it can't hang with the file system of one."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 
 from headrace.base.errors import UsageError
+from headrace.base.mount_table import Mounted, mount_table
 
 _FILE = "file://"
 
@@ -47,15 +47,15 @@ def _real(path: str) -> str:
     """Return the real path. A mountpoint stays as it is: a look at its directory may wait for what is mounted there."""
     path = os.path.abspath(path)
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    return path if path in _mountpoints() else os.path.realpath(path)
+    return path if any(row.mountpoint == path for row in _mount_table()) else os.path.realpath(path)
 
 
-def _mountpoints() -> set[str]:
+def _mount_table() -> list[Mounted]:
+    """Return the mounts; none if they can't be read."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as rows:
-            return {_plain(row.split(" ")[4]) for row in rows}
-    except OSError:
-        return set()
+        return mount_table()
+    except (OSError, ValueError):
+        return []
 
 
 def _below(path: str, directory: str) -> bool:
@@ -65,19 +65,8 @@ def _below(path: str, directory: str) -> bool:
 def _on_device(path: str) -> tuple[str, str]:
     """Return the device and the path on it; "" for the device if mounts can't be read."""
     best, device, root = "", "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as rows:
-            for row in rows:
-                _, _, number, mount_root, mountpoint, *_ = row.split(" ")
-                mountpoint = _plain(mountpoint)
-                # the last of several mounts at one path is on top
-                if _below(path, mountpoint) and len(mountpoint) >= len(best):
-                    best, device, root = mountpoint, number, _plain(mount_root)
-    except (OSError, ValueError):
-        return "", path
+    for row in _mount_table():
+        # the last of several mounts at one path is on top
+        if _below(path, row.mountpoint) and len(row.mountpoint) >= len(best):
+            best, device, root = row.mountpoint, row.device, row.root
     return device, os.path.normpath(f"{root}/{path[len(best.rstrip('/')) :]}").replace("//", "/")
-
-
-def _plain(text: str) -> str:
-    """Undo the kernel's escapes of spaces and similar characters."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
 from headrace.base.interpreter import module_command
+from headrace.base.mount_table import mounted_at
 from headrace.bench.storage import Where
 from headrace.config.secret_options import option_words
 
@@ -365,8 +366,7 @@ def until(ready: Callable[[], bool], *, name: str) -> None:
 
 
 def is_mounted(path: str) -> bool:
-    with open("/proc/self/mounts") as mounts:
-        return any(line.split()[1] == path for line in mounts)
+    return mounted_at(path) is not None
 
 
 def unmount(path: str) -> None:

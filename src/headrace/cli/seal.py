@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.base.errors import MountError, UsageError
+from headrace.base.errors import HeadraceError, MountError, UsageError
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, print_rows, say, warn
@@ -138,7 +138,7 @@ def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: op
     Needs no running node.
     """
     node = known_node(socket, cache)
-    rows = [_row(node.catalogue.record(seal)) for seal in node.catalogue.seals()]
+    rows = [row for seal in node.catalogue.seals() if (row := _row_of(node.catalogue, seal)) is not None]
     print_rows(rows, as_json=json, right=("files", "size_bytes"))
 
 
@@ -154,8 +154,7 @@ def show(
 
     catalogue = known_node(socket, cache).catalogue
     record = catalogue.record(SealId.parse(name))
-    image_bytes = os.path.getsize(catalogue.path(record.seal, "image"))
-    print_tree({**_row(record), "image": record.image, "image_bytes": image_bytes}, as_json=json)
+    print_tree({**_row(record), "image": record.image}, as_json=json)
 
 
 def diff(
@@ -201,12 +200,16 @@ def verify(
     from headrace.cli.job_progress import run_job
     from headrace.seal.catalogue import SealId
     from headrace.seal.digest import verify_image
+    from headrace.seal.stored_image import open_stored_image
 
     seal = SealId.parse(name)
     node = running_node(socket, cache, None)
     record = node.catalogue.record(seal)
-    with open(node.catalogue.path(seal, "image"), "rb") as image:
-        verify_image(image.fileno(), record.image)
+    image = open_stored_image(node.catalogue, record)
+    try:
+        verify_image(image, record.image)
+    finally:
+        os.close(image)
     run_job("verify-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
 
 
@@ -225,8 +228,9 @@ def remove(
 
     seal = SealId.parse(name)
     node = known_node(socket, cache)
-    record = node.catalogue.record(seal)
-    for mountpoint in reversed(mounts_of(record)):
+    if seal not in node.catalogue.seals():
+        node.catalogue.record(seal)  # says that there is none
+    for mountpoint in reversed(mounts_of(seal)):
         unmount_seal(mountpoint)
     node.catalogue.set_places(seal, [])
     if node.is_running:
@@ -270,6 +274,15 @@ def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, 
             say(f"{seal} has the same contents")
 
 
+def _row_of(catalogue: Catalogue, seal: SealId) -> dict[str, Any] | None:
+    """Return the row of a seal; None after a warning if it is damaged."""
+    try:
+        return _row(catalogue.record(seal))
+    except HeadraceError as error:
+        warn(f"{error}; remove it with `headrace seal remove {seal}`")
+        return None
+
+
 def _row(record: SealRecord) -> dict[str, Any]:
     from headrace.seal.mounted import mounts_of
 
@@ -280,5 +293,5 @@ def _row(record: SealRecord) -> dict[str, Any]:
         "files": record.files,
         "size_bytes": record.size_bytes,
         "created_s": round(record.created_s, 3),
-        "mounted": ", ".join(mounts_of(record)),
+        "mounted": ", ".join(mounts_of(record.seal)),
     }

@@ -6,13 +6,20 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import HeadraceError, MountError, NodeUnavailableError, UsageError
+from headrace.base.errors import (
+    HeadraceError,
+    MountError,
+    NodeUnavailableError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.base.mount_table import mount_table
 from headrace.cli.render import warn
 
 if TYPE_CHECKING:
     from headrace.cli.state import RunState
     from headrace.cli.target import Target
-    from headrace.seal.catalogue import Catalogue, Place, SealRecord
+    from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
 
 
 def restore(state: RunState) -> None:
@@ -21,13 +28,36 @@ def restore(state: RunState) -> None:
     if os.geteuid() != 0 or not state.cache:
         return
     node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
-    for seal in node.catalogue.seals():
-        try:
-            for place in node.catalogue.places(seal):
-                if not place.in_place or _is_below(place.mountpoint, state.mountpoint):
-                    node.mount(node.catalogue.record(seal), place)
-        except (HeadraceError, OSError) as error:
-            warn(f"seal {seal} is not mounted: {error}")
+    for place, seal in node.known_places():
+        if not place.in_place or is_below(place.mountpoint, state.mountpoint):
+            node.try_mount(seal, place)
+
+
+class AutomaticCover:
+    """Mounts the seals that a node makes by itself, in place. state: of the command that mounted the namespace."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._known: set[SealId] = set()
+
+    def look(self) -> None:
+        """Mount those that are new. One that can't be mounted is named on stderr, once."""
+        state = self._state
+        if os.geteuid() != 0 or not state.cache or not state.mountpoint:
+            return
+        node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
+        seals = set(node.catalogue.seals())
+        for seal in sorted(seals - self._known):
+            try:
+                record = node.catalogue.record(seal)
+                if record.automatic and not node.catalogue.places(seal):
+                    for place in node.places(None, record.path, in_place=True, shared=False):
+                        node.mount_automatic(record, place)
+            except PathNotFoundError:
+                continue  # the node removed it meanwhile
+            except (HeadraceError, OSError) as error:
+                warn(f"seal {seal} is not mounted: {error}")
+        self._known = seals
 
 
 def uncover(mountpoint: str) -> None:
@@ -46,7 +76,7 @@ def uncover(mountpoint: str) -> None:
                 warn(f"a seal stays mounted: {error}")
 
 
-def _is_below(path: str, top: str) -> bool:
+def is_below(path: str, top: str) -> bool:
     return bool(top) and (path == top or path.startswith(top.rstrip("/") + "/"))
 
 
@@ -86,21 +116,63 @@ class SealNode:
         return places
 
     def mount(self, record: SealRecord, place: Place) -> None:
-        """Mount a seal, and record the place first, so that no mount is left that nobody knows."""
+        """Mount a seal, and record the place first, so that no mount is left that nobody knows. The seal that had the
+        place loses it only when this one is mounted."""
         from headrace.seal.places import mount_seal
 
         if not place.in_place:
             os.makedirs(place.mountpoint, exist_ok=True)
             if not os.path.ismount(place.mountpoint) and os.listdir(place.mountpoint):
                 raise MountError(f"cannot mount at {place.mountpoint}", why="the directory is not empty")
-        for seal in self.catalogue.seals():
-            places = self.catalogue.places(seal)
-            wanted = [other for other in places if other.mountpoint != place.mountpoint]
-            if seal == record.seal:
-                wanted.append(place)
-            if wanted != places:
-                self.catalogue.set_places(seal, wanted)
+        before = self.catalogue.places(record.seal)
+        others = [other for other in before if other.mountpoint != place.mountpoint]
+        self.catalogue.set_places(record.seal, [*others, place])
+        try:
+            mount_seal(self.catalogue, record, self.folders, place)
+        except BaseException:
+            self.catalogue.set_places(record.seal, before)
+            raise
+        self._take_place_from_others(record.seal, place)
+        for inner, seal in self.known_places():
+            if inner.mountpoint != place.mountpoint and is_below(inner.mountpoint, place.mountpoint):
+                self.try_mount(seal, inner)  # it went with the view that this one replaced
+
+    def mount_automatic(self, record: SealRecord, place: Place) -> None:
+        """Mount a seal that the node may remove at this moment: then it does not stay mounted."""
+        from headrace.seal.mounted import source_on_top
+        from headrace.seal.places import mount_seal, unmount_seal
+
+        if source_on_top(place.mountpoint):
+            return  # a user mounted a seal there
+        self.catalogue.set_places(record.seal, [place])
         mount_seal(self.catalogue, record, self.folders, place)
+        if record.seal not in self.catalogue.seals():
+            unmount_seal(place.mountpoint)
+
+    def try_mount(self, seal: SealId, place: Place) -> None:
+        """Mount a seal where it was before. A warning says why it stays unmounted."""
+        from headrace.seal.places import mount_seal
+
+        try:
+            mount_seal(self.catalogue, self.catalogue.record(seal), self.folders, place)
+        except (HeadraceError, OSError) as error:
+            warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}")
+
+    def known_places(self) -> list[tuple[Place, SealId]]:
+        """Return where seals are to be mounted: outer places first."""
+        places: list[tuple[Place, SealId]] = []
+        for seal in self.catalogue.seals():
+            try:
+                places += [(place, seal) for place in self.catalogue.places(seal)]
+            except HeadraceError as error:
+                warn(f"seal {seal} is not mounted: {error}")
+        return sorted(places, key=lambda row: row[0].mountpoint.split("/"))
+
+    def _take_place_from_others(self, mounted: SealId, place: Place) -> None:
+        for other, seal in self.known_places():
+            if seal != mounted and other.mountpoint == place.mountpoint:
+                kept = [kept for kept in self.catalogue.places(seal) if kept.mountpoint != place.mountpoint]
+                self.catalogue.set_places(seal, kept)
 
 
 def running_node(socket: str | None, cache: str | None, path: str | None) -> SealNode:
@@ -143,8 +215,5 @@ def _node_of(target: Target, *, is_running: bool) -> SealNode:
 
 def _is_shared(mountpoint: str) -> bool:
     """Return whether other users may enter a mount of a session (allow_other)."""
-    with open("/proc/self/mounts", "rb") as file:
-        rows = [line.split(b" ") for line in file]
-    target = os.fsencode(mountpoint).replace(b" ", b"\\040")
-    options_of = [row[3] for row in rows if row[1] == target and row[2] == b"fuse.headrace"]
-    return bool(options_of) and b"allow_other" in options_of[-1].split(b",")
+    rows = [row for row in mount_table() if row.mountpoint == mountpoint and row.kind == "fuse.headrace"]
+    return bool(rows) and "allow_other" in rows[-1].options

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
+from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.gateways import KeptGateway, configured_kinds
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
-from headrace.cli.sealed_mounts import uncover
+from headrace.cli.sealed_mounts import AutomaticCover, uncover
 from headrace.cli.state import (
     RunState,
     drop_socket,
@@ -42,6 +43,8 @@ STEADY_S = 30.0
 BACKOFF_S_MAX = 10.0
 FD_STORE_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
+COVER_INTERVAL_S = 1.0
+"""How soon a seal that the node made by itself is mounted."""
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
 
@@ -78,6 +81,8 @@ class Supervisor:
         self._deaths = 0
         self._node_began_s = 0.0
         self._again_at_s: float | None = None
+        self._cover = AutomaticCover(self.state)
+        self._cover_at_s = 0.0 if config is not None and config.seal == "auto" else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -206,6 +211,9 @@ class Supervisor:
         ready = self._wait()
         if self._stopping:
             return
+        if self._cover_at_s is not None and time.monotonic() >= self._cover_at_s:
+            self._cover.look()
+            self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
         if self._wake in ready:
             os.read(self._wake, 64)
         for gateway in self._gateways:
@@ -228,7 +236,7 @@ class Supervisor:
             fds += [self._node.ready_fd, self._node.exit_fd]
         for gateway in self._gateways:
             fds += gateway.descriptors()
-        dues_s = [self._again_at_s, *(gateway.again_at_s for gateway in self._gateways)]
+        dues_s = [self._again_at_s, self._cover_at_s, *(gateway.again_at_s for gateway in self._gateways)]
         due_s = [due for due in dues_s if due is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         return select.select([fd for fd in fds if fd >= 0], [], [], wait_s)[0]
@@ -265,12 +273,11 @@ class Supervisor:
             self._fd_store.exit_fd = -1
             self._fd_store = None
         self._fd_store_exit_fd = -1
-        from headrace.fuse import device
         from headrace.fuse.servers import Role
 
         assert self._servers is not None
         until_s, before = time.monotonic() + REPLACED_WITHIN_S, (-1, -1)
-        while device.mounted_at(self.state.mountpoint) is not None:
+        while mounted_at(self.state.mountpoint) is not None:
             if self._stopping:
                 return
             # A session that the FD store forked just before it died takes its lock a moment later. So a result counts
@@ -332,8 +339,8 @@ def detach(mountpoint: str) -> None:
     from headrace.fuse import device
 
     uncover(mountpoint)
-    mounted = device.mounted_at(mountpoint)
+    mounted = mounted_at(mountpoint)
     if os.geteuid() and not only_root_moves(mountpoint):
         return  # the path comes from a folder that this user writes, and may lead elsewhere by now
-    if mounted is not None and mounted.fstype == "fuse.headrace":
+    if mounted is not None and mounted.kind == "fuse.headrace":
         device.unmount(mountpoint, detach=True)

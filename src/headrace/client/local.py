@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.base.boot_clock import now_ns
+from headrace.base.cache_names import DATA_NAME, TOGETHER_BITS
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
-from headrace.store.volume import DATA_NAME, data_path, files_folder
+from headrace.store.volume import data_path, files_folder
 from headrace.wire.messages import Welcome
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -68,7 +69,7 @@ class LocalCache:
             return None
         id, size_bytes, volume, _, _ = row
         try:
-            fd = os.open(DATA_NAME % (id & 255, id), _READ, dir_fd=self._folders[volume])
+            fd = os.open(DATA_NAME % (id >> TOGETHER_BITS, id), _READ, dir_fd=self._folders[volume])
         except (OSError, IndexError):
             return None  # evicted just now; the slow path reports any other error
         self._touch(id)
@@ -81,7 +82,9 @@ class LocalCache:
             return None
         entry, volume, extras = row
         try:
-            fd = os.open(DATA_NAME % (entry.id & 255, entry.id), _READ, dir_fd=self._folders[volume])
+            fd = os.open(
+                DATA_NAME % (entry.id >> TOGETHER_BITS, entry.id), _READ, dir_fd=self._folders[volume]
+            )
         except (OSError, IndexError):
             return None
         self._touch(entry.id)

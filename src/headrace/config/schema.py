@@ -23,6 +23,7 @@ CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
 TIERS = ("memory", "nvme", "hdd")
 POLICIES = ("s3fifo", "lru")
 CLUSTER_SCHEMES = ("etcd", "https")
+SEAL_POLICIES = ("off", "auto")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
@@ -130,6 +131,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "verifies checksums. 0 turns it off. docs/monitoring.md explains how to choose it."
         ),
     ] = 16 << 20
+    seal: Annotated[
+        str,
+        Meta(
+            description="`auto`: seal data sets of small files in place when they are cached as a whole and no longer "
+            "change. `off`: seal only by command. docs/seals.md explains it."
+        ),
+    ] = "off"
+    seal_quiet_s: Annotated[
+        float,
+        Meta(
+            description="With `seal = auto`: seconds for which a data set has not changed before it is sealed, and "
+            "between two comparisons of a sealed one with its origin."
+        ),
+    ] = 300.0
     cluster: Annotated[
         str,
         Meta(
@@ -356,6 +371,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_volumes(self.cache)
         _one_of("eviction_policy", self.eviction_policy, POLICIES)
         _one_of("log_level", self.log_level, LOG_LEVELS)
+        _one_of("seal", self.seal, SEAL_POLICIES)
         _check_numbers(self)
         if not 0 < self.watermark_low <= self.watermark_high <= 1:
             raise UsageError("settings watermark_low, watermark_high", why="must be 0 < low <= high <= 1")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.base.mount_table import Mounted, mount_table
 from headrace.diagnose.recording import FileSystemUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
@@ -34,16 +34,9 @@ _MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "proc", "sysfs", "hugetlbfs")
 _HEADRACE = "fuse.headrace"
 _LIBRARY = "headrace://"
 """Stands for the mountpoint where the job uses the node without a mount."""
+_NODE_OF_HOST = Mounted(_LIBRARY, "", "/", _HEADRACE, "this host's node", ())
 _SECTOR_BYTES = 512
 _NETWORK_CARDS = "/sys/class/net"
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    mountpoint: str
-    device: str
-    kind: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +80,10 @@ class PlaceWatch:
             and self._node is not None
             and not any(usage.storage is Storage.HEADRACE for usage in usages)
         ):
-            usages.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
+            usages.append(self._headrace(_NODE_OF_HOST))
         return tuple(usages)
 
-    def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
+    def _place(self, mount: Mounted, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
         if mount.kind == _HEADRACE:
             return self._headrace(mount)
         if mount.kind in _SHARES or mount.kind.startswith("fuse"):
@@ -109,7 +102,7 @@ class PlaceWatch:
             busy=min(1.0, (now.busy_ms - before.busy_ms) / 1000 / max(wall_s, 0.001)),
         )
 
-    def _headrace(self, mount: _Mount) -> FileSystemUsage:
+    def _headrace(self, mount: Mounted) -> FileSystemUsage:
         by_library = mount.mountpoint == _LIBRARY
         before = _counters(self._node if by_library else self._nodes.get(mount.mountpoint))
         status = self._status_of("" if by_library else mount.mountpoint)
@@ -129,7 +122,7 @@ class PlaceWatch:
         )
 
 
-def _mounts_of_job(pid: int) -> list[_Mount]:
+def _mounts_of_job(pid: int) -> list[Mounted]:
     """Return the mounts of this process where the job has ended, or may not be inspected."""
     try:
         return mounts(pid)
@@ -137,17 +130,9 @@ def _mounts_of_job(pid: int) -> list[_Mount]:
         return mounts(os.getpid())
 
 
-def mounts(pid: int) -> list[_Mount]:
-    """Return the mounts that a process sees (proc(5), mountinfo). A later mount hides an earlier one at the same
-    path."""
-    by_mountpoint: dict[str, _Mount] = {}
-    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as file:
-        for line in file:
-            mount_part, source_part = line.rstrip("\n").split(" - ", 1)
-            fields, (kind, source, *_) = mount_part.split(" "), source_part.split(" ")
-            mountpoint = _unescaped(fields[4])
-            by_mountpoint[mountpoint] = _Mount(mountpoint, fields[2], kind, _unescaped(source))
-    return list(by_mountpoint.values())
+def mounts(pid: int) -> list[Mounted]:
+    """Return the mounts that a process sees. A later mount hides an earlier one at the same path. OSError."""
+    return list({row.mountpoint: row for row in mount_table(pid)}.values())
 
 
 def link_bytes_s() -> int:
@@ -164,11 +149,7 @@ def link_bytes_s() -> int:
     return fastest
 
 
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda escape: chr(int(escape[1], 8)), text)
-
-
-def _mount_of(path: str, all_mounts: list[_Mount]) -> _Mount | None:
+def _mount_of(path: str, all_mounts: list[Mounted]) -> Mounted | None:
     above = [
         mount
         for mount in all_mounts

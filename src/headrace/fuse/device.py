@@ -6,9 +6,9 @@ import ctypes
 import errno
 import fcntl
 import os
-from dataclasses import dataclass
 
 from headrace.base.errors import MountError
+from headrace.base.mount_table import mounted_at
 from headrace.fuse import abi
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
@@ -18,15 +18,6 @@ MOUNTING_NEEDS = "mounting needs root (CAP_SYS_ADMIN); without MOUNTPOINT, a nod
 READ_AHEAD_KB = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True)
-class MountPoint:
-    """Holds one row of /proc/self/mountinfo."""
-
-    path: str
-    fstype: str
-    device: str  # "major:minor"
 
 
 def open_device() -> int:
@@ -80,23 +71,6 @@ def backing_close(fd: int, backing_id: int) -> None:
         fcntl.ioctl(fd, abi.BACKING_CLOSE, backing_id.to_bytes(4, "little"))
     except OSError:
         pass  # closed already
-
-
-def mounts() -> list[MountPoint]:
-    rows = []
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            left, _, right = line.partition(b" - ")
-            fields = left.split(b" ")
-            path = fields[4].decode("unicode_escape").encode("latin-1")
-            rows.append(MountPoint(os.fsdecode(path), right.split(b" ")[0].decode(), fields[2].decode()))
-    return rows
-
-
-def mounted_at(mountpoint: str) -> MountPoint | None:
-    """Return the topmost mount at a path, or None. Makes no call on a file system."""
-    rows = [row for row in mounts() if row.path == mountpoint]
-    return rows[-1] if rows else None
 
 
 def set_read_ahead(mountpoint: str, kib: int = READ_AHEAD_KB) -> bool:

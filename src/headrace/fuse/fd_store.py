@@ -24,6 +24,7 @@ from headrace.base import capabilities
 from headrace.base.capabilities import Capability
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
+from headrace.base.mount_table import mounted_at
 from headrace.fuse import device, handover_state, mount
 from headrace.fuse.backings import BackingsKeeper
 from headrace.fuse.servers import Role, Servers, is_zombie
@@ -175,7 +176,7 @@ class FdStore:
         assert self._control is not None
         self._control.close()
         self._reap()
-        if device.mounted_at(self._arguments.mountpoint) is None:
+        if mounted_at(self._arguments.mountpoint) is None:
             return 0
         if not self._ready:
             self._unmount()

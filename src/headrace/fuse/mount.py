@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from headrace.base.errors import MountError
+from headrace.base.mount_table import mounted_at
 from headrace.fuse import device
 
 ANSWER_LIMIT_S = 5.0
@@ -23,11 +24,11 @@ def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
     """Return the real path of a directory to mount at, or raise MountError. `is_served` says whether a process may
     serve a Headrace mount there."""
     path = place_of(mountpoint)
-    mounted = device.mounted_at(path)
-    if mounted is not None and mounted.fstype.startswith("fuse"):
-        is_headrace = mounted.fstype == device.FSTYPE
+    mounted = mounted_at(path)
+    if mounted is not None and mounted.kind.startswith("fuse"):
+        is_headrace = mounted.kind == device.FSTYPE
         if not _is_dead(path, lambda: not is_headrace or is_served(path)):
-            why = f"a {mounted.fstype} file system is mounted there"
+            why = f"a {mounted.kind} file system is mounted there"
             hint = f"unmount it first: {'headrace down' if is_headrace else 'umount'} {path}"
             raise MountError(f"{path} is a mountpoint already", why=why, hint=hint)
         device.unmount(path, detach=True, abort=True)

@@ -19,6 +19,8 @@ from headrace.base.model import Entry, FileId, Kind
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.read import ReadPath
+from headrace.jobs.auto_seal import AutoSeal
+from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.files import FileWork
 from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
@@ -43,7 +45,7 @@ KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 class Jobs:
     """The jobs of this node. Checks of cached files run in `disk` and take one of its threads. `on_damaged` makes the
     clients of this host forget the bytes of files that turned out to be wrong. `catalogue` has the node's seals, and
-    `modes` where its users write: what they write can't be sealed."""
+    `modes` where its users write: what they write can't be sealed. seal_quiet_s: as quiet_s of AutoSeal."""
 
     def __init__(
         self,
@@ -55,11 +57,18 @@ class Jobs:
         catalogue: Catalogue,
         modes: WriteModes,
         on_damaged: Callable[[list[FileId]], Awaitable[None]],
+        seal_quiet_s: float | None = None,
     ) -> None:
         self.namespace = namespace
         self.store = store
         self.files = FileWork(store, reads, disk)
         self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes)
+        self.auto_seal = AutoSeal(
+            namespace,
+            AutomaticSeals(namespace, self.sealing, catalogue, disk),
+            quiet_s=seal_quiet_s,
+            relist=lambda path: self._sync(path, JobProgress()),
+        )
         self._disk = disk
         self._on_damaged = on_damaged
 
@@ -90,6 +99,8 @@ class Jobs:
         elif kind == "sync":
             await self._sync(path, progress)
         else:
+            if kind == "free":
+                await self.auto_seal.give_up(path, "files of it were freed")
             await self._each_file(path, self._action(kind, parsed), progress, fresh=kind in FETCHING)
 
     def _action(self, kind: str, options: JobOptions) -> FileAction:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import stat
 import time
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from headrace.base.cache_names import LAYOUT
 from headrace.base.decoding import msgpack_decoder
 from headrace.base.errors import (
     HeadraceError,
@@ -38,18 +38,16 @@ from headrace.jobs.walk import NAMES_AT_ONCE
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
 from headrace.seal.erofs import ImageEntry
-from headrace.seal.mounted import mounts_of, places_by_source, source_of
+from headrace.seal.mounted import mountpoints, mounts_of
 from headrace.seal.probe import seal_trouble
 from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
+from headrace.seal.stored_image import drop_older_images, image_entry
 from headrace.seal.writer import write_image
 from headrace.store.checksum import block_checksum
 from headrace.store.reader import CacheReader
 from headrace.store.recovery import version_of
 from headrace.store.store import Store
 from headrace.store.usage import allocated_bytes
-from headrace.store.volume import DATA_NAME
-
-log = logging.getLogger(__name__)
 
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 """The modes that an image shows where the origin stores none; a read-only mount shows the same."""
@@ -78,19 +76,12 @@ class Sealing:
         self._disk = disk
         self._modes = modes
 
-    def load_seals(self) -> None:
-        """Keep the files of all seals, and remove what an earlier run left unfinished. Blocks for the disk."""
-        self._catalogue.remove_drafts()
-        for seal in self._catalogue.seals():
-            try:
-                self._store.sealed.put(str(seal), self._catalogue.ids(seal))
-            except InvalidImageError as error:
-                log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
-
-    async def make(self, path: bytes, seal: SealId, progress: JobProgress) -> None:
+    async def make(
+        self, path: bytes, seal: SealId, progress: JobProgress, *, automatic: bool = False
+    ) -> None:
         """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no
         seal. NoSpaceError, before anything is loaded, where the cache is too small; UsageError, HeadraceError."""
-        if self._modes.any_below(path):
+        if self.is_writable(path):
             raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
         with self._catalogue.draft(seal) as draft:
             kept = self._store.sealed.begin(str(seal))
@@ -100,28 +91,38 @@ class Sealing:
                 await self._in_thread(self._check_room, needed, os.fsdecode(path))
                 await self._load_missing(draft, progress)
                 if not progress.failed_files:
-                    await self._in_thread(self._publish, draft, os.fsdecode(path), progress)
+                    record = self._record_of(draft.seal, path, progress, automatic=automatic)
+                    await self._in_thread(self._publish, draft, record)
             finally:
                 self._store.sealed.end(str(seal))
+
+    def is_writable(self, path: bytes) -> bool:
+        """Return whether a file at or below a path can be written on this node. Such directories are not sealed."""
+        return self._modes.any_below(path)
 
     async def remove(self, seal: SealId) -> None:
         """Remove a seal that is not mounted. Its files may be evicted then. PathNotFoundError, UsageError."""
         await self._in_thread(self._remove, seal)
 
-    def status(self) -> list[dict[str, Any]]:
-        """Return the seals and where they are mounted. Blocks for small files."""
-        places = places_by_source()
-        records = [self._catalogue.record(seal) for seal in self._catalogue.seals()]
-        return [
-            {
-                "seal": str(record.seal),
-                "path": record.path,
-                "files": record.files,
-                "size_bytes": record.size_bytes,
-                "mounted": places.get(source_of(record), []),
-            }
-            for record in records
-        ]
+    def status(self) -> dict[str, object]:
+        """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
+        places = mountpoints()
+        seals = self._catalogue.seals()
+        rows = [{**self._summary(seal), "mounted": places.get(str(seal), [])} for seal in seals]
+        return {"seals": rows, "seal_trouble": self.trouble}
+
+    def _summary(self, seal: SealId) -> dict[str, Any]:
+        try:
+            record = self._catalogue.record(seal)
+        except (HeadraceError, OSError) as error:
+            return {"seal": str(seal), "path": "", "files": 0, "size_bytes": 0, "trouble": str(error)}
+        return {
+            "seal": str(seal),
+            "path": record.path,
+            "files": record.files,
+            "size_bytes": record.size_bytes,
+            "trouble": "",
+        }
 
     @functools.cached_property
     def trouble(self) -> str:
@@ -190,7 +191,7 @@ class Sealing:
                 if entry.kind is not Kind.FILE:
                     continue
                 kept.add(entry.id)  # before it is read or loaded, so that it is not evicted from now on
-                if self._is_whole(entry):
+                if self.is_whole(entry):
                     progress.files_done += 1
                     progress.bytes_done += entry.version.size_bytes
                 else:
@@ -198,7 +199,8 @@ class Sealing:
                     _write_row(out, encoder.encode((path, entry)))
         return needed
 
-    def _is_whole(self, entry: Entry) -> bool:
+    def is_whole(self, entry: Entry) -> bool:
+        """Return whether the cache has the bytes of a file, on a disk."""
         cached = self._store.index.cached(entry.id)
         return (
             cached is not None
@@ -230,13 +232,24 @@ class Sealing:
 
         async def load(entry: Entry) -> int:
             size_bytes = await self._files.load(entry, priority=Priority.NORMAL)
-            if size_bytes and not self._is_whole(entry):
+            if size_bytes and not self.is_whole(entry):
                 raise NoSpaceError("seal", why="no disk of the cache has room for the file")
             return size_bytes
 
         await each_file(files(), load, progress)
 
-    def _publish(self, draft: Draft, path: str, progress: JobProgress) -> None:
+    def _record_of(self, seal: SealId, path: bytes, progress: JobProgress, *, automatic: bool) -> SealRecord:
+        """Return the record of a seal whose list and image are not written yet."""
+        return SealRecord(
+            *(seal.name, seal.version, os.fsdecode(path), "", ""),
+            files=progress.files_total,
+            size_bytes=progress.bytes_total,
+            created_s=time.time(),
+            layout=LAYOUT,
+            automatic=automatic,
+        )
+
+    def _publish(self, draft: Draft, record: SealRecord) -> None:
         ids: array[int] = array("Q")
         with draft.create_list() as list_file, draft.create("image") as image:
             snapshot = SnapshotWriter(list_file)
@@ -246,30 +259,18 @@ class Sealing:
         for name in ("rows", "missing"):
             os.unlink(os.path.join(draft.folder, name))
         self._store.sync()  # a power loss must not leave a seal of files that are not trusted
-        self._store.sealed.put(str(draft.seal), ids)
-        record = SealRecord(
-            *(draft.seal.name, draft.seal.version, path, snapshot.finish(), digest),
-            files=progress.files_total,
-            size_bytes=progress.bytes_total,
-            created_s=time.time(),
-        )
-        try:
-            self._catalogue.publish(draft, record)
-        except BaseException:
-            self._store.sealed.drop(str(draft.seal))
-            raise
+        record = msgspec.structs.replace(record, id=snapshot.finish(), image=digest)
+        self._catalogue.publish(draft, record)
+        self._store.sealed.add(ids)
+        drop_older_images(self._catalogue, record)
 
     def _image_entries(self, draft: Draft, snapshot: SnapshotWriter, ids: array[int]) -> Iterator[ImageEntry]:
         for path, entry in _rows(draft, "rows"):
             row = self._snapshot_entry(path, entry)
             snapshot.add(row)
-            target = b""
             if row.is_file:
                 ids.append(entry.id)
-                target = b"/" + DATA_NAME % (entry.id & 255, entry.id) if row.size_bytes else b""
-            yield ImageEntry(
-                *(path, row.mode, row.size_bytes, row.uid or 0, row.gid or 0, row.mtime_ns, target)
-            )
+            yield image_entry(row, entry.id)
 
     def _snapshot_entry(self, path: bytes, entry: Entry) -> SnapshotEntry:
         mtime_ns = max(0, entry.mtime_ns)
@@ -324,7 +325,7 @@ class Sealing:
         return ""
 
     def _remove(self, seal: SealId) -> None:
-        mounted = mounts_of(self._catalogue.record(seal))
+        mounted = mounts_of(seal)
         if mounted:
             raise UsageError(
                 f"seal {seal}",
@@ -332,7 +333,7 @@ class Sealing:
                 hint=f"run `headrace seal remove {seal}`",
             )
         self._catalogue.remove(seal)
-        self._store.sealed.drop(str(seal))
+        self._store.sealed.renew()
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not

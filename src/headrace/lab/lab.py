@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, UsageError
+from headrace.base.mount_table import mount_table
 from headrace.config.secret_options import option_words
 from headrace.lab import network, processes, services, state
 from headrace.lab.network import Loopback, Namespaces, Network
@@ -350,11 +351,9 @@ def _running(commands: Mapping[int, str]) -> str:
 
 
 def _unmount_below(folder: str) -> None:
-    with open("/proc/self/mounts") as mounts:
-        mountpoints = [line.split()[1] for line in mounts]
-    for path in reversed(mountpoints):
-        if path.startswith(folder + "/"):
-            subprocess.run(["umount", "-l", path], capture_output=True, timeout=20, check=False)
+    for row in reversed(mount_table()):
+        if row.mountpoint.startswith(folder + "/"):
+            subprocess.run(["umount", "-l", row.mountpoint], capture_output=True, timeout=20, check=False)
 
 
 def _large_folder() -> str:

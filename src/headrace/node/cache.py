@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundError
 from headrace.base.model import FileId, Version
@@ -13,7 +13,7 @@ from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
 from headrace.seal.catalogue import Catalogue
 from headrace.store.index import Index
-from headrace.store.recovery import SealedFile
+from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -26,6 +26,7 @@ def index_folder(config: Config) -> str:
 
 
 def open_store(config: Config) -> Store:
+    """Open the cache, with a new index where the old one is corrupt; remove what an earlier run left of seals."""
     volumes = [
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)
@@ -33,10 +34,25 @@ def open_store(config: Config) -> Store:
     if os.path.exists(_corrupt_mark(config)):
         put_aside(config, CorruptIndexError("the last run found a damaged page"))
     try:
-        return _store_at(config, volumes)
+        store = _store_at(config, volumes)
     except CorruptIndexError as error:
         put_aside(config, error)
-        return _store_at(config, volumes)
+        store = _store_at(config, volumes)
+    Catalogue.of_cache(config.cache[0].folder).remove_drafts()
+    return store
+
+
+def _seals_of(config: Config) -> StoredSeals:
+    catalogue = Catalogue.of_cache(config.cache[0].folder)
+    return StoredSeals(ids=lambda: _sealed_ids(catalogue), files=lambda: _sealed_files(catalogue))
+
+
+def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:
+    for seal in catalogue.seals():
+        try:
+            yield catalogue.ids(seal)
+        except (HeadraceError, OSError) as error:
+            log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
 
 
 def _sealed_files(catalogue: Catalogue) -> Iterator[SealedFile]:
@@ -103,5 +119,5 @@ def _store_at(config: Config, volumes: list[Volume]) -> Store:
         low=config.watermark_low,
         borrowed_share=config.borrowed_share,
         spill=spill_of(config.socket_path),
-        sealed=lambda: _sealed_files(Catalogue.of_cache(config.cache[0].folder)),
+        seals=_seals_of(config),
     )

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 4
+SEALS_STATUS_WITHIN_S = 3.0
 GC_THRESHOLD = 50_000
 """Reference counting frees most garbage of a node; the collector's default would run after every 700 objects."""
 
@@ -134,14 +135,15 @@ class Node:
             catalogue=Catalogue.of_cache(config.cache[0].folder),
             modes=WriteModes.parse(config.write),
             on_damaged=self._damaged,
+            seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
         )
-        self.jobs.sealing.load_seals()
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(
             *(store, self.reads, self.disk),
             write=self.write,
             cluster=self.cluster,
+            give_up_seal=self.jobs.auto_seal.give_up_for_room,
             on_corrupt=self._give_up_index,
         )
         self.requests = self._build_requests()
@@ -260,6 +262,7 @@ class Node:
             close_after_failure(store)
             raise
         node.upkeep.start()
+        node.jobs.auto_seal.start()
         if node.scrub is not None:
             node.scrub.start()
         return node
@@ -290,6 +293,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.upkeep.stop()
+        await self.jobs.auto_seal.stop()
         if self.scrub is not None:
             await self.scrub.stop()
         await self.server.stop()
@@ -324,7 +328,15 @@ class Node:
             raise
 
     async def _report(self, _: StatusAsk) -> Report:
-        return Report(status=self.status())
+        return Report(status={**self.status(), **await self._seals_status()})
+
+    async def _seals_status(self) -> dict[str, object]:
+        """Return the part of the status that is on the disk. A disk that hangs must not hang the status."""
+        work = asyncio.get_running_loop().run_in_executor(self.disk, self.jobs.sealing.status)
+        await asyncio.wait([work], timeout=SEALS_STATUS_WITHIN_S)
+        if not work.done():
+            return {"seals": [], "seal_trouble": "the disk of the first cache volume does not answer"}
+        return work.result()
 
     async def _record_gateway(self, counts: GatewayCounts) -> Done:
         self.gateways.record(counts)
@@ -358,8 +370,7 @@ class Node:
                 {"path": mount.path, "url": mount.url, "sync_interval_s": mount.sync_interval_s}
                 for mount in self.mounts.all()
             ],
-            "seals": self.jobs.sealing.status(),
-            "seal_trouble": self.jobs.sealing.trouble,
+            "seal_auto": self.jobs.auto_seal.status(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
@@ -375,6 +386,7 @@ class Node:
             self.cluster.names_changed(names)
         if self.write is not None:
             self.write.names_changed(self.namespace.tree.paths_of(names))
+        self.jobs.auto_seal.names_changed(names)
         self.sessions.invalidate(names)
 
     def _evicted(self, ids: list[FileId]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,8 @@ IDLE_FILL_S = 15.0
 
 class Upkeep:
     """Runs one task. disk: the threads for blocking work. on_corrupt: gets the error of a damaged index, once a
-    second. write, cluster: None for a node that writes nothing, or has no cluster."""
+    second. write, cluster: None for a node that writes nothing, or has no cluster. give_up_seal: removes a seal, so
+    that its files can be evicted, and returns whether there was one."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Upkeep:
         *,
         write: WriteBack | None,
         cluster: ClusterServices | None,
+        give_up_seal: Callable[[], Awaitable[bool]],
         on_corrupt: Callable[[CorruptIndexError], None],
     ) -> None:
         self._store = store
@@ -44,6 +46,7 @@ class Upkeep:
         self._disk = disk
         self._write = write
         self._cluster = cluster
+        self._give_up_seal = give_up_seal
         self._on_corrupt = on_corrupt
         self._tasks = OwnedTasks()
         self.disks_full: list[str] = []
@@ -81,6 +84,8 @@ class Upkeep:
         self._store.space.set_written(self._bytes_written())
         while self._store.space.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
+        if self._store.space.is_short():
+            await self._give_up_seal()
 
     async def _sync(self) -> None:
         """Sync what was filled, so that a power loss costs little."""

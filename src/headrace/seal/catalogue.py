@@ -3,7 +3,7 @@
     NAME@VERSION/seal.json    SealRecord
     NAME@VERSION/list         the content list (`seal/snapshot.py`), compressed by gzip
     NAME@VERSION/ids          for each file of the list, in its order, the id of its cache file: 8 bytes, little-endian
-    NAME@VERSION/image        the image (`seal/writer.py`)
+    NAME@VERSION/image        the image; it may be absent (`seal/stored_image.py`)
     NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
 
@@ -21,9 +21,9 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -64,7 +64,8 @@ class SealId(msgspec.Struct, frozen=True, order=True):
 
 
 class SealRecord(msgspec.Struct, frozen=True):
-    """A seal. path: of the namespace. id: of the content list. image: its SHA-256. created_s: seconds since 1970."""
+    """A seal. path: of the namespace. id: of the content list. image: its SHA-256. layout: of the cache files that the
+    image names. automatic: the node made it by itself, and removes it. created_s: seconds since 1970."""
 
     name: str
     version: int
@@ -74,6 +75,8 @@ class SealRecord(msgspec.Struct, frozen=True):
     files: int
     size_bytes: int
     created_s: float
+    layout: Literal[2]
+    automatic: bool = False
 
     @property
     def seal(self) -> SealId:
@@ -207,6 +210,11 @@ class Catalogue:
                 raise _exists(draft.seal) from error
             raise
         _sync_folder(self.folder)
+
+    def drop_image(self, seal: SealId) -> None:
+        """Remove the image of a seal, which can be written again. A mounted one goes on."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(seal, "image"))
 
     def remove(self, seal: SealId) -> None:
         """Remove a seal: it is gone at once, then its files are. PathNotFoundError."""

@@ -12,14 +12,15 @@ from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.mounted import source_of, source_on_top
+from headrace.seal.stored_image import open_stored_image
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 
 
 def mount_seal(catalogue: Catalogue, record: SealRecord, volumes: Sequence[str], place: Place) -> None:
-    """Mount a seal, unless it is mounted there already; it takes the place of another seal. volumes: of
-    the node. It reads the whole image. Open files of what it covers or replaces go on, and no open sees what is
+    """Mount a seal, unless it is mounted there already; it takes the place of another seal. volumes: of the node. It
+    reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no open sees what is
     under both. InvalidImageError, MountError."""
     replaced = source_on_top(place.mountpoint)
     if replaced == source_of(record):
@@ -28,7 +29,7 @@ def mount_seal(catalogue: Catalogue, record: SealRecord, volumes: Sequence[str],
     with ExitStack() as stack:
         folders = [stack.enter_context(_opened(f"{folder}/files")) for folder in volumes]
         target = stack.enter_context(_opened_place(place))
-        source = stack.enter_context(_opened(catalogue.path(seal, "image"), os.O_RDONLY | os.O_CLOEXEC))
+        source = stack.enter_context(_closing(open_stored_image(catalogue, record)))
         cover = None if place.shared else stack.enter_context(_opened(catalogue.path(seal, "cover")))
         image = stack.enter_context(_closing(open_image(source, record.image)))
         view = stack.enter_context(_closing(open_view(image, folders, source=source_of(record), cover=cover)))

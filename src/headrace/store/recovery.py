@@ -23,6 +23,7 @@ from headrace.store.block_map import BlockMap
 from headrace.store.checksum import verify_file
 from headrace.store.index import Index
 from headrace.store.schema import CachedFile
+from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.volume import Volume
 
 BATCH = 1000
@@ -50,20 +51,7 @@ class FsckReport:
         return not self.faults
 
 
-@dataclass(frozen=True, slots=True)
-class SealedFile:
-    """A file that a seal needs, as its catalogue has it. checksum: as CachedFile has it."""
-
-    id: FileId
-    version: Version
-    checksum: int
-
-
-SealedFilesOf = Callable[[], Iterable[SealedFile]]
-"""Reads the files of all seals."""
-
-
-def recover(index: Index, volumes: list[Volume], sealed: SealedFilesOf) -> int:
+def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
     """Mark files that can't be trusted and remove files without a record; return the number of marked ones. Files of
     seals get their records again. Only then the checkpoint is of this boot: if the start is killed before, the next one
     has the same work to do."""
@@ -85,9 +73,11 @@ def recover(index: Index, volumes: list[Volume], sealed: SealedFilesOf) -> int:
                 suspects = []
         marked += _mark(index, suspects)
     if index.state.restored or index.state.created:
-        _restore_sealed(index, volumes, sealed())
+        _restore_sealed(index, volumes, seals.files())
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
+    for volume in volumes:
+        volume.remove_empty_folders()
     failpoint.hit("recover.marked")
     if index.state.unsettled:
         index.state.checkpoint()

@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.base.model import FileId
+from headrace.base.model import FileId, Version
 from headrace.store.file_registry import FileRegistry
 from headrace.store.usage import allocated_bytes
 
 
-class SealedFiles:
-    """The files of a store's seals: they are not evicted. The catalogue of seals has them durably.
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that a seal needs, as its catalogue has it. checksum: as CachedFile has it."""
 
-    Every method may be called in any thread.
+    id: FileId
+    version: Version
+    checksum: int
+
+
+class StoredSeals(NamedTuple):
+    """Reads the seals of a cache from its disk. ids: of the files of each seal. files: the same files, with what is
+    needed to record them again; only a start that lost the index reads them."""
+
+    ids: Callable[[], Iterable[Iterable[int]]]
+    files: Callable[[], Iterable[SealedFile]]
+
+
+NO_SEALS = StoredSeals(ids=tuple, files=tuple)
+
+
+class SealedFiles:
+    """The files of a store's seals: they are not evicted. stored: has the seals durably.
+
+    Every method may be called in any thread. It blocks for the disk where it says so.
     """
 
-    def __init__(self, files: FileRegistry) -> None:
+    def __init__(self, files: FileRegistry, stored: StoredSeals) -> None:
         self._files = files
         self._ids = files.accounts.sealed
+        self._stored = stored
+        self._lock = threading.Lock()
+        self.renew()
 
     def __contains__(self, id: FileId) -> bool:
         return id in self._ids
 
-    def begin(self, seal: str) -> set[int]:
+    def begin(self, token: str) -> set[int]:
         """Return the set of a seal in the making; a file whose id is added to it is kept at once."""
-        return self._ids.begin(seal)
+        return self._ids.begin(token)
 
-    def end(self, seal: str) -> None:
+    def end(self, token: str) -> None:
         """Drop the set of a seal in the making."""
-        self._ids.end(seal)
+        self._ids.end(token)
 
-    def put(self, seal: str, ids: array[int]) -> None:
-        """Keep the files of a seal."""
-        self._ids.put(seal, ids)
+    def add(self, ids: Iterable[int]) -> None:
+        """Keep the files of a seal that is on the disk by now."""
+        with self._lock:
+            self._ids.add(ids)
 
-    def drop(self, seal: str) -> None:
-        """Give up the files of a seal. Those that have no name any more are evicted first from now on."""
-        index, ids = self._files.index, self._ids.drop(seal)
+    def renew(self) -> None:
+        """Read from the disk which files seals need, and give up all others. Those that have no name any more are
+        evicted first from now on. Blocks: the ids of all seals are read."""
+        with self._lock:
+            dropped = self._ids.replace(self._stored.ids())
+        index = self._files.index
         with self._files.lock:
-            for id in map(FileId, ids):
+            for id in map(FileId, dropped):
                 cached = index.cached(id)
                 if cached is not None and cached.superseded:
                     index.supersede(id)

@@ -1,10 +1,10 @@
-"""Hold the ids of the cache files that seals need, in eight bytes each. The catalogue of seals has them durably."""
+"""Hold the ids of the cache files that seals need, each once, in eight bytes."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from headrace.base.model import FileId
 
@@ -15,39 +15,50 @@ ID_TYPE = "Q"
 class SealedIds:
     """The sealed files of a store. A seal in the making holds its ids by a token of its own.
 
-    Every method may be called in any thread: an assignment replaces what readers see.
+    Any method may be called in any thread, but only one at a time may change the ids of finished seals.
     """
 
     def __init__(self) -> None:
-        self._by_seal: dict[str, array[int]] = {}
+        self._ids: array[int] = array(ID_TYPE)  # sorted; an assignment replaces what readers see
         self._pending: dict[str, set[int]] = {}
 
     def __contains__(self, id: FileId) -> bool:
-        return any(id in ids for ids in [*self._pending.values()]) or any(
-            _has(ids, id) for ids in [*self._by_seal.values()]
-        )
+        return _has(self._ids, id) or any(id in ids for ids in [*self._pending.values()])
 
-    def begin(self, seal: str) -> set[int]:
+    def begin(self, token: str) -> set[int]:
         """Return the set of a seal in the making; ids added to it are kept at once."""
-        return self._pending.setdefault(seal, set())
+        return self._pending.setdefault(token, set())
 
-    def end(self, seal: str) -> None:
+    def end(self, token: str) -> None:
         """Drop the set of a seal in the making."""
-        self._pending.pop(seal, None)
+        self._pending.pop(token, None)
 
-    def put(self, seal: str, ids: Iterable[int]) -> None:
+    def add(self, ids: Iterable[int]) -> None:
         """Keep the files of a seal."""
-        self._by_seal[seal] = array(ID_TYPE, sorted(ids))
+        self._ids = _merged(self._ids, ids)
 
-    def drop(self, seal: str) -> array[int]:
-        """Forget a seal, and return its ids."""
-        return self._by_seal.pop(seal, array(ID_TYPE))
+    def replace(self, ids_of_seals: Iterable[Iterable[int]]) -> Iterator[int]:
+        """Keep the files of these seals alone; return an iterator of the ids that are no longer kept."""
+        ids: array[int] = array(ID_TYPE)
+        for more in ids_of_seals:
+            ids = _merged(ids, more)
+        before, self._ids = self._ids, ids
+        return (id for id in before if not _has(ids, id))
 
     def all(self) -> set[int]:
         """Return every id that some seal holds."""
-        return {id for ids in [*self._by_seal.values(), *self._pending.values()] for id in ids}
+        return set(self._ids).union(*self._pending.values())
+
+
+def _merged(ids: array[int], more: Iterable[int]) -> array[int]:
+    last, merged = -1, array(ID_TYPE)
+    for id in sorted([*ids, *more]):
+        if id != last:
+            merged.append(id)
+        last = id
+    return merged
 
 
 def _has(ids: array[int], id: int) -> bool:
-    place = bisect_left(ids, id)
-    return place < len(ids) and ids[place] == id
+    index = bisect_left(ids, id)
+    return index < len(ids) and ids[index] == id

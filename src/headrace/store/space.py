@@ -114,6 +114,16 @@ class CacheSpace:
         self.report_evicted()
         return evicted
 
+    def is_short(self) -> bool:
+        """Return whether a disk is above its high watermark, or full. After `evict_if_needed` this means that nothing
+        more can be evicted."""
+        with self._lock:
+            return any(
+                volume.used_bytes > self._high * volume.capacity_bytes
+                or volume.short_on_disk(0) > volume.coming_bytes
+                for volume in self._disks
+            )
+
     def _drop_spilled(self) -> list[FileId]:
         """Delete spilled files that are not being filled, if a disk can accept them next time."""
         spill = self._spill

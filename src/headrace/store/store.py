@@ -24,10 +24,10 @@ from headrace.store.checksum import block_checksum
 from headrace.store.file_registry import FileRegistry
 from headrace.store.index import Index
 from headrace.store.object_metadata import numbers_of, unnote
-from headrace.store.recovery import FsckProgress, FsckReport, OnSound, SealedFilesOf, recover, version_of
+from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
 from headrace.store.room import keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
-from headrace.store.sealed_files import SealedFiles
+from headrace.store.sealed_files import NO_SEALS, SealedFiles, StoredSeals
 from headrace.store.space import CacheSpace
 from headrace.store.spill import close_volumes, forget_spilled, open_spill
 from headrace.store.usage import allocated_bytes
@@ -61,7 +61,7 @@ class Store:
         low: float,
         borrowed_share: float,
         spill: Volume | None,
-        sealed: SealedFilesOf,
+        seals: StoredSeals,
     ) -> None:
         self.index = index
         self.disks = volumes
@@ -70,13 +70,14 @@ class Store:
         """The disks and the spill, by number."""
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
-        self.unverified_found = recover(index, self.disks, sealed)
+        self.unverified_found = recover(index, self.disks, seals)
         self._files = FileRegistry(index, volumes, policy)
+        self.sealed = SealedFiles(self._files, seals)
+        """Known before anything can be evicted."""
         self.space = CacheSpace(
             self._files, self.disks, spill, high=high, low=low, borrowed_share=borrowed_share
         )
         self.verifier = FileVerifier(self._files, self.space)
-        self.sealed = SealedFiles(self._files)
         self._lock = self._files.lock
         self._sync_failed = self._closed = False
 
@@ -92,11 +93,11 @@ class Store:
         borrowed_share: float = 1.0,
         boot_id: str | None = None,
         spill: tuple[str, str] | None = None,
-        sealed: SealedFilesOf = tuple,
+        seals: StoredSeals = NO_SEALS,
     ) -> Store:
         """Open and recover the cache. high, low: shares of a volume's capacity where eviction begins and ends.
-        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none. sealed:
-        reads the files of seals, which outlive the index. StoreBusyError, StoreError, CorruptIndexError; everything is
+        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none. seals:
+        whose files are kept, and outlive the index. StoreBusyError, StoreError, CorruptIndexError; everything is
         closed then."""
         index: Index | None = None
         spill_volume: Volume | None = None
@@ -120,7 +121,7 @@ class Store:
                 low=low,
                 borrowed_share=borrowed_share,
                 spill=spill_volume,
-                sealed=sealed,
+                seals=seals,
             )
             store.keep_room()
             return store
@@ -279,6 +280,7 @@ class Store:
                 failpoint.hit("adopt.map")
                 self.index.put_cached(record)
                 failpoint.hit("adopt.recorded")
+                volume.make_folder(id)
                 place.rename_out(volume.data_path(id))
             except OSError as error:
                 self.index.drop_cached(id)
@@ -400,7 +402,7 @@ class Store:
         path = volume.part_path(id)
         try:
             write_with_room(
-                lambda: write_whole(path, body, extras),
+                lambda: write_whole(volume, path, body, extras),
                 lambda: self.space.make_room_on_disk(volume, len(body), keep=id),
             )
             os.rename(path, volume.data_path(id))

@@ -1,10 +1,12 @@
 """One directory of cache files on one local file system. Layout:
 
 lock                        locked (flock) by the node; contains its pid
-files/<xx>/<id>             bytes of a complete file; xx: last two hex digits of the id, id: 12 hex digits
-files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that a reader of
+files/<folder>/<id>         bytes of a complete file; folder: first ten hex digits of the id, id: 12 hex digits
+files/<folder>/<id>.part    bytes of a file that is being filled; renamed when it is complete, so that a reader of
                             the plain name never sees a hole
-files/<xx>/<id>.map         presence and checksums of a file of more than one block
+files/<folder>/<id>.map     presence and checksums of a file of more than one block
+
+A directory appears with its first file and goes with its last one (base/cache_names.py).
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 
+from headrace.base.cache_names import folder_name
 from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.libc import c_library, last_errno
 from headrace.base.model import FileId
@@ -38,9 +42,12 @@ SPILL = "spill"
 LET_GO_S = 0.5
 """How long the disk may take to free the space of an unlinked file; some milliseconds on an idle host."""
 
-DATA_NAME = b"%02x/%012x"
-"""Formatted with id & 255 and id: the cache file, relative to `files_folder`. A hit has no time to build a complete
-path."""
+CREATE_ATTEMPTS = 100
+"""How often a directory may go, with its last file, before a new file is in it."""
+_FOLDER = re.compile(r"[0-9a-f]{10}")
+_OLD_FOLDER = re.compile(r"[0-9a-f]{2}")
+"""Until the layout of decision 0068: the last two hex digits of the ids."""
+_FILE = re.compile(r"[0-9a-f]{12}(?:\.part|\.map)?")
 
 
 def files_folder(folder: str) -> str:
@@ -48,15 +55,15 @@ def files_folder(folder: str) -> str:
 
 
 def data_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{id & 255:02x}/{id:012x}"
+    return f"{folder}/files/{folder_name(id)}/{id:012x}"
 
 
 def part_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{id & 255:02x}/{id:012x}.part"
+    return f"{folder}/files/{folder_name(id)}/{id:012x}.part"
 
 
 def map_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{id & 255:02x}/{id:012x}.map"
+    return f"{folder}/files/{folder_name(id)}/{id:012x}.map"
 
 
 def take_lock(path: str, subject: str) -> int:
@@ -103,14 +110,16 @@ class Volume:
             if is_new and self._room_bytes() < ROOM_BYTES_MIN:
                 raise OSError(errno.ENOSPC, "its filesystem is full")
             os.makedirs(files_folder(self.folder), mode=0o700, exist_ok=True)
-            for number in range(256):
-                os.makedirs(f"{self.folder}/files/{number:02x}", mode=0o700, exist_ok=True)
             self._probe()
             self._cut_to(os.statvfs(self.folder))
         except OSError as error:
             raise _unusable(self.folder, error) from error
         self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._move_old_files()
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
 
     def _room_bytes(self) -> int:
         disk = os.statvfs(self.folder)
@@ -191,9 +200,23 @@ class Volume:
             error = last_errno()
             raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
 
+    def create(self, path: str, flags: int) -> int:
+        """Create a cache file, with its directory where there is none, and return its descriptor. OSError."""
+        for _ in range(CREATE_ATTEMPTS):
+            try:
+                return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                _make_folder(os.path.dirname(path))
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def make_folder(self, id: FileId) -> None:
+        """Create the directory of an id's files. It stays until a file of it is unlinked and none is left."""
+        _make_folder(f"{self.folder}/files/{folder_name(id)}")
+
     def unlink(self, id: FileId) -> int:
-        """Unlink the files of an id and return their allocated bytes. Open readers keep reading."""
-        freed = 0
+        """Unlink the files of an id, with their directory if nothing else is in it, and return their allocated bytes.
+        Open readers keep reading."""
+        freed, is_gone = 0, False
         for path in (data_path(self.folder, id), part_path(self.folder, id), map_path(self.folder, id)):
             try:
                 size_bytes = os.stat(path).st_blocks * 512
@@ -202,10 +225,13 @@ class Volume:
                     _unlink_in_thread(path)
                 else:
                     os.unlink(path)
+                is_gone = True
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise _unusable(self.folder, error) from error
+        if is_gone:
+            _remove_if_empty(os.path.dirname(data_path(self.folder, id)))
         if freed:
             self._unlinked.append((time.monotonic(), freed))
         return freed
@@ -221,15 +247,47 @@ class Volume:
         return total
 
     def ids(self) -> Iterator[FileId]:
-        """Yield every id that has a file here, once."""
-        for number in range(256):
-            ids: set[FileId] = set()
-            for name in os.listdir(f"{self.folder}/files/{number:02x}"):
-                try:
-                    ids.add(FileId(int(name.partition(".")[0], 16)))
-                except ValueError:
-                    continue
-            yield from sorted(ids)
+        """Yield every id that has a file here, once, in their order."""
+        for folder in self._folders(_FOLDER):
+            try:
+                names = os.listdir(f"{self.folder}/files/{folder}")
+            except FileNotFoundError:
+                continue  # its last file was unlinked just now
+            ids = {FileId(int(name[:12], 16)) for name in filter(_FILE.fullmatch, names)}
+            yield from sorted(id for id in ids if folder_name(id) == folder)
+
+    def remove_empty_folders(self) -> None:
+        """Remove what a kill between an unlink and the end of its directory left."""
+        for folder in self._folders(_FOLDER):
+            _remove_if_empty(f"{self.folder}/files/{folder}")
+
+    def _folders(self, pattern: re.Pattern[str]) -> list[str]:
+        return sorted(filter(pattern.fullmatch, os.listdir(files_folder(self.folder))))
+
+    def _move_old_files(self) -> None:
+        """Move files from where the older layout had them, one by one, so that the next start goes on after a kill.
+        Blocks for some 30 microseconds a file. OSError."""
+        moved = 0
+        for folder in self._folders(_OLD_FOLDER):
+            old = f"{self.folder}/files/{folder}"
+            for name in filter(_FILE.fullmatch, os.listdir(old)):
+                id = FileId(int(name[:12], 16))
+                self.make_folder(id)
+                os.rename(f"{old}/{name}", f"{self.folder}/files/{folder_name(id)}/{name}")
+                moved += 1
+            _remove_if_empty(old)
+        if moved:
+            log.info("cache files were moved to the present layout folder=%s files=%d", self.folder, moved)
+
+
+def _make_folder(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _remove_if_empty(path: str) -> None:
+    with contextlib.suppress(OSError):  # usually it has other files
+        os.rmdir(path)
 
 
 def _unlink_in_thread(path: str) -> None:

@@ -43,8 +43,8 @@ def pwrite_all(fd: int, body: Body, offset: int) -> None:
         written += os.pwrite(fd, rest[written:], offset + written)
 
 
-def write_whole(path: str, body: Body, extras: ObjectMetadata | None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+def write_whole(volume: Volume, path: str, body: Body, extras: ObjectMetadata | None) -> None:
+    fd = volume.create(path, os.O_WRONLY | os.O_TRUNC)
     try:
         pwrite_all(fd, body, 0)
         if extras is not None:
@@ -71,7 +71,7 @@ def write_map(volume: Volume, id: FileId, status: os.stat_result, checksums: lis
     if status.st_size <= BLOCK_SIZE_BYTES:
         return
     volume.unlink(id)
-    fd = os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = volume.create(volume.map_path(id), os.O_RDWR | os.O_EXCL)
     try:
         BlockMap.initialise(fd, status.st_size, status.st_ino)
         map = BlockMap(fd, status.st_size, status.st_ino, writable=True)
@@ -133,12 +133,12 @@ class CacheWriter:
         path = volume.part_path(id)
         fds: list[int] = []
         try:
-            fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            fds.append(volume.create(path, os.O_RDWR | os.O_EXCL))
             os.ftruncate(fds[0], version.size_bytes)
             if version.size_bytes <= BLOCK_SIZE_BYTES:
                 return cls(volume, id, version, fds[0], None, room)
             failpoint.hit("writer.created")
-            fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            fds.append(volume.create(volume.map_path(id), os.O_RDWR | os.O_EXCL))
             inode = os.fstat(fds[0]).st_ino
             BlockMap.initialise(fds[1], version.size_bytes, inode)
             map = BlockMap(fds[1], version.size_bytes, inode, writable=True)

@@ -41,7 +41,7 @@ def _lists() -> list[bytes]:
     return [written(entries)[0][len(MAGIC) :] for entries in lists]
 
 
-_RECORD = msgspec.json.encode(SealRecord("a", 1, "/a", "0" * 64, "1" * 64, 3, 5, 1.5))
+_RECORD = msgspec.json.encode(SealRecord("a", 1, "/a", "0" * 64, "1" * 64, 3, 5, 1.5, 2))
 _PLACES = msgspec.json.encode([Place("/mnt/a", in_place=True), Place("/b", shared=True)])
 
 FUZZERS = [

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.deadline import Deadline
+from headrace.base.mount_table import mount_table
 from headrace.client.connection import Connection
 from headrace.client.discovery import read_states, running_sockets
 from headrace.fuse import device
@@ -235,9 +236,9 @@ class Host:
     def mounts(self) -> list[str]:
         """Of headrace's, below the base."""
         return [
-            mount.path
-            for mount in device.mounts()
-            if mount.fstype == device.FSTYPE and mount.path.startswith(f"{self.base}/")
+            row.mountpoint
+            for row in mount_table()
+            if row.kind == device.FSTYPE and row.mountpoint.startswith(f"{self.base}/")
         ]
 
     def assert_nothing_left(self) -> None:

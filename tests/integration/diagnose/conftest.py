@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from headrace.base.mount_table import mounted_at
 from headrace.fuse import device
 from headrace.testing.servers import free_ports
 from tests.integration.diagnose.job_fork_server import JobForkServer
@@ -76,7 +77,7 @@ def share(needs_fuse: None, tmp_path: Path) -> Iterator[Share]:
             stack.callback(process.terminate)
             stack.callback(device.unmount, str(mount), detach=True)
             give_up_s = time.monotonic() + MOUNTED_WITHIN_S
-            while device.mounted_at(str(mount)) is None:
+            while mounted_at(str(mount)) is None:
                 assert time.monotonic() < give_up_s and process.poll() is None
                 time.sleep(0.02)
             return mount

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.mount_table import mounted_at
 from headrace.fuse import device
 from tests.integration.cli.host import send, wait_until
 from tests.integration.fuse.conftest import Mounted, Mounter
@@ -104,7 +105,7 @@ def test_the_holder_is_replaced(mounter: Mounter) -> None:
     wait_until(lambda: m.session_pids() and m.session_pids() != [session])
     readers.stop()
     os.kill(m.holder_pids()[0], signal.SIGTERM)
-    wait_until(lambda: device.mounted_at(str(m.mount)) is None and not m.session_pids())
+    wait_until(lambda: mounted_at(str(m.mount)) is None and not m.session_pids())
 
 
 def test_stopping_unmounts(mounter: Mounter) -> None:
@@ -112,7 +113,7 @@ def test_stopping_unmounts(mounter: Mounter) -> None:
     with open(m.mount / "f1", "rb") as file:  # busy
         m.holder.send_signal(signal.SIGTERM)
         assert m.holder.wait(30) == 0
-        assert device.mounted_at(str(m.mount)) is None
+        assert mounted_at(str(m.mount)) is None
         assert file.read() == FILES["f1"]
     assert not m.session_pids()
     assert os.listdir(m.mount) == []

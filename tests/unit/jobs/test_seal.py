@@ -12,41 +12,13 @@ from typing import Any
 
 import pytest
 
-from headrace.base.errors import NoSpaceError, NotADirectoryPathError, UsageError
-from headrace.base.write_modes import WriteModes
-from headrace.jobs.jobs import Jobs
+from headrace.base.errors import InvalidImageError, NoSpaceError, NotADirectoryPathError, UsageError
 from headrace.jobs.progress import JobProgress
-from headrace.seal.catalogue import Catalogue, SealId
+from headrace.seal.catalogue import Place, SealId
 from headrace.seal.check import check_image
-from headrace.wire.messages import JobState
+from headrace.seal.stored_image import open_stored_image
 from tests.unit.dataplane.read_fixture import MIB
-from tests.unit.dataplane.spoiled_origin import SpoiledReadPath
-
-SEAL = SealId("a", 1)
-NAMES = {"d/a/x": 10, "d/a-b": 2000, "d/a/y/z": 0, "d/large": 3 * MIB + 5, "d/b": 7, "other": 20}
-
-
-class SealingFixture(SpoiledReadPath):
-    """The jobs of a node whose origin has NAMES."""
-
-    def __init__(self, folder: Path, modes: str = "") -> None:
-        super().__init__(folder)
-        self.truth = {name: self.hold(name, size) for name, size in NAMES.items()}
-        self.catalogue = Catalogue.of_cache(str(folder / "v"))
-        self.jobs = Jobs(
-            *(self.namespace, self.store, self.reads, self.disk),
-            catalogue=self.catalogue,
-            modes=WriteModes.parse(modes),
-            on_damaged=self._damaged,
-        )
-
-    async def run(self, kind: str, path: str = "/d", seal: str = "a@1") -> JobState:
-        options = {"seal": seal} if "seal" in kind else {}
-        return [state async for state in self.jobs.run(kind, path, options)][-1]
-
-    def assert_nothing_left(self) -> None:
-        assert not os.path.exists(self.catalogue.folder) or os.listdir(self.catalogue.folder) == []
-        assert self.store.sealed.kept_ids() == set()
+from tests.unit.jobs.sealing_fixture import NAMES, SEAL, SealingFixture
 
 
 @pytest.fixture
@@ -125,15 +97,6 @@ async def test_a_sealed_file_is_neither_freed_nor_evicted(node: SealingFixture) 
     ids = set(node.catalogue.ids(SEAL))
     state = await node.run("free")
     assert state.failed_files == 5 and state.files_done == 0
-    node.jobs = Jobs(  # as another run of the node has them
-        *(node.namespace, node.store, node.reads, node.disk),
-        catalogue=node.catalogue,
-        modes=WriteModes.parse(""),
-        on_damaged=node._damaged,
-    )
-    node.store.sealed.drop(str(SEAL))
-    assert node.store.sealed.kept_ids() == set()
-    node.jobs.sealing.load_seals()
     assert node.store.sealed.kept_ids() == ids
     for number in range(6):
         node.spoils.hold(f"bulk/{number}", bytes(60 * MIB))
@@ -143,6 +106,48 @@ async def test_a_sealed_file_is_neither_freed_nor_evicted(node: SealingFixture) 
     await node.run("unseal")
     node.assert_nothing_left()
     assert (await node.run("free")).files_done == 5
+
+
+async def test_the_image_of_an_older_version_is_dropped_and_written_again(node: SealingFixture) -> None:
+    await node.run("seal")
+    first = node.stored("image")
+    assert first is not None
+    await node.run("seal", seal="b@2")
+    assert node.stored("image") == first
+    await node.run("seal", seal="a@2")
+    assert node.stored("image") is None
+    assert node.stored("image", SealId("a", 2)) is not None
+    os.close(open_stored_image(node.catalogue, node.catalogue.record(SEAL)))
+    assert node.stored("image") == first
+
+
+async def test_an_image_is_not_written_of_other_ids(node: SealingFixture) -> None:
+    await node.run("seal")
+    record, ids = node.catalogue.record(SEAL), node.stored("ids")
+    assert ids is not None
+    node.catalogue.drop_image(SEAL)
+    for wrong in (ids[:-8], ids[8:] + ids[:8]):
+        node.put("ids", wrong)
+        with pytest.raises(InvalidImageError):
+            open_stored_image(node.catalogue, record)
+    assert sorted(os.listdir(node.catalogue.path(SEAL, ""))) == ["cover", "ids", "list", "seal.json"]
+
+
+async def test_a_version_that_is_to_be_mounted_keeps_its_image(node: SealingFixture) -> None:
+    await node.run("seal")
+    node.catalogue.set_places(SEAL, [Place("/mnt/a")])
+    await node.run("seal", seal="a@2")
+    assert node.stored("image") is not None
+
+
+async def test_a_damaged_seal_is_named_in_the_status_and_can_be_removed(node: SealingFixture) -> None:
+    await node.run("seal")
+    node.put("seal.json", b"{}")
+    report: Any = node.jobs.sealing.status()
+    (row,) = report["seals"]
+    assert row["seal"] == "a@1" and "seal.json" in row["trouble"]
+    await node.run("unseal")
+    node.assert_nothing_left()
 
 
 async def test_verify_names_what_is_missing_and_what_is_damaged(node: SealingFixture) -> None:
@@ -179,7 +184,9 @@ async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
         publish(*arguments)
 
     monkeypatch.setattr(
-        node.jobs.sealing, "_catalogue", SimpleNamespace(draft=node.catalogue.draft, publish=slow)
+        node.jobs.sealing,
+        "_catalogue",
+        SimpleNamespace(draft=node.catalogue.draft, publish=slow, seals=node.catalogue.seals),
     )
     job = asyncio.ensure_future(node.jobs.sealing.make(b"/d", SEAL, JobProgress()))
     assert await asyncio.to_thread(published.wait, 20)

@@ -31,7 +31,7 @@ def publish(catalogue: Catalogue, seal: SealId = SEAL) -> SealRecord:
         for name, body in (("ids", IDS.tobytes()), ("image", b"an image")):
             with draft.create(name) as out:
                 out.write(body)
-        record = SealRecord(seal.name, seal.version, "/images", writer.finish(), "digest", 3, 5, 1.5)
+        record = SealRecord(seal.name, seal.version, "/images", writer.finish(), "digest", 3, 5, 1.5, 2)
         catalogue.publish(draft, record)
     return record
 

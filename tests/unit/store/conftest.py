@@ -14,8 +14,8 @@ from headrace.base.model import (
     FileId,
     Version,
 )
-from headrace.store.recovery import SealedFile
 from headrace.store.schema import CachedFile
+from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -35,7 +35,8 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     ) -> Store:
         volume = Volume(0, str(tmp_path / "volume"), capacity_bytes, "ssd")
         index = str(tmp_path / "volume/index")
-        store = Store.open(index, [volume], boot_id=boot_id, policy=policy, sealed=lambda: sealed)
+        seals = StoredSeals(ids=lambda: [[file.id for file in sealed]], files=lambda: sealed)
+        store = Store.open(index, [volume], boot_id=boot_id, policy=policy, seals=seals)
         stores.append(store)
         return store
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from array import array
 from pathlib import Path
 
 import pytest
 
 from headrace.base.model import Entry
 from headrace.store.reader import CacheReader
-from headrace.store.recovery import SealedFile
+from headrace.store.sealed_files import SealedFile
 from headrace.store.store import Store
 from tests.unit.store.conftest import OpenStore, crash, named
 
@@ -62,22 +61,24 @@ def test_a_sealed_file_is_found_again(open_store: OpenStore, tmp_path: Path, siz
     assert again.used_bytes >= size_bytes
 
 
-def test_it_is_evicted_only_after_the_seal_is_dropped(open_store: OpenStore, tmp_path: Path) -> None:
+def test_it_is_kept_from_the_first_moment_and_evicted_after_the_seal_is_gone(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
     store = open_store()
     files = [sealed(store, fill(store, b"%d" % number, LARGE)) for number in range(8)]
     crash(store)
     lose_index(tmp_path)
     again = open_store(sealed=files)
-    again.sealed.put("a@1", array("Q", [file.id for file in files]))
     for number in range(40):
         fill(again, b"other%d" % number, LARGE)
         again.space.evict_if_needed()
     assert all(again.index.cached(file.id) is not None for file in files)
-    again.sealed.drop("a@1")
+    kept, files[:] = files[:], []
+    again.sealed.renew()
     for number in range(40, 60):
         fill(again, b"other%d" % number, LARGE)
         again.space.evict_if_needed()
-    assert [file.id for file in files if again.index.cached(file.id) is not None] == []
+    assert [file.id for file in kept if again.index.cached(file.id) is not None] == []
 
 
 def test_a_file_of_another_size_is_no_sealed_one(open_store: OpenStore, tmp_path: Path) -> None:

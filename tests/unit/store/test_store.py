@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from headrace.base.beneath import Root
+from headrace.base.cache_names import data_name
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata, Version
 from headrace.store.checksum import block_checksum
 from headrace.store.object_metadata import noted
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
-from headrace.store.volume import DATA_NAME, Volume, data_path, files_folder
+from headrace.store.volume import Volume, data_path, files_folder
 from tests.unit.store.conftest import cached, content, fill
 
 from .conftest import OpenStore, crash, named
@@ -26,7 +27,7 @@ def test_a_cache_file_has_one_place_by_path_and_by_folder() -> None:
     for id in (1, 0xAB, 0x123456789ABC, 2**48 - 1):
         assert os.fsencode(data_path("/v", id)) == b"%s/%s" % (
             os.fsencode(files_folder("/v")),
-            DATA_NAME % (id & 255, id),
+            data_name(id),
         )
 
 
@@ -266,6 +267,7 @@ def test_fsck_finds_and_repairs(open_store: OpenStore) -> None:
         file.write(b"rotten")
     os.unlink(volume.data_path(ids[1]))
     Path(volume.data_path(small)).write_bytes(bytes(100))
+    volume.make_folder(FileId(0xABCDEF))
     Path(volume.data_path(FileId(0xABCDEF))).write_bytes(b"stray")
     report = store.fsck(lambda *_: None)
     assert not report.sound
@@ -431,7 +433,7 @@ def test_what_lies_beside_the_disks_is_forgotten_by_the_next_node(tmp_path: Path
         writer.write(0, body[:BLOCK_SIZE_BYTES])
         small = named(cache, b"small", 5)
         cache.complete_small_many([(small, b"hello")], spilled=True)
-        assert (tmp_path / "v/files" / f"{small.id & 255:02x}" / f"{small.id:012x}").exists() is False
+        assert not Path(data_path(str(tmp_path / "v"), small.id)).exists()
         assert Path(cache.spill.data_path(small.id)).read_bytes() == b"hello"
         assert cache.statistics()["spilled_bytes"] > BLOCK_SIZE_BYTES
         assert cache.used_bytes == 0

@@ -153,7 +153,7 @@ class BrokeredVfs(RequestVfs):
                 why="it was written on this host, and no mount of its node is open to this user",
                 hint="mount it with --allow-other",
             )
-        return mountpoint + plain(path)
+        return os.fsencode(mountpoint) + plain(path)
 
     # ------------------------------------------------------------ what a mount is for
 

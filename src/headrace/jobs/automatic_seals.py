@@ -1,0 +1,133 @@
+"""The seals that a node makes by itself: whether a data set is worth one, and its making, unmounting and removal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
+from headrace.base.model import Entry, FileId, Kind
+from headrace.jobs.progress import JobProgress
+from headrace.jobs.seal import Sealing
+from headrace.namespace.namespace import Namespace
+from headrace.seal.catalogue import Catalogue, SealId, SealRecord
+from headrace.seal.mounted import mounts_of
+from headrace.seal.places import unmount_seal
+
+FILES_MIN = 100
+"""Fewer files are read fast enough through the mount."""
+AVERAGE_BYTES_MAX = 4 << 20
+"""Of larger files an open takes a small part of the time of a read."""
+REMOVE_ATTEMPTS = 10
+REMOVE_PAUSE_S = 0.2
+
+
+class AutomaticSeals:
+    """Makes and removes them with a node's `Sealing`."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        sealing: Sealing,
+        catalogue: Catalogue,
+        disk: Executor,
+    ) -> None:
+        self._namespace = namespace
+        self._sealing = sealing
+        self._catalogue = catalogue
+        self._disk = disk
+
+    def records(self) -> list[SealRecord]:
+        """Return the automatic seals. Blocks for small files."""
+        return [record for record in self._records() if record.automatic]
+
+    def exists(self, seal: SealId) -> bool:
+        return seal in self._catalogue.seals()
+
+    async def reason_against(self, path: bytes) -> str:
+        """Return why a directory is not sealed now; "" if it is worth a seal."""
+        if self._sealing.is_writable(path):
+            return "its files can be written"
+        look = asyncio.get_running_loop().run_in_executor
+        return await look(self._disk, lambda: self._sealing.trouble) or await look(
+            self._disk, self._survey, path
+        )
+
+    async def make(self, path: bytes, progress: JobProgress) -> SealId | None:
+        """Seal a directory. Return None if a file failed; progress has its reason. HeadraceError."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.fsdecode(path).strip("/"))[:50] or "all"
+        seal = SealId(f"auto-{name}", self._catalogue.next_version(f"auto-{name}"))
+        await self._sealing.make(path, seal, progress, automatic=True)
+        return None if progress.failed_files else seal
+
+    def unmount(self, seal: SealId) -> None:
+        """Unmount a seal everywhere; open files go on. A mount of another program over it stays, and it with that."""
+        for mountpoint in reversed(mounts_of(seal)):
+            try:
+                unmount_seal(mountpoint)
+            except MountError:
+                continue
+
+    async def remove(self, seal: SealId) -> None:
+        """Unmount and remove a seal. `headrace up` may be mounting it at this moment."""
+        for _ in range(REMOVE_ATTEMPTS):
+            self.unmount(seal)
+            try:
+                return await self._sealing.remove(seal)
+            except PathNotFoundError:
+                return None
+            except UsageError:  # it is mounted again
+                await asyncio.sleep(REMOVE_PAUSE_S)
+        return await self._sealing.remove(seal)
+
+    def _survey(self, path: bytes) -> str:
+        """Look at the names and the files. It ends at the first file that is not cached."""
+        text = os.fsdecode(path)
+        for record in self._records():
+            if not record.automatic and _overlap(record.path, text) and self._is_in_place(record.seal):
+                return f"seal {record.seal} is mounted over it"
+        top = self._namespace.tree.directory_at(path)
+        if top is None:
+            return "nothing of it was listed"
+        files = size_bytes = 0
+        for entry in self._entries(top):
+            if entry is None:
+                return "it was not listed as a whole"
+            files += 1
+            size_bytes += entry.version.size_bytes
+            if not self._sealing.is_whole(entry):
+                return "it is not cached as a whole"
+        if files < FILES_MIN:
+            return f"it has fewer than {FILES_MIN} files"
+        return "" if size_bytes <= AVERAGE_BYTES_MAX * files else "its files are large"
+
+    def _entries(self, top: FileId) -> Iterator[Entry | None]:
+        """Yield the files below a directory, and None for a directory that was never listed as a whole."""
+        index, pending = self._namespace.tree.index, [top]
+        while pending:
+            directory = pending.pop()
+            if index.fresh_until_ns(directory) == 0:
+                yield None
+            for child in index.children(directory):
+                if child.kind is Kind.DIRECTORY:
+                    pending.append(child.id)
+                elif child.version.size_bytes:
+                    yield child
+
+    def _records(self) -> Iterator[SealRecord]:
+        for seal in self._catalogue.seals():
+            try:
+                yield self._catalogue.record(seal)
+            except (HeadraceError, OSError):
+                continue  # status names damaged ones
+
+    def _is_in_place(self, seal: SealId) -> bool:
+        return any(place.in_place for place in self._catalogue.places(seal))
+
+
+def _overlap(path: str, other: str) -> bool:
+    long, short = sorted((path.rstrip("/") + "/", other.rstrip("/") + "/"), key=len, reverse=True)
+    return long.startswith(short)

@@ -1,0 +1,115 @@
+"""`seal = "auto"` on a real node: readers of the mount see right bytes before, during and after each change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.fuse import device
+from headrace.seal.mounted import seals_below
+from tests.integration.cli.host import Host, wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+
+FILES = 120
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host whose origin has small files, and whose node seals them by itself."""
+    host = Host(tmp_path, seal="auto", seal_quiet_s=1)
+    try:
+        for number in range(FILES):
+            host.put(f"images/{number // 40}/{number}.bin", 1000 + number * 97)
+        yield host
+    finally:
+        for path in reversed(seals_below(str(tmp_path))):
+            device.unmount(path, detach=True)
+        host.close()
+        for path in reversed(seals_below(str(tmp_path))):
+            device.unmount(path, detach=True)
+
+
+def wait_sealed(host: Host) -> None:
+    wait_until(lambda: seals_below(str(host.base)) == [str(host.mount)], hint=lambda: str(auto(host)))
+
+
+def wait_unsealed(host: Host) -> None:
+    wait_until(lambda: seals_below(str(host.base)) == [], hint=lambda: str(auto(host)))
+
+
+def auto(host: Host) -> object:
+    return host.json("status")["seal_auto"]
+
+
+class Reader(threading.Thread):
+    """Reads one file again and again, and notes each distinct body and each error."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._ended = threading.Event()
+        self.bodies: list[bytes] = []
+        self.errors: list[OSError] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                body = self._path.read_bytes()
+            except OSError as error:
+                self.errors.append(error)
+                continue
+            if not self.bodies or self.bodies[-1] != body:
+                self.bodies.append(body)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def test_a_loaded_data_set_is_sealed_and_follows_its_origin(host: Host) -> None:
+    host.up()
+    name = "images/0/5.bin"
+    first = (host.truth / name).read_bytes()
+    reader = Reader(host.mount / name)
+    try:
+        host.ok("load", host.mount)
+        wait_sealed(host)
+        host.assert_right()
+        second = host.put(name, 4321, seed=2)
+        wait_unsealed(host)  # the node compares; no command says that it changed
+        wait_until(lambda: reader.bodies[-1] == second)
+        host.assert_right()
+        wait_sealed(host)
+        host.assert_right()
+    finally:
+        reader.end()
+    assert reader.errors == [] and reader.bodies == [first, second]
+    host.ok("free", host.mount)
+    assert seals_below(str(host.base)) == []
+    host.assert_right()
+    host.ok("down")
+    host.assert_nothing_left()
+
+
+def test_a_sealed_data_set_is_read_while_nothing_runs_and_comes_back(host: Host) -> None:
+    host.up()
+    host.ok("load", host.mount)
+    wait_sealed(host)
+    host.kill_all()
+    host.assert_right()
+    host.up()
+    wait_sealed(host)
+    host.assert_right()
+    host.ok("down")
+    host.environment["HEADRACE_SEAL"] = "off"
+    host.up()
+    wait_unsealed(host)
+    wait_until(lambda: host.json("seal", "list") == [])
+    host.assert_right()
+    host.ok("down")
+    host.assert_nothing_left()

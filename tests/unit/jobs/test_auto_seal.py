@@ -1,0 +1,187 @@
+"""Seals that a node makes by itself: when it makes them, and what makes it give them up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.write_modes import WriteModes
+from headrace.jobs.jobs import Jobs
+from headrace.jobs.seal import Sealing
+from headrace.seal.catalogue import Place, SealId
+from tests.unit.jobs.sealing_fixture import SealingFixture
+
+QUIET_S = 0.2
+
+
+class AutoSealFixture(SealingFixture):
+    """The jobs of a node with `seal = "auto"`, whose origin has five files, and others below /d/a."""
+
+    def restart_jobs(self, *, quiet_s: float | None = QUIET_S, modes: str = "") -> None:
+        self.jobs = Jobs(
+            *(self.namespace, self.store, self.reads, self.disk),
+            catalogue=self.catalogue,
+            modes=WriteModes.parse(modes),
+            on_damaged=self._damaged,
+            seal_quiet_s=quiet_s,
+        )
+        self.jobs.auto_seal.start()
+
+    @property
+    def row(self) -> dict[str, str]:
+        rows = self.jobs.auto_seal.status()
+        return rows[0] if rows else {"path": "", "seal": "", "why": "it did not begin"}
+
+    async def until(self, is_reached: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if is_reached():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(self.jobs.auto_seal.status())
+
+    async def sealed(self) -> SealId:
+        await self.until(lambda: bool(self.row["seal"]))
+        return SealId.parse(self.row["seal"])
+
+    async def list_and_load(self) -> None:
+        await self.run("load", "/")
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AutoSealFixture]:
+    monkeypatch.setattr(Sealing, "trouble", "")
+    monkeypatch.setattr("headrace.jobs.automatic_seals.FILES_MIN", 3)
+    async with AutoSealFixture(tmp_path).running() as node:
+        yield node
+        await node.jobs.auto_seal.stop()
+
+
+async def test_a_whole_and_quiet_data_set_is_sealed(node: AutoSealFixture) -> None:
+    node.restart_jobs()
+    await node.until(lambda: node.row["why"] in ("nothing of it was listed", "it was not listed as a whole"))
+    await node.list_and_load()
+    seal = await node.sealed()
+    record = node.catalogue.record(seal)
+    assert seal == SealId("auto-all", 1) and record.automatic and record.path == "/"
+    assert {entry.path.decode() for entry in node.catalogue.entries(record) if entry.is_file} == set(
+        node.truth
+    )
+
+
+async def test_what_is_not_cached_as_a_whole_is_not_sealed(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.store.free((await node.entry("d/b")).id)
+    node.restart_jobs()
+    await node.until(lambda: node.row["why"] == "it is not cached as a whole")
+    assert node.catalogue.seals() == []
+    await node.list_and_load()
+    await node.sealed()
+
+
+async def test_few_or_large_files_and_written_ones_are_not_sealed(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.list_and_load()
+    monkeypatch.setattr("headrace.jobs.automatic_seals.FILES_MIN", 100)
+    node.restart_jobs()
+    await node.until(lambda: node.row["why"] == "it has fewer than 100 files")
+    monkeypatch.setattr("headrace.jobs.automatic_seals.FILES_MIN", 3)
+    monkeypatch.setattr("headrace.jobs.automatic_seals.AVERAGE_BYTES_MAX", 1000)
+    await node.until(lambda: node.row["why"] == "its files are large")
+    await node.jobs.auto_seal.stop()
+    node.restart_jobs(modes="off,/d=back")
+    await node.until(lambda: node.row["why"] == "its files can be written")
+    assert node.catalogue.seals() == []
+
+
+async def test_a_change_at_the_origin_ends_the_seal_and_a_new_one_has_the_new_bytes(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmounted: list[SealId] = []
+    await node.list_and_load()
+    node.restart_jobs()
+    first = await node.sealed()
+    automatic = node.jobs.auto_seal._seals
+    monkeypatch.setattr(automatic, "unmount", unmounted.append)
+    node.hold("d/b", 9)
+    names = node.namespace.resolver
+    directory = await names.resolve(b"/d")
+    node.jobs.auto_seal.names_changed([(directory.id, b"b")])
+    assert unmounted == [first] and node.row["why"] == "its names changed at the origin"
+    await node.until(lambda: node.catalogue.seals() == [])
+    await node.run("sync", "/")
+    await node.list_and_load()
+    second = await node.sealed()
+    sizes = {entry.path: entry.size_bytes for entry in node.catalogue.entries(node.catalogue.record(second))}
+    assert sizes[b"d/b"] == 9
+
+
+async def test_a_sealed_data_set_is_compared_with_its_origin(node: AutoSealFixture) -> None:
+    """No request of a reader lists it any more."""
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    node.hold("d/new", 10)
+    relisted = asyncio.Event()
+    directory = await node.namespace.resolver.resolve(b"/d")
+    for _ in range(1000):
+        if any(child.name == b"new" for child in node.store.index.children(directory.id)):
+            relisted.set()
+            break
+        await asyncio.sleep(0.01)
+    assert relisted.is_set()
+
+
+async def test_freeing_a_file_ends_the_seal_first(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    state = await node.run("free", "/d/a")
+    assert state.failed_files == 0 and state.files_done == 2
+    assert node.catalogue.seals() == [] and node.row["why"] == "files of it were freed"
+
+
+async def test_a_seal_makes_room_and_is_not_made_again_soon(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    assert await node.jobs.auto_seal.give_up_for_room()
+    assert not await node.jobs.auto_seal.give_up_for_room()
+    assert node.catalogue.seals() == [] and node.row["why"] == "the cache needed the room"
+    await asyncio.sleep(4 * QUIET_S)
+    assert node.row["seal"] == ""
+
+
+async def test_a_seal_that_a_user_removed_is_not_made_again_soon(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    seal = await node.sealed()
+    await node.run("unseal", seal=str(seal))
+    await node.until(lambda: node.row["why"] == "a user removed its seal")
+    await asyncio.sleep(4 * QUIET_S)
+    assert node.row["seal"] == "" and node.catalogue.seals() == []
+
+
+async def test_the_next_run_takes_a_seal_over_and_one_without_auto_removes_it(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    seal = await node.sealed()
+    await node.jobs.auto_seal.stop()
+    node.restart_jobs(quiet_s=60.0)
+    await node.until(lambda: bool(node.jobs.auto_seal.status()))
+    assert node.row == {"path": "/", "seal": str(seal), "why": ""}
+    await node.jobs.auto_seal.stop()
+    node.restart_jobs(quiet_s=None)
+    await node.until(lambda: node.catalogue.seals() == [])
+
+
+async def test_a_seal_of_a_user_in_place_is_left_alone(node: AutoSealFixture) -> None:
+    await node.run("seal", "/d")
+    node.catalogue.set_places(SealId("a", 1), [Place("/mnt/d", in_place=True)])
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.until(lambda: node.row["why"] == "seal a@1 is mounted over it")
+    assert node.catalogue.seals() == [SealId("a", 1)]
