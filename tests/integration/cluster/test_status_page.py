@@ -39,7 +39,7 @@ def printed(value: object, name: str = "") -> Iterator[str]:
 
 
 def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(write="off,/out=back:2")
+    cluster = make_cluster(write="off,/out=back:2", seal="auto")
     cluster.put("data/a", 50_000)
     cluster.put("data/b", 60_000)
     cluster.start(2)
