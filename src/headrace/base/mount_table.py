@@ -9,7 +9,7 @@ from typing import NamedTuple
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
-class Mounted(NamedTuple):
+class MountTableRow(NamedTuple):
     """Holds a row of mountinfo (proc(5)). device: "major:minor". root: the path on the device. kind: of file system.
     options: of the file system, not of the mount."""
 
@@ -21,24 +21,24 @@ class Mounted(NamedTuple):
     options: tuple[str, ...]
 
 
-def mount_table(pid: int | None = None) -> list[Mounted]:
+def mount_table(pid: int | None = None) -> list[MountTableRow]:
     """Return the mounts that a process sees, in their order: the last one at a path is on top. None: this process.
     OSError."""
     with open(f"/proc/{pid or 'self'}/mountinfo", "rb") as file:
         return [_row(line) for line in file]
 
 
-def mounted_at(mountpoint: str) -> Mounted | None:
+def mounted_at(mountpoint: str) -> MountTableRow | None:
     """Return the topmost mount at a path, or None."""
     rows = [row for row in mount_table() if row.mountpoint == mountpoint]
     return rows[-1] if rows else None
 
 
-def _row(line: bytes) -> Mounted:
+def _row(line: bytes) -> MountTableRow:
     left, _, right = line.rstrip(b"\n").partition(b" - ")
     device, root, mountpoint = map(_plain, left.split(b" ")[2:5])
     kind, source, options = map(_plain, right.split(b" ")[:3])
-    return Mounted(mountpoint, device, root, kind, source, tuple(options.split(",")))
+    return MountTableRow(mountpoint, device, root, kind, source, tuple(options.split(",")))
 
 
 def _plain(word: bytes) -> str:

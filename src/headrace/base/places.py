@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from headrace.base.errors import UsageError
-from headrace.base.mount_table import Mounted, mount_table
+from headrace.base.mount_table import MountTableRow, mount_table
 
 _FILE = "file://"
 
@@ -50,7 +50,7 @@ def _real(path: str) -> str:
     return path if any(row.mountpoint == path for row in _mount_table()) else os.path.realpath(path)
 
 
-def _mount_table() -> list[Mounted]:
+def _mount_table() -> list[MountTableRow]:
     """Return the mounts; none if they can't be read."""
     try:
         return mount_table()

@@ -163,7 +163,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts seals seal_auto seal_trouble scrub fill peers write cluster rebalance sessions gateways"
+        "node cache index origin mounts seals seal_auto seal_trouble scrub fill peers write cluster rebalance "
+        "sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
@@ -172,7 +173,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "seal make": _SEAL,
     "seal mount": _fields("seal mountpoint"),
     "seal list": _SEAL,
-    "seal show": (*_SEAL, "image", "image_bytes"),
+    "seal show": (*_SEAL, "image"),
     "seal diff": _fields("old new added removed changed differences"),
     "seal verify": _JOB,
     "seal remove": _fields("seal"),

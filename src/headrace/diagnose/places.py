@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.base.mount_table import Mounted, mount_table
+from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.diagnose.recording import FileSystemUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
@@ -34,7 +34,7 @@ _MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "proc", "sysfs", "hugetlbfs")
 _HEADRACE = "fuse.headrace"
 _LIBRARY = "headrace://"
 """Stands for the mountpoint where the job uses the node without a mount."""
-_NODE_OF_HOST = Mounted(_LIBRARY, "", "/", _HEADRACE, "this host's node", ())
+_NODE_OF_HOST = MountTableRow(_LIBRARY, "", "/", _HEADRACE, "this host's node", ())
 _SECTOR_BYTES = 512
 _NETWORK_CARDS = "/sys/class/net"
 
@@ -83,7 +83,7 @@ class PlaceWatch:
             usages.append(self._headrace(_NODE_OF_HOST))
         return tuple(usages)
 
-    def _place(self, mount: Mounted, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
+    def _place(self, mount: MountTableRow, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
         if mount.kind == _HEADRACE:
             return self._headrace(mount)
         if mount.kind in _SHARES or mount.kind.startswith("fuse"):
@@ -102,7 +102,7 @@ class PlaceWatch:
             busy=min(1.0, (now.busy_ms - before.busy_ms) / 1000 / max(wall_s, 0.001)),
         )
 
-    def _headrace(self, mount: Mounted) -> FileSystemUsage:
+    def _headrace(self, mount: MountTableRow) -> FileSystemUsage:
         by_library = mount.mountpoint == _LIBRARY
         before = _counters(self._node if by_library else self._nodes.get(mount.mountpoint))
         status = self._status_of("" if by_library else mount.mountpoint)
@@ -122,7 +122,7 @@ class PlaceWatch:
         )
 
 
-def _mounts_of_job(pid: int) -> list[Mounted]:
+def _mounts_of_job(pid: int) -> list[MountTableRow]:
     """Return the mounts of this process where the job has ended, or may not be inspected."""
     try:
         return mounts(pid)
@@ -130,7 +130,7 @@ def _mounts_of_job(pid: int) -> list[Mounted]:
         return mounts(os.getpid())
 
 
-def mounts(pid: int) -> list[Mounted]:
+def mounts(pid: int) -> list[MountTableRow]:
     """Return the mounts that a process sees. A later mount hides an earlier one at the same path. OSError."""
     return list({row.mountpoint: row for row in mount_table(pid)}.values())
 
@@ -149,7 +149,7 @@ def link_bytes_s() -> int:
     return fastest
 
 
-def _mount_of(path: str, all_mounts: list[Mounted]) -> Mounted | None:
+def _mount_of(path: str, all_mounts: list[MountTableRow]) -> MountTableRow | None:
     above = [
         mount
         for mount in all_mounts

@@ -32,7 +32,7 @@ PAUSES_MAX = 64
 
 @dataclass(slots=True)
 class _DataSet:
-    """What lies below a mount of an origin. why: why it has no seal now. pauses: how many quiet times it must be
+    """Holds what lies below a mount of an origin. why: why it has no seal now. pauses: how many quiet times it must be
     unchanged before it is sealed again. Times are monotonic."""
 
     path: bytes

@@ -44,7 +44,7 @@ def open_store(config: Config) -> Store:
 
 def _seals_of(config: Config) -> StoredSeals:
     catalogue = Catalogue.of_cache(config.cache[0].folder)
-    return StoredSeals(ids=lambda: _sealed_ids(catalogue), files=lambda: _sealed_files(catalogue))
+    return StoredSeals(read_ids=lambda: _sealed_ids(catalogue), read_files=lambda: _sealed_files(catalogue))
 
 
 def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.base.mount_table import Mounted, mount_table, mounted_at
+from headrace.base.mount_table import MountTableRow, mount_table, mounted_at
 from headrace.seal.catalogue import SealId, SealRecord
 
 PREFIX = "headrace-seal:"
@@ -41,5 +41,5 @@ def _views() -> list[tuple[str, str]]:
     return [(row.mountpoint, row.source) for row in mount_table() if _is_view(row)]
 
 
-def _is_view(row: Mounted) -> bool:
+def _is_view(row: MountTableRow) -> bool:
     return row.kind == "overlay" and row.source.startswith(PREFIX)

@@ -73,7 +73,7 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
                 suspects = []
         marked += _mark(index, suspects)
     if index.state.restored or index.state.created:
-        _restore_sealed(index, volumes, seals.files())
+        _restore_sealed(index, volumes, seals.read_files())
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
     for volume in volumes:

@@ -22,14 +22,14 @@ class SealedFile:
 
 
 class StoredSeals(NamedTuple):
-    """Reads the seals of a cache from its disk. ids: of the files of each seal. files: the same files, with what is
-    needed to record them again; only a start that lost the index reads them."""
+    """Reads the seals of a cache from its disk. read_ids: of the files of each seal. read_files: the same files, with
+    what is needed to record them again; only a start that lost the index calls it."""
 
-    ids: Callable[[], Iterable[Iterable[int]]]
-    files: Callable[[], Iterable[SealedFile]]
+    read_ids: Callable[[], Iterable[Iterable[int]]]
+    read_files: Callable[[], Iterable[SealedFile]]
 
 
-NO_SEALS = StoredSeals(ids=tuple, files=tuple)
+NO_SEALS = StoredSeals(read_ids=tuple, read_files=tuple)
 
 
 class SealedFiles:
@@ -65,7 +65,7 @@ class SealedFiles:
         """Read from the disk which files seals need, and give up all others. Those that have no name any more are
         evicted first from now on. Blocks: the ids of all seals are read."""
         with self._lock:
-            dropped = self._ids.replace(self._stored.ids())
+            dropped = self._ids.replace(self._stored.read_ids())
         index = self._files.index
         with self._files.lock:
             for id in map(FileId, dropped):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from headrace.base.mount_table import Mounted, mount_table, mounted_at
+from headrace.base.mount_table import MountTableRow, mount_table, mounted_at
 
 TABLE = rb"""22 1 252:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
 31 22 0:44 / /mnt/a\040b\134c\011d rw,nosuid shared:2 master:1 - fuse.headrace headrace@1000 rw,user_id=0,allow_other
@@ -29,12 +29,12 @@ def test_rows_are_read_with_their_escapes() -> None:
         *("/", "/mnt/a b\\c\td", "/mnt/x", "/mnt/x", os.fsdecode(b"/mnt/\xff\xc3\xa4"))
     ]
     assert rows[1].options == ("rw", "user_id=0", "allow_other") and rows[1].source == "headrace@1000"
-    assert rows[2] == Mounted("/mnt/x", "0:45", "/deep/er", "tmpfs", "none", ("rw",))
+    assert rows[2] == MountTableRow("/mnt/x", "0:45", "/deep/er", "tmpfs", "none", ("rw",))
 
 
 @pytest.mark.usefixtures("table")
 def test_the_last_mount_at_a_path_is_on_top() -> None:
-    assert mounted_at("/mnt/x") == Mounted(
+    assert mounted_at("/mnt/x") == MountTableRow(
         "/mnt/x", "0:46", "/", "overlay", "headrace-seal:a @1", ("ro", "lowerdir+=/l")
     )
     assert mounted_at("/mnt") is None

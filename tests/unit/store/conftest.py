@@ -35,7 +35,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     ) -> Store:
         volume = Volume(0, str(tmp_path / "volume"), capacity_bytes, "ssd")
         index = str(tmp_path / "volume/index")
-        seals = StoredSeals(ids=lambda: [[file.id for file in sealed]], files=lambda: sealed)
+        seals = StoredSeals(read_ids=lambda: [[file.id for file in sealed]], read_files=lambda: sealed)
         store = Store.open(index, [volume], boot_id=boot_id, policy=policy, seals=seals)
         stores.append(store)
         return store

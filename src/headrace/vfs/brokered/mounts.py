@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from headrace.base.mount_table import Mounted, mount_table
+from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import broker_socket_of
 
@@ -25,7 +25,7 @@ def mount_of(broker_socket: str) -> str | None:
     return None
 
 
-def believed_mounts(chosen: int | None = None) -> list[Mounted]:
+def believed_mounts(chosen: int | None = None) -> list[MountTableRow]:
     """List the trusted mounts of Headrace: root, this user or the user `chosen` made and serves them. Anybody may
     mount a file system by FUSE, and a node without rights serves a mount that root made."""
     makers = {f"user_id={user}" for user in (0, os.geteuid())}
