@@ -29,7 +29,7 @@ def restore(state: RunState) -> None:
         return
     node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
     for place, seal in node.known_places():
-        if not place.in_place or is_below(place.mountpoint, state.mountpoint):
+        if not place.in_place or _is_below(place.mountpoint, state.mountpoint):
             node.try_mount(seal, place)
 
 
@@ -76,7 +76,7 @@ def uncover(mountpoint: str) -> None:
                 warn(f"a seal stays mounted: {error}")
 
 
-def is_below(path: str, top: str) -> bool:
+def _is_below(path: str, top: str) -> bool:
     return bool(top) and (path == top or path.startswith(top.rstrip("/") + "/"))
 
 
@@ -134,7 +134,7 @@ class SealNode:
             raise
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
-            if inner.mountpoint != place.mountpoint and is_below(inner.mountpoint, place.mountpoint):
+            if inner.mountpoint != place.mountpoint and _is_below(inner.mountpoint, place.mountpoint):
                 self.try_mount(seal, inner)  # it went with the view that this one replaced
 
     def mount_automatic(self, record: SealRecord, place: Place) -> None:

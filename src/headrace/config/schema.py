@@ -384,6 +384,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "replicas",
             "lease_s",
             "rebalance_bytes_s",
+            "seal_quiet_s",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"setting {name} = {getattr(self, name)}", why="must be more than 0")
