@@ -50,6 +50,7 @@ def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "sync_interval_s = -1",
         "not toml",
         "origin_timeout_s = 0",
+        "seal_quiet_s = 0",
         "eviction_policy = 'random'",
         "watermark_low = 0.99",
         "small_file_bytes_max = '2MiB'",

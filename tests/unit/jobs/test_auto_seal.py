@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
-from headrace.config.schema import CacheVolume, Config
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.seal import Sealing
 from headrace.seal.catalogue import Place, SealId
@@ -187,9 +185,3 @@ async def test_a_seal_of_a_user_in_place_is_left_alone(node: AutoSealFixture) ->
     node.restart_jobs()
     await node.until(lambda: node.row["why"] == "seal a@1 is mounted over it")
     assert node.catalogue.seals() == [SealId("a", 1)]
-
-
-def test_a_quiet_time_of_nothing_is_refused() -> None:
-    """The task would look again and again without a pause."""
-    with pytest.raises(UsageError, match="seal_quiet_s"):
-        Config(cache=[CacheVolume("/c", 1 << 30)], run_folder="/r", seal_quiet_s=0)
