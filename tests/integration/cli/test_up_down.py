@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,14 @@ class Opened:
 
     def __init__(self, path: Path) -> None:
         self._process = subprocess.Popen(["tail", "-f", path], stdout=subprocess.DEVNULL)
-        fds = f"/proc/{self._process.pid}/fd"
-        wait_until(lambda: any(os.readlink(f"{fds}/{fd}") == str(path) for fd in os.listdir(fds)))
+        wait_until(lambda: str(path) in self._open_paths())
+
+    def _open_paths(self) -> set[str]:
+        paths = set()
+        for fd in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since the directory was listed
+                paths.add(os.readlink(fd))
+        return paths
 
     def close(self) -> None:
         self._process.kill()
