@@ -19,6 +19,8 @@ from headrace.writeback.writable_layer import WritableLayer
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
 MOVES_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Actions on a directory that bring all that is in it."""
+TURN_S = 0.05
+"""A missing file whose put is under way is looked at again after that."""
 
 
 class ActionPlanner:
@@ -138,7 +140,9 @@ class LayerScan:
                 continue
             status = self._upper.at(path).seen()
             if status is None:
-                if path not in self._turns:  # else a put of it is under way, and sees to it
+                if path in self._turns:  # a put of it is under way, and sees to it
+                    self._dirty.postpone([path], TURN_S)
+                else:
                     self._drop_missing(path)
                 continue
             action = self._planner.action(path, status)

@@ -168,10 +168,12 @@ class WriteBack:
     async def _sleep(self) -> None:
         next_s = min(self._executor.gone_due_s, self._dirty.next_due_s() or math.inf)
         wait_s = min(LATER_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
-        if wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.02, wait_s)):
-                    await self._changes.wake.wait()
+        if wait_s <= 0:  # a round that had nothing to wait for gave no other task a turn
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.02, wait_s)):
+                await self._changes.wake.wait()
 
     async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
         """Persist these paths in one round and notify the observers, with or without errors."""

@@ -13,7 +13,7 @@ from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.observers import WriteObserver
 from tests.faulty_origin import PlannedFault
-from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
+from tests.unit.writeback.layer_fixture import LIMIT_S, CrashError, LayerFixture, crash_at
 
 PUT_STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")
 NAME_STEPS = ("persist.made", "persist.removing", "persist.removed", "persist.emptied")
@@ -105,6 +105,21 @@ async def test_one_file_that_fails_holds_up_no_other(layer: LayerFixture) -> Non
         write.persist_soon(b"/")
         await until(lambda: write.waiting(b"/")[0] == 1 and write.failing(b"/"))
         assert layer.origin.count("put") == 5 and write.counts.failures == 1
+
+
+async def test_a_file_that_vanishes_during_its_put_leaves_the_loop_to_others(layer: LayerFixture) -> None:
+    layer.origin.fail("put", PlannedFault.HANG, numbers=0)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/f", b"ours")
+        persisting = asyncio.create_task(write.persist(b"/f"))
+        await until(lambda: layer.origin.hanging == 1)
+        layer.upper.at(b"/f").unlink()
+        write.changed([b"/f"], 1)
+        await pass_time(LIMIT_S / 2)
+        assert not persisting.done() and layer.origin.hanging == 1
+        persisting.cancel()
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/f": None})
 
 
 @pytest.mark.expected_warnings("another writer changed a file at the origin")
