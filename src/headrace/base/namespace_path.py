@@ -6,6 +6,8 @@ that directory. Every check raises ValueError, which msgspec turns into its own 
 
 from __future__ import annotations
 
+from typing import AnyStr
+
 PATH_BYTES_MAX = 4095
 """PATH_MAX of Linux without its NUL."""
 NAME_BYTES_MAX = 255
@@ -23,6 +25,12 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     """Return (directory, name); the directory of a top name is b"/"."""
     directory, _, name = path.rpartition(b"/")
     return directory or b"/", name
+
+
+def is_at_or_below(path: AnyStr, top: AnyStr) -> bool:
+    """Return whether a path is `top` or lies below it. A slash at the end of `top` changes nothing."""
+    slash = "/" if isinstance(top, str) else b"/"
+    return path == top or path.startswith(top.rstrip(slash) + slash)
 
 
 def names_of(path: bytes) -> list[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from headrace.base.errors import UsageError
 from headrace.base.mount_table import MountTableRow, mount_table
+from headrace.base.namespace_path import is_at_or_below
 
 _FILE = "file://"
 
@@ -15,11 +16,11 @@ _FILE = "file://"
 def is_within(inner: str, outer: str) -> bool:
     """Return whether inner is outer or below it, by its path or on the same file system. They need not exist."""
     inner, outer = _real(inner), _real(outer)
-    if _below(inner, outer):
+    if is_at_or_below(inner, outer):
         return True
     inner_device, inner_path = _on_device(inner)
     outer_device, outer_path = _on_device(outer)
-    return bool(inner_device) and inner_device == outer_device and _below(inner_path, outer_path)
+    return bool(inner_device) and inner_device == outer_device and is_at_or_below(inner_path, outer_path)
 
 
 def check_places(caches: Iterable[str], urls: Iterable[str], mountpoint: str | None = None) -> None:
@@ -58,15 +59,11 @@ def _mount_table() -> list[MountTableRow]:
         return []
 
 
-def _below(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
 def _on_device(path: str) -> tuple[str, str]:
     """Return the device and the path on it; "" for the device if mounts can't be read."""
     best, device, root = "", "", ""
     for row in _mount_table():
         # the last of several mounts at one path is on top
-        if _below(path, row.mountpoint) and len(row.mountpoint) >= len(best):
+        if is_at_or_below(path, row.mountpoint) and len(row.mountpoint) >= len(best):
             best, device, root = row.mountpoint, row.device, row.root
     return device, os.path.normpath(f"{root}/{path[len(best.rstrip('/')) :]}").replace("//", "/")

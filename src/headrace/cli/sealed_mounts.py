@@ -14,6 +14,7 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.base.mount_table import mount_table
+from headrace.base.namespace_path import is_at_or_below
 from headrace.cli.render import warn
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def uncover(mountpoint: str) -> None:
 
 
 def _is_below(path: str, top: str) -> bool:
-    return bool(top) and (path == top or path.startswith(top.rstrip("/") + "/"))
+    return bool(top) and is_at_or_below(path, top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.namespace_path import is_at_or_below
 from headrace.cli.lowered import become_owner
 from headrace.cli.state import RunState, answers, lab_states, read_states
 from headrace.client.discovery import running_sockets, select_node
@@ -77,7 +78,7 @@ def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None
     longest = 0
     for state in states:
         top = state.mountpoint
-        if top and (path == top or path.startswith(top.rstrip("/") + "/")) and len(top) > longest:
+        if top and is_at_or_below(path, top) and len(top) > longest:
             best, longest = Target(state.socket, "/" + path[len(top) :].strip("/")), len(top)
     return best
 
@@ -90,7 +91,7 @@ def _within_origin(path: str | None, running: list[str]) -> Target | None:
     targets = []
     for socket in running:
         for row in _mount_rows(socket):
-            if url == row.url or url.startswith(row.url.rstrip("/") + "/"):
+            if is_at_or_below(url, row.url):
                 rest = url[len(row.url.rstrip("/")) :].strip("/")
                 namespace_path = f"{row.path.rstrip('/')}/{rest}".rstrip("/") or "/"
                 targets.append((len(row.url), Target(socket, namespace_path)))

@@ -22,6 +22,7 @@ from headrace.base.errors import (
 )
 from headrace.base.key_length import key_room
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, ObjectMetadata, Version
+from headrace.base.namespace_path import is_at_or_below
 from headrace.client.access_reporter import AccessReporter
 from headrace.client.change_reporter import ChangeReporter
 from headrace.client.connection import Connection, Connections
@@ -341,7 +342,7 @@ def _reset_after_fork(client: NodeClient | None) -> None:
 
 def _mount_of(path: str, mounts: dict[str, dict[str, str]]) -> str:
     return max(
-        (mount for mount in mounts if path == mount or path.startswith(mount.rstrip("/") + "/")),
+        (mount for mount in mounts if is_at_or_below(path, mount)),
         key=len,
         default="",
     )

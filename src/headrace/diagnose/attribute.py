@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from headrace.base.namespace_path import is_at_or_below
 from headrace.diagnose.causes import Cause, gain_of
 from headrace.diagnose.evidence import evidence_of
 from headrace.diagnose.frames import (
@@ -404,7 +405,7 @@ class Places:
     def of(self, path: str) -> FileSystemUsage | None:
         """Return the file system of a path; None for a page fault, whose file is unknown."""
         for place in self._places:
-            if path == place.mountpoint or path.startswith(place.mountpoint.rstrip("/") + "/"):
+            if is_at_or_below(path, place.mountpoint):
                 return place
         return None
 

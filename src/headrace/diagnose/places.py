@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.base.mount_table import MountTableRow, mount_table
+from headrace.base.namespace_path import is_at_or_below
 from headrace.diagnose.recording import FileSystemUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
@@ -150,11 +151,7 @@ def link_bytes_s() -> int:
 
 
 def _mount_of(path: str, all_mounts: list[MountTableRow]) -> MountTableRow | None:
-    above = [
-        mount
-        for mount in all_mounts
-        if path == mount.mountpoint or path.startswith(mount.mountpoint.rstrip("/") + "/")
-    ]
+    above = [mount for mount in all_mounts if is_at_or_below(path, mount.mountpoint)]
     return max(above, key=lambda mount: len(mount.mountpoint), default=None)
 
 

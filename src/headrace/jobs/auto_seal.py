@@ -17,6 +17,7 @@ from typing import Any
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
+from headrace.base.namespace_path import is_at_or_below
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.progress import JobProgress
@@ -84,7 +85,7 @@ class AutoSeal:
             return
         for path in self._namespace.tree.paths_of(names):
             for data_set in self._data_sets.values():
-                if _is_below(path, data_set.path):
+                if is_at_or_below(path, data_set.path):
                     self._give_up(data_set, "its names changed at the origin")
 
     async def give_up(self, path: bytes, why: str) -> None:
@@ -92,7 +93,7 @@ class AutoSeal:
         removals = [
             self._give_up(data_set, why)
             for data_set in self._data_sets.values()
-            if _is_below(path, data_set.path) or _is_below(data_set.path, path)
+            if is_at_or_below(path, data_set.path) or is_at_or_below(data_set.path, path)
         ]
         for removal in removals:
             if removal is not None:
@@ -140,7 +141,9 @@ class AutoSeal:
         """Watch what lies below each origin that is not mounted below another one."""
         paths = {os.fsencode(mount.path) for mount in self._namespace.tree.mounts.all()}
         tops = {
-            path for path in paths if not any(_is_below(path, other) and path != other for other in paths)
+            path
+            for path in paths
+            if not any(is_at_or_below(path, other) and path != other for other in paths)
         }
         for path in tops - self._data_sets.keys():
             self._data_sets[path] = _DataSet(path, monotonic_s())
@@ -192,7 +195,3 @@ class AutoSeal:
         self._seals.unmount(seal)
         log.info("a seal is given up path=%s seal=%s why=%s", os.fsdecode(data_set.path), seal, why)
         return self._tasks.start(self._seals.remove(seal))
-
-
-def _is_below(path: bytes, top: bytes) -> bool:
-    return path == top or path.startswith(top.rstrip(b"/") + b"/")

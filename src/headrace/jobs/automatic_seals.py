@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 
 from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
 from headrace.base.model import Entry, FileId, Kind
+from headrace.base.namespace_path import is_at_or_below
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing
 from headrace.namespace.namespace import Namespace
@@ -129,5 +130,4 @@ class AutomaticSeals:
 
 
 def _overlap(path: str, other: str) -> bool:
-    long, short = sorted((path.rstrip("/") + "/", other.rstrip("/") + "/"), key=len, reverse=True)
-    return long.startswith(short)
+    return is_at_or_below(path, other) or is_at_or_below(other, path)

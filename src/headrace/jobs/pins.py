@@ -18,6 +18,7 @@ import msgspec
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
+from headrace.base.namespace_path import is_at_or_below
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.jobs.job_records import Count
@@ -82,14 +83,14 @@ class Pins:
 
     async def remove(self, path: str) -> None:
         """Unpin a path and everything below it. Raise ClusterUnavailableError."""
-        for pinned in [pin for pin in self._pins if pin != path and _is_at(path, pin)]:
+        for pinned in [pin for pin in self._pins if pin != path and is_at_or_below(path, pin)]:
             await self._put(pinned, PinRecord(pinned=False))
         if self.of(path) is not None:
             await self._put(path, PinRecord(pinned=False))
 
     def of(self, path: str) -> PinRecord | None:
         """Return the record that decides for a file; None if the file is not pinned."""
-        above = [pin for pin in self._pins if _is_at(pin, path)]
+        above = [pin for pin in self._pins if is_at_or_below(pin, path)]
         record = self._pins[max(above, key=len)] if above else None
         return record if record is not None and record.pinned else None
 
@@ -213,8 +214,3 @@ class Pins:
             return
         await files.pin(entry, share.spans, priority=Priority.LOW, verify=False)
         files.own(entry)
-
-
-def _is_at(above: str, path: str) -> bool:
-    """Return whether a path is at or below another."""
-    return path == above or path.startswith(above.rstrip("/") + "/")

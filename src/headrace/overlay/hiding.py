@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, SafePath
 from headrace.base.model import Version
-from headrace.base.namespace_path import split
+from headrace.base.namespace_path import is_at_or_below, split
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import make_removed, make_whiteout, set_base
 from headrace.overlay.moves import unmark
@@ -121,6 +121,4 @@ def put_aside(upper: Upper) -> list[tuple[SafePath, bytes]]:
 def is_going(upper: Upper, path: bytes) -> bool:
     """Return whether a directory in `gone` was at a path or above it: the node is about to check what the origin
     has there, and may remove it."""
-    return any(
-        path == former_path or path.startswith(former_path + b"/") for _, former_path in put_aside(upper)
-    )
+    return any(is_at_or_below(path, former_path) for _, former_path in put_aside(upper))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.base.mount_table import MountTableRow, mount_table, mounted_at
+from headrace.base.namespace_path import is_at_or_below
 from headrace.seal.catalogue import SealId, SealRecord
 
 PREFIX = "headrace-seal:"
@@ -28,7 +29,7 @@ def mountpoints() -> dict[str, list[str]]:
 
 def seals_below(top: str) -> list[str]:
     """Return where any seals are mounted at or below a path, in the order of the mounts."""
-    return [path for path, _ in _views() if path == top or path.startswith(top.rstrip("/") + "/")]
+    return [path for path, _ in _views() if is_at_or_below(path, top)]
 
 
 def source_on_top(mountpoint: str) -> str:
