@@ -83,14 +83,14 @@ class Pins:
 
     async def remove(self, path: str) -> None:
         """Unpin a path and everything below it. Raise ClusterUnavailableError."""
-        for pinned in [pin for pin in self._pins if pin != path and is_at_or_below(path, pin)]:
+        for pinned in [pin for pin in self._pins if pin != path and is_at_or_below(pin, path)]:
             await self._put(pinned, PinRecord(pinned=False))
         if self.of(path) is not None:
             await self._put(path, PinRecord(pinned=False))
 
     def of(self, path: str) -> PinRecord | None:
         """Return the record that decides for a file; None if the file is not pinned."""
-        above = [pin for pin in self._pins if is_at_or_below(pin, path)]
+        above = [pin for pin in self._pins if is_at_or_below(path, pin)]
         record = self._pins[max(above, key=len)] if above else None
         return record if record is not None and record.pinned else None
 
