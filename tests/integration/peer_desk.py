@@ -188,7 +188,7 @@ class FileDesk:
     async def keep(self, request: Replicate | ReplicateAhead) -> None:
         raise NotImplementedError
 
-    async def give_back(self, request: QueryFailover) -> FailoverReport:
+    async def report_failover(self, request: QueryFailover) -> FailoverReport:
         raise NotImplementedError
 
     async def written(

@@ -28,7 +28,7 @@ from headrace.sdk.cache import cache_over
 from headrace.sdk.namespace import open_local_vfs
 from headrace.vfs.client_registry import HOSTS
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.writeback.demotion import checksums_of, let_go
+from headrace.writeback.demotion import checksums_of, remove_clean_file
 from headrace.writeback.replication.replica_layer import ReplicaLayer
 from headrace.writeback.sync_journal import JournalRecord
 from tests.integration.cli.host import Host
@@ -298,7 +298,7 @@ def test_files_that_leave_the_layer(tmp_path: Path, upper: Upper, canary: Canary
 
         assert checksums_of(upper.at(path), row) is not None
         with contextlib.suppress(OSError):
-            honest += let_go(upper, row, exchanged, take=None) > 0
+            honest += remove_clean_file(upper, row, exchanged, take=None) > 0
         canary.check()
     assert honest == 10
 

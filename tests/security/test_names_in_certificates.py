@@ -161,7 +161,7 @@ async def test_a_node_speaks_for_no_other(
     contexts = (mutual(lab, "b"), mutual(lab, "a")) if tls else (None, None)
     async with serving(tmp_path / "files", server_tls=contexts[0], client_tls=contexts[1]) as pair:
         with pytest.raises((NotAllowedError, PeerError)):
-            await pair.peers.tell(pair.node, request_, soon())  # type: ignore[arg-type]
+            await pair.peers.notify(pair.node, request_, soon())  # type: ignore[arg-type]
     assert [line for line in refusals(caplog) if "in the name of node c" in line]
 
 

@@ -415,7 +415,7 @@ def test_copies_are_dropped_only_where_a_record_says_so(
             on_persisted=lambda _: pytest.fail("persisted"),
             delay_s=0,
         )
-        task = asyncio.ensure_future(me._take_over("a"))
+        task = asyncio.ensure_future(me._fail_over("a"))
         await until(lambda: asked >= 5)
         assert copy.read_bytes() == b"acknowledged"
         with pytest.raises(ClusterUnavailableError, match="no other node knows"):

@@ -245,7 +245,7 @@ class NodeClient:
         nodes in mode back:2 and more. ConflictError, OriginError and its kinds."""
         self.ask(Secure(path=path), cancel)
 
-    def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
+    def acquire_lease(self, folder: bytes, cancel: Cancel | None = None) -> None:
         """Acquire the right to make new names in a folder, exclusively in the cluster, for a moment at least.
         HeadraceError where it can't be acquired."""
         self.ask(AcquireLease(path=folder), cancel)

@@ -51,7 +51,7 @@ class PendingFiles:
 
     writers: Callable[[str], list[NodeInfo]] = lambda writer: []
     own_copy: Callable[[FileRange], Awaitable[Arrived | None]] = _no_copy
-    settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
+    resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
 
 
 class ClusterSourceFactory(SourceFactory):
@@ -107,7 +107,7 @@ class ClusterSourceFactory(SourceFactory):
         persisted, why = None, "the node that wrote it has it no more"
         try:
             async with asyncio.timeout(self.reader.timeout_s):
-                persisted = await self.pending.settle(path, version)
+                persisted = await self.pending.resolve_version(path, version)
         except (HeadraceError, TimeoutError) as error:
             why = str(error)
         if persisted is None or persisted.size_bytes != version.size_bytes:

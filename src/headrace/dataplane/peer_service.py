@@ -49,7 +49,7 @@ from headrace.writeback.coherence.service import CoherenceService
 from headrace.writeback.replication.dirty_files import OwnDirtyFileReader
 from headrace.writeback.replication.failover import Failover
 from headrace.writeback.replication.replica_host import ReplicaHost
-from headrace.writeback.replication.replicator import TOKEN, OfferedFile, ReplicaOffers
+from headrace.writeback.replication.replicator import OFFER_TOKEN_PREFIX, OfferedFile, ReplicaOffers
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,8 @@ class ServedFile:
 class ReplicationService:
     """Holds the parts of replication that peers call. offers: the dirty files of this node, for its replicas."""
 
-    keeper: ReplicaHost
-    take_over: Failover
+    replica_host: ReplicaHost
+    failover: Failover
     offers: ReplicaOffers
 
 
@@ -171,7 +171,7 @@ class NodePeerService:
         try:
             if wanted.token.startswith(PREFIX):
                 return await self._shared_writes().files.open(wanted)
-            if wanted.token.startswith(TOKEN):
+            if wanted.token.startswith(OFFER_TOKEN_PREFIX):
                 return self._replication().offers.open(wanted)
             entry = await self._entry_of(wanted)
             fetches = not cached_only and self._owns(wanted.path, wanted.start)
@@ -242,14 +242,14 @@ class NodePeerService:
         self._store.set_borrowed(entry.id, borrowed=False)
 
     async def keep(self, request: ReplicaRequest) -> None:
-        keeper = self._replication().keeper
+        replica_host = self._replication().replica_host
         if isinstance(request, Replicate):
-            await keeper.keep(request)
+            await replica_host.keep(request)
         else:
-            await keeper.keep_ahead(request)
+            await replica_host.keep_ahead(request)
 
-    async def give_back(self, request: QueryFailover) -> FailoverReport:
-        return await self._replication().take_over.give_back(request.writer, done=request.done)
+    async def report_failover(self, request: QueryFailover) -> FailoverReport:
+        return await self._replication().failover.report(request.writer, done=request.done)
 
     def _replication(self) -> ReplicationService:
         if self._copies is None:
@@ -265,9 +265,9 @@ class NodePeerService:
                 for path in paths:
                     self._namespace.refreshes.schedule(path, below)
             case ResolveVersion(path=path, token=token):
-                return VersionResolved(await shared.settle(path, token))
+                return VersionResolved(await shared.resolve_version(path, token))
             case RecallLease(path=path):
-                await shared.give_up(path)
+                await shared.release_lease(path)
         return Done()
 
     def _shared_writes(self) -> CoherenceService:

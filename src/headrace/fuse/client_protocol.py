@@ -83,6 +83,6 @@ class WritingClient(ReadingClient, Protocol):
         """Block until the path has the durability that its mode promises: the origin has it, or other nodes do."""
         ...
 
-    def claim(self, directory: bytes, cancel: Cancel | None = None) -> None:
+    def acquire_lease(self, directory: bytes, cancel: Cancel | None = None) -> None:
         """Acquire the directory lease: for a moment at least, only this node may create names in it."""
         ...

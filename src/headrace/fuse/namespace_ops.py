@@ -547,7 +547,7 @@ class NamespaceOperations(Operations):
 
         def acquire_and_retry(cancel: Cancel) -> Answer | Deferred:
             try:
-                self._writer.claim(directory, cancel)
+                self._writer.acquire_lease(directory, cancel)
             except HeadraceError as error:
                 log.info("directory lease not acquired path=%s reason=%s", os.fsdecode(directory), error)
                 return errno_of(error)

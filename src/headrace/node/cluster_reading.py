@@ -31,7 +31,7 @@ def build_sources(config: Config, link: ClusterLink, gate: Gate) -> ClusterSourc
             timeout_s=config.origin_timeout_s,
             small_bytes_max=config.small_file_bytes_max,
         ),
-        pending=PendingFiles(dirty.elsewhere.sources, dirty.files.read, dirty.settle),
+        pending=PendingFiles(dirty.elsewhere.sources, dirty.files.read, dirty.resolve_version),
     )
 
 

@@ -80,7 +80,7 @@ class ClusterServices:
         self._rebalance = rebalance
         self._failover = failover
         self._writing = writing
-        self.keeper = link.dirty.keeper
+        self.replica_host = link.dirty.replica_host
         self._leases_lost = 0
         self._tasks = OwnedTasks()
 
@@ -108,10 +108,10 @@ class ClusterServices:
             self._leases_lost = leases_lost
             await self.come_back()
 
-    async def claim(self, folder: bytes) -> None:
+    async def acquire_lease(self, folder: bytes) -> None:
         """Acquire the lease for new names in a directory."""
         if self._writing is not None:
-            await self._writing.leases.claim(folder)
+            await self._writing.leases.acquire(folder)
 
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
@@ -221,7 +221,7 @@ def build_services(
 
     failover = Failover(
         me,
-        dirty.keeper,
+        dirty.replica_host,
         ReplicaSetRecords(link.records),
         view=link.view,
         build=persister,
@@ -267,19 +267,19 @@ def _replication_service(
 ) -> ReplicationService:
     replicator = None if writing is None else writing.replicator
     offers = ReplicaOffers() if replicator is None else replicator.offers
-    return ReplicationService(dirty.keeper, failover, offers)
+    return ReplicationService(dirty.replica_host, failover, offers)
 
 
 def _coherence_service(me: str, dirty: DirtyData, writing: ClusterWriting | None) -> CoherenceService:
     async def give_up_lease(folder: bytes) -> None:
         if writing is not None:
-            await writing.leases.give_up(folder)
+            await writing.leases.release(folder)
 
     return CoherenceService(
         me,
         dirty.files,
-        dirty.keeper,
+        dirty.replica_host,
         publisher=None if writing is None else writing.publisher,
         own=None if writing is None else writing.own,
-        give_up=give_up_lease,
+        release_lease=give_up_lease,
     )

@@ -59,7 +59,9 @@ def build_in_cluster(
         return None
     me, records, peers = link.info.id, link.records, link.peers
     failback = Failback(me, peers, layer.journal, view=link.view)
-    state = WriteState.of(namespace, layer, ask_others=failback.ask, settle=link.dirty.settle)
+    state = WriteState.of(
+        namespace, layer, query_replicas=failback.ask, resolve_version=link.dirty.resolve_version
+    )
     names = PendingNames(layer, state.planner, state.dirty)
     flags = DirectoryFlags(layer.upper.marks_path)
     published = PublishedFlags(layer.upper, flags)
@@ -69,7 +71,7 @@ def build_in_cluster(
         records,
         peers,
         view=link.view,
-        look=names.means,
+        entry_of=names.means,
         is_clean=names.is_clean,
         unmark=published.clear,
     )
@@ -81,8 +83,8 @@ def build_in_cluster(
         layer.upper,
         flags,
         view=link.view,
-        look=_look_at(link, namespace.listings),
-        tell=pending.publish_all_of,
+        refresh=_look_at(link, namespace.listings),
+        publish=pending.publish_all_of,
     )
     replicator = _replicator(link, state)
     observers: list[WriteObserver] = [InvalidationObserver(link.dirty.announcer), pending, leases, sessions]

@@ -31,28 +31,30 @@ class DirtyData:
     other nodes at once; announcer: until each has answered. threads: do the disk work of keeper and files.
     """
 
-    keeper: ReplicaHost
+    replica_host: ReplicaHost
     files: DirtyFiles
     elsewhere: DirtyNamesSubscriber
     listings: PeerListings
     announcer: InvalidationBroadcaster
     threads: ThreadPoolExecutor
 
-    async def settle(self, path: bytes, version: Version) -> Version | None:
+    async def resolve_version(self, path: bytes, version: Version) -> Version | None:
         """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
         node may itself have persisted it in the writer's place."""
         pending = PendingVersion.parse(version.token)
-        persisted = None if pending is None else self.keeper.taken(path, pending)
-        return persisted if persisted is not None else await self.elsewhere.settle(path, version)
+        persisted = None if pending is None else self.replica_host.persisted_version(path, pending)
+        return persisted if persisted is not None else await self.elsewhere.resolve_version(path, version)
 
 
 def build_dirty_data(
     config: Config, me: str, records: EtcdRecords, peers: PeerClient, *, view: Callable[[], ClusterView]
 ) -> DirtyData:
     threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
-    keeper = ReplicaHost(me, config.copies_folder, peers, threads, view=view, is_durable=config.durable_puts)
-    files = DirtyFiles(me, threads, locate=Upper(config.upper_folder).at, folder_of=keeper.folder_of)
-    elsewhere = DirtyNamesSubscriber(me, records, peers, view=view, mirrored=files.mirrored)
+    replica_host = ReplicaHost(
+        me, config.copies_folder, peers, threads, view=view, is_durable=config.durable_puts
+    )
+    files = DirtyFiles(me, threads, locate=Upper(config.upper_folder).at, folder_of=replica_host.folder_of)
+    elsewhere = DirtyNamesSubscriber(me, records, peers, view=view, replica_entries=files.replica_entries)
     listings = PeerListings(me, peers, view=view)
     announcer = InvalidationBroadcaster(listings.forget, view)
-    return DirtyData(keeper, files, elsewhere, listings, announcer, threads)
+    return DirtyData(replica_host, files, elsewhere, listings, announcer, threads)

@@ -227,7 +227,7 @@ class Node:
             jobs=self.jobs,
             writing=writing,
             persister=lambda folder: build_persister(
-                self.config, self.namespace, folder, link.dirty.settle, observers
+                self.config, self.namespace, folder, link.dirty.resolve_version, observers
             ),
         )
 

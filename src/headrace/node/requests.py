@@ -153,7 +153,7 @@ class WriteRequests:
 
     async def _acquire_lease(self, request: AcquireLease) -> Done:
         if self._cluster is not None:
-            await self._cluster.claim(request.path)
+            await self._cluster.acquire_lease(request.path)
         return Done()
 
     def write_back(self) -> WriteBack:

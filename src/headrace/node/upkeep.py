@@ -91,15 +91,15 @@ class Upkeep:
         """Sync what was filled, so that a power loss costs little."""
         await asyncio.get_running_loop().run_in_executor(self._disk, self._store.sync)
         if self._cluster is not None:
-            await self._cluster.keeper.drop_idle()
-            await self._cluster.keeper.measure()
+            await self._cluster.replica_host.drop_idle()
+            await self._cluster.replica_host.measure()
             await self._cluster.look_whether_given_up()
 
     def _bytes_written(self) -> int:
         """Return the bytes on the first volume beside the cache: dirty files of this host, and replicas of other
         nodes' files."""
         own = 0 if self._write is None else self._write.upper_bytes
-        return own + (0 if self._cluster is None else self._cluster.keeper.bytes_kept)
+        return own + (0 if self._cluster is None else self._cluster.replica_host.bytes_kept)
 
     def _look_at_disks(self) -> None:
         was_full = self.disks_full

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 THREADS = 16
 """Threads that read files for uploads and scan the upper layer."""
-Settle = Callable[[bytes, Version], Awaitable[Version | None]]
+VersionResolver = Callable[[bytes, Version], Awaitable[Version | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,16 @@ class WriteState:
         namespace: Namespace,
         layer: WritableLayer,
         *,
-        ask_others: Callable[[], Awaitable[None]] | None = None,
-        settle: Settle | None = None,
+        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        resolve_version: VersionResolver | None = None,
     ) -> WriteState:
         """Build the state of a layer. ask_others, settle: passed to Preconditions."""
         preconditions = Preconditions(
-            namespace, layer.upper, layer.journal, ask_others=ask_others, settle=settle
+            namespace,
+            layer.upper,
+            layer.journal,
+            query_replicas=query_replicas,
+            resolve_version=resolve_version,
         )
         return cls(namespace, layer, preconditions, ActionPlanner(layer), DirtySet())
 
@@ -114,11 +118,17 @@ def build_single(
 
 
 def build_persister(
-    config: Config, namespace: Namespace, folder: str, settle: Settle, observers: Sequence[WriteObserver]
+    config: Config,
+    namespace: Namespace,
+    folder: str,
+    resolve_version: VersionResolver,
+    observers: Sequence[WriteObserver],
 ) -> WriteBack:
     """Build the write side that persists all of an upper layer in another directory, whatever the mode of writing is
     here."""
-    state = WriteState.of(namespace, open_layer(config, WriteModes.parse("back"), folder), settle=settle)
+    state = WriteState.of(
+        namespace, open_layer(config, WriteModes.parse("back"), folder), resolve_version=resolve_version
+    )
     return build_write_back(state, WriteBackSettings.of(config), observers)
 
 
@@ -189,7 +199,7 @@ def build_write_back(
         UpperQuota(settings.layer_bytes_max, DirtyThrottle(layer.upper.pressure_path), cache.store),
         store=cache.store,
         owns=cache.owns,
-        on_left=changes.observers.on_demoted,
+        on_demoted=changes.observers.on_demoted,
     )
     return WriteBack(
         layer,

@@ -11,7 +11,7 @@ from headrace.base.cancel import Cancel
 from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import join, split
 from headrace.overlay.given_mode import apply_attributes, is_of_others
-from headrace.overlay.hiding import put_away
+from headrace.overlay.hiding import defer_removal
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import set_base
 from headrace.overlay.merged_view import Lower, MergedView, os_error
@@ -159,4 +159,4 @@ class CopyUp:
     def make_way(self, path: bytes) -> None:
         """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
         if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
-            put_away(self._upper, path)
+            defer_removal(self._upper, path)

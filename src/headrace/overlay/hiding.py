@@ -95,7 +95,7 @@ def exchange(upper: Upper, source: bytes, target: bytes) -> None:
     upper.at(source).rename(upper.at(target), EXCHANGE)
 
 
-def put_away(upper: Upper, path: bytes) -> None:
+def defer_removal(upper: Upper, path: bytes) -> None:
     """Move a removed directory to `gone` to make space for a file; the node finds it there. Until the file comes, a
     whiteout hides what the directory hid."""
     upper_path, base = upper.at(path), upper.base_of(path)
@@ -106,7 +106,7 @@ def put_away(upper: Upper, path: bytes) -> None:
     whiteout.rename(upper.new_in_gone())
 
 
-def put_aside(upper: Upper) -> list[tuple[SafePath, bytes]]:
+def pending_removals(upper: Upper) -> list[tuple[SafePath, bytes]]:
     """Return the directories in `gone` with their former paths."""
     directories = []
     for name in upper.gone.at(b"/").names():
@@ -118,7 +118,7 @@ def put_aside(upper: Upper) -> list[tuple[SafePath, bytes]]:
     return directories
 
 
-def is_going(upper: Upper, path: bytes) -> bool:
+def is_removal_pending(upper: Upper, path: bytes) -> bool:
     """Return whether a directory in `gone` was at a path or above it: the node is about to check what the origin
     has there, and may remove it."""
-    return any(is_at_or_below(path, former_path) for _, former_path in put_aside(upper))
+    return any(is_at_or_below(path, former_path) for _, former_path in pending_removals(upper))

@@ -12,7 +12,7 @@ from headrace.overlay.upper import Upper
 
 class LeaseRequiredError(Exception):
     """Means that a name is to be created exclusively in a directory for which the node has no lease. Acquire the
-    lease (`NodeClient.claim`), then try again."""
+    lease (`NodeClient.acquire_lease`), then try again."""
 
     def __init__(self, folder: bytes) -> None:
         self.folder = folder

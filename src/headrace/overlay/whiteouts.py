@@ -10,7 +10,7 @@ from typing import Protocol
 from headrace.base.beneath import SafePath
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.namespace_path import join
-from headrace.overlay.hiding import new_whiteout, put_away
+from headrace.overlay.hiding import defer_removal, new_whiteout
 from headrace.overlay.marks import base_version, make_removed, make_whiteout, set_base
 from headrace.overlay.upper import Upper
 
@@ -109,7 +109,7 @@ class WhiteoutBuilder:
                 self._upper.mark_removed(path)
             if cover.is_folder():
                 return True
-            put_away(self._upper, hidden)  # a file replaces it
+            defer_removal(self._upper, hidden)  # a file replaces it
             return False
         base = self._upper.base_of(hidden)
         if not cover.exists():

@@ -139,7 +139,7 @@ class PeerClient:
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
-    async def returned(
+    async def query_failover(
         self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
     ) -> builtins.list[FailedOverFile]:
         """Return the files that the node persisted from its replicas of a writer's files."""
@@ -147,17 +147,21 @@ class PeerClient:
         await self._execute(self.table.peer(node), call, deadline)
         return call.result().files
 
-    async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
+    async def list_pending(
+        self, node: NodeInfo, request: ListPending, deadline: Deadline
+    ) -> PendingNamesPage:
         call = UnaryCall(request, PendingNamesPage)
         await self._execute_if_usable(self.table.peer(node), call, deadline)
         return call.result()
 
-    async def settle(self, node: NodeInfo, request: ResolveVersion, deadline: Deadline) -> VersionResolved:
+    async def resolve_version(
+        self, node: NodeInfo, request: ResolveVersion, deadline: Deadline
+    ) -> VersionResolved:
         call = UnaryCall(request, VersionResolved)
         await self._execute(self.table.peer(node), call, deadline)
         return call.result()
 
-    async def tell(
+    async def notify(
         self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
     ) -> None:
         """Notify the node; on return it has done what the message requires."""

@@ -75,7 +75,7 @@ class TreeChanges:
                     else:
                         self.tree.copies.copy_up(needs.path, None, content=needs.content)
             except LeaseRequiredError as needs:
-                self._client.claim(needs.folder)
+                self._client.acquire_lease(needs.folder)
         else:
             raise StoreError(
                 os.fsdecode(path), why=f"it changed during each of {COPIES_MAX} attempts", hint="try again"

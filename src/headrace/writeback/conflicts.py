@@ -13,7 +13,7 @@ from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavail
 from headrace.base.namespace_path import join, split
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import HIDDEN
-from headrace.overlay.hiding import put_aside
+from headrace.overlay.hiding import pending_removals
 from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
 from headrace.writeback.reconcile import replaces_file
@@ -41,13 +41,15 @@ class ConflictCopies:
         self.count = 0
         """Of what got another name."""
 
-    def check_way(self, path: bytes, error: HeadraceError) -> None:
+    def check_blocked(self, path: bytes, error: HeadraceError) -> None:
         """Find out whether an upload is blocked by this node's own earlier work: a file whose place a directory above
         it has now, or a directory that is not removed yet. OriginUnavailableError: the upload waits for that."""
-        if self.in_the_way(path) or any(prefix == path for _, prefix in put_aside(self._upper)):
+        if self.blocking_directories(path) or any(
+            prefix == path for _, prefix in pending_removals(self._upper)
+        ):
             raise OriginUnavailableError(os.fsdecode(path), why="the old entry is not removed yet") from error
 
-    def in_the_way(self, path: bytes) -> list[bytes]:
+    def blocking_directories(self, path: bytes) -> list[bytes]:
         """Return the directories above a path in whose place the origin still has a file."""
         ways = []
         while (path := split(path)[0]) != b"/":

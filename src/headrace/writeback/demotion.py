@@ -24,7 +24,7 @@ from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.hiding import is_going
+from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
@@ -36,7 +36,7 @@ from headrace.writeback.writable_layer import WritableLayer
 log = logging.getLogger(__name__)
 
 CACHE_MODE = 0o600
-BRING_BYTES_MAX = 1 << 30
+DEMOTE_NOW_BYTES_MAX = 1 << 30
 """All of a file is read before the first byte of it can be had: half a second or more a GiB."""
 HEAD_LIMIT_S = 10.0
 Take = Callable[[SafePath], bool]
@@ -55,7 +55,7 @@ class Demoter:
         *,
         store: Store | None,
         owns: Callable[[bytes], bool],
-        on_left: Callable[[list[bytes]], None],
+        on_demoted: Callable[[list[bytes]], None],
     ) -> None:
         self._upper = layer.upper
         self._journal = layer.journal
@@ -64,7 +64,7 @@ class Demoter:
         self.quota = quota
         self._store = store
         self._owns = owns
-        self._on_left = on_left
+        self._on_demoted = on_demoted
         self._tasks = OwnedTasks()
         self.count = 0
         """Of the files that left since the start."""
@@ -74,25 +74,27 @@ class Demoter:
         that."""
         surplus_bytes = self.quota.surplus_bytes
         if surplus_bytes > 0 and not self._tasks:
-            self._tasks.start(self.leave(clean, surplus_bytes))
+            self._tasks.start(self.demote_clean(clean, surplus_bytes))
 
     async def stop(self) -> None:
         await self._tasks.close()
 
-    async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
+    async def demote_clean(
+        self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int
+    ) -> None:
         """Move that many bytes of clean files out of the layer, beginning with those that were written longest ago."""
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
-            self._gone(path, await self._leave_one(rows[path]))
+            self._record_demoted(path, await self._demote_one(rows[path]))
 
-    async def bring(self, path: bytes, entry: Entry) -> bool:
+    async def demote(self, path: bytes, entry: Entry) -> bool:
         """Move a clean file into the cache. Return whether the cache has that version of it now."""
         row, store = self._journal.get(path), self._store
         if store is None or row is None or row.begun or row.version != entry.version:
             return False
-        if row.size_bytes > BRING_BYTES_MAX:
+        if row.size_bytes > DEMOTE_NOW_BYTES_MAX:
             return False
-        self._gone(path, await self._leave_one(row))
+        self._record_demoted(path, await self._demote_one(row))
         return _is_cached(store, entry)
 
     async def drop_damaged(self, row: JournalRecord) -> bool:
@@ -108,25 +110,25 @@ class Demoter:
             return False
         if info.version != row.version:
             return False
-        freed = let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
-        self._gone(row.path, freed)
+        freed = remove_clean_file(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+        self._record_demoted(row.path, freed)
         return freed > 0
 
-    def _gone(self, path: bytes, freed: int) -> None:
+    def _record_demoted(self, path: bytes, freed: int) -> None:
         if freed:
             self._journal.drop(path)
             self.quota.left(freed)
             self.count += 1
-            self._on_left([path])
+            self._on_demoted([path])
 
-    async def _leave_one(self, row: JournalRecord) -> int:
+    async def _demote_one(self, row: JournalRecord) -> int:
         entry = self._tree.entry_at(row.path)
         if entry is None or entry.version != row.version:
             return 0
         store = self._store
         if store is None or _is_cached(store, entry):
             await asyncio.sleep(0)
-            return let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+            return remove_clean_file(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
         loop = asyncio.get_running_loop()
         sums = await loop.run_in_executor(self._threads, checksums_of, self._upper.at(row.path), row)
         if sums is None:
@@ -136,17 +138,17 @@ class Demoter:
         def adopt(safe_path: SafePath) -> bool:
             return store.adopt(entry, safe_path, sums, borrowed=borrowed)
 
-        def leave(take: Take | None) -> int:
+        def remove(take: Take | None) -> int:
             return store.reserve.spend(
-                lambda: let_go(
+                lambda: remove_clean_file(
                     self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
                 )
             )
 
         try:
-            return leave(adopt)
+            return remove(adopt)
         except NoSpaceError:  # of the cache it would be the next to go
-            return leave(None)
+            return remove(None)
         except HeadraceError as error:
             log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(row.path), error)
             return 0
@@ -192,7 +194,7 @@ def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: i
     return paths
 
 
-def let_go(
+def remove_clean_file(
     upper: Upper,
     row: JournalRecord,
     is_shown: Callable[[bytes], bool],
@@ -217,13 +219,15 @@ def let_go(
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
-            if is_going(upper, row.path):  # it came back with its folder, which the node does not know yet
+            if is_removal_pending(
+                upper, row.path
+            ):  # it came back with its folder, which the node does not know yet
                 return 0
             upper.mark_demoted(split(row.path)[0])
             if take is None:
                 safe_path.unlink()
             elif take(safe_path):
-                _undress(fd)
+                _apply_cache_attributes(fd)
             else:
                 return 0
             return max(status.st_blocks * 512, int(empty_too))
@@ -231,7 +235,7 @@ def let_go(
             os.close(fd)
 
 
-def _undress(fd: int) -> None:
+def _apply_cache_attributes(fd: int) -> None:
     """Make a file the node's own, as other cache files are. The index keeps its owner and mode."""
     if not MARKS.single_owner:
         os.fchown(fd, os.geteuid(), os.getegid())

@@ -69,12 +69,12 @@ class DirtySet:
             self._size_bytes -= entry.size_bytes
             del self._all[path]
 
-    def hasten(self, path: bytes) -> None:
+    def expedite(self, path: bytes) -> None:
         """Make everything at and below a path due."""
         for dirty_path in self.below(path):
             self._all[dirty_path].due_s = 0.0
 
-    def postpone(self, paths: Iterable[bytes], delay_s: float) -> None:
+    def defer(self, paths: Iterable[bytes], delay_s: float) -> None:
         for path in paths:
             if path in self._all:
                 self._all[path].due_s = monotonic_s() + delay_s

@@ -18,7 +18,7 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
-from headrace.overlay.hiding import put_aside
+from headrace.overlay.hiding import pending_removals
 from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.planner import ActionPlanner
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 CONCURRENCY_MAX = 64
 """Puts and removals at one time."""
-LATER_S = 1.0
+RETRY_S = 1.0
 
 
 class SyncExecutor:
@@ -61,7 +61,7 @@ class SyncExecutor:
         self._turns = turns
         self._gate = asyncio.Semaphore(CONCURRENCY_MAX)
         self._clearing = asyncio.Lock()
-        self.gone_due_s = math.inf
+        self.removals_due_s = math.inf
         self.counts = WriteBackCounts()
 
     def start(self) -> None:
@@ -83,36 +83,36 @@ class SyncExecutor:
 
     async def run(self, actions: dict[bytes, SyncStep]) -> list[HeadraceError]:
         """Do all that can be done; what failed stays dirty. Removals wait until nothing else fails."""
-        errors = await self._clear_gone()
-        errors += await self._each([p for p, do in actions.items() if do is SyncStep.CLEAR], self._clear)
+        errors = await self._remove_pending()
+        errors += await self._run_all([p for p, do in actions.items() if do is SyncStep.CLEAR], self._clear)
         for level in by_depth(path for path, do in actions.items() if do is SyncStep.MAKE):
-            errors += await self._each(level, self._make_directory)
-        errors += await self._each([p for p, do in actions.items() if do is SyncStep.PUT], self._put)
+            errors += await self._run_all(level, self._make_directory)
+        errors += await self._run_all([p for p, do in actions.items() if do is SyncStep.PUT], self._put)
         removed = [path for path, do in actions.items() if do is SyncStep.REMOVE]
         if errors:
-            self._postpone(removed)
+            self._defer(removed)
             return errors
         gone: list[bytes] = []
-        errors += await self._each(removed, lambda path: self._remove(path, gone))
-        errors += await self._unhide(gone)
+        errors += await self._run_all(removed, lambda path: self._remove(path, gone))
+        errors += await self._drop_whiteouts(gone)
         folders = by_depth(path for path, do in actions.items() if do is SyncStep.REMOVE_DIRECTORY)
         for level in reversed(folders):
-            errors += await self._each(level, self._remove_directory)
+            errors += await self._run_all(level, self._remove_directory)
         return errors
 
-    def find_gone(self) -> None:
+    def find_pending_removals(self) -> None:
         """Have the next round look at what an earlier one left aside."""
-        if self.put_aside():
-            self.gone_due_s = 0.0
+        if self.pending_removals():
+            self.removals_due_s = 0.0
 
-    def put_aside(self) -> list[tuple[SafePath, bytes]]:
+    def pending_removals(self) -> list[tuple[SafePath, bytes]]:
         """Return what is to be removed at the origin: nothing of mode `local`, whose settings may be others some
         day."""
-        return [pair for pair in put_aside(self._upper) if self._layer.persists(pair[1])]
+        return [pair for pair in pending_removals(self._upper) if self._layer.persists(pair[1])]
 
     # ------------------------------------------------------------ one path
 
-    async def _each(
+    async def _run_all(
         self, paths: list[bytes], work: Callable[[bytes], Awaitable[None]]
     ) -> list[HeadraceError]:
         """Run as many at one time as there may be."""
@@ -146,7 +146,7 @@ class SyncExecutor:
                 return error
             except OSError as error:  # the layer changed under us: looked at again
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
-                self._postpone([path])
+                self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
 
     def _note_failure(self, path: bytes, error: HeadraceError) -> None:
@@ -160,8 +160,8 @@ class SyncExecutor:
             level, "a change was not persisted, retrying later path=%s error=%s", os.fsdecode(path), error
         )
 
-    def _postpone(self, paths: Iterable[bytes]) -> None:
-        self._dirty.postpone(paths, LATER_S)
+    def _defer(self, paths: Iterable[bytes]) -> None:
+        self._dirty.defer(paths, RETRY_S)
 
     async def _clear(self, path: bytes) -> None:
         await self._removals.clear(path)
@@ -191,7 +191,7 @@ class SyncExecutor:
         else:
             self._dirty.drop(path, only=before)
 
-    async def _unhide(self, gone: list[bytes]) -> list[HeadraceError]:
+    async def _drop_whiteouts(self, gone: list[bytes]) -> list[HeadraceError]:
         """Drop the whiteouts of what was removed. Listings that began before the removal may bring the names back; one
         that begins now does not."""
         errors: list[HeadraceError] = []
@@ -209,24 +209,24 @@ class SyncExecutor:
                 if self._upper.at(path).exists():  # it came back meanwhile, perhaps as it was
                     self._changes.note([path], 0.0)
             else:
-                self._postpone([path])
+                self._defer([path])
         return errors
 
     async def _remove_directory(self, path: bytes) -> None:
         if await self._removals.remove_directory(path):
             self._dirty.drop(path)
         else:
-            self._postpone([path])
+            self._defer([path])
 
-    async def _clear_gone(self) -> list[HeadraceError]:
+    async def _remove_pending(self) -> list[HeadraceError]:
         """Remove directories in whose place a file is now: where the origin has real ones, they are in its way."""
         async with self._clearing:
-            self.gone_due_s = math.inf
+            self.removals_due_s = math.inf
             try:
-                await self._removals.remove_gone(self.put_aside())
+                await self._removals.remove_pending(self.pending_removals())
             except HeadraceError as error:
                 log.info("removed directories are still at the origin error=%s", error)
-                self.gone_due_s = monotonic_s() + LATER_S
+                self.removals_due_s = monotonic_s() + RETRY_S
                 self._changes.wake.set()
                 return [error]
         return []

@@ -21,13 +21,13 @@ from headrace.namespace.namespace import Namespace
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of
-from headrace.writeback.demotion import let_go
+from headrace.writeback.demotion import remove_clean_file
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 log = logging.getLogger(__name__)
 
-ASKED_TOGETHER = 32
-EXPECTED_TOGETHER = 1000
+QUERIES_IN_FLIGHT_MAX = 32
+INDEX_BATCH_ROWS = 1000
 
 
 class OriginChangeReconciler:
@@ -63,35 +63,35 @@ class OriginChangeReconciler:
     async def expect(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
         """Correct the index at a start. It may be older than the journal, or lack a change that an earlier node did not
         look at. It then has what this node uploaded, so that the next listing shows what somebody else changed."""
-        for start in range(0, len(clean), EXPECTED_TOGETHER):
+        for start in range(0, len(clean), INDEX_BATCH_ROWS):
             with self._index.batch():
-                for row, status in clean[start : start + EXPECTED_TOGETHER]:
+                for row, status in clean[start : start + INDEX_BATCH_ROWS]:
                     entry = self._tree.entry_at(row.path)
                     if entry is None or entry.version != row.version:
                         self._names.record_put(row.path, row.version, attributes_of(status))
             await asyncio.sleep(0)
 
     @property
-    def waits(self) -> bool:
+    def has_waiting(self) -> bool:
         return bool(self._waiting)
 
     async def look(self) -> None:
         """Look at all paths that wait. A path whose origin can't be asked waits on; so does one that is dirty here and
         was written by another node, too."""
         paths, self._waiting = sorted(self._waiting), set()
-        self._emptied.update(directory for path in paths for directory in self._left_below(path))
+        self._emptied.update(directory for path in paths for directory in self._demoted_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
         clean = {row.path for row in rows}
         self._waiting |= {
             p for p in paths if p not in clean and self._names.is_pending(p) and self._is_here(p)
         }
-        gate = asyncio.Semaphore(ASKED_TOGETHER)
+        gate = asyncio.Semaphore(QUERIES_IN_FLIGHT_MAX)
 
-        async def look_at(row: JournalRecord) -> None:
+        async def check(row: JournalRecord) -> None:
             async with gate:
-                await self._look_at(row)
+                await self._check(row)
 
-        await asyncio.gather(*(look_at(row) for row in rows))
+        await asyncio.gather(*(check(row) for row in rows))
         gone = [
             removed
             for directory in sorted(self._emptied, key=len, reverse=True)
@@ -100,7 +100,7 @@ class OriginChangeReconciler:
         if gone:
             self._on_written(gone)
 
-    def _left_below(self, path: bytes) -> list[bytes]:
+    def _demoted_below(self, path: bytes) -> list[bytes]:
         """Return directories of which files were demoted to the cache."""
         below = [directory for directory, status in self._upper.walk(path) if stat.S_ISDIR(status.st_mode)]
         return [directory for directory in below if self._upper.has_demoted_files(directory)]
@@ -113,9 +113,9 @@ class OriginChangeReconciler:
                 rows.append(row)
         return rows
 
-    async def _look_at(self, row: JournalRecord) -> None:
+    async def _check(self, row: JournalRecord) -> None:
         if self._names.is_pending(row.path):  # by another node, later than what the origin has
-            self._leave(row)
+            self._drop(row)
             return
         entry = self._tree.entry_at(row.path)
         if entry is not None and entry.version == row.version:
@@ -144,10 +144,10 @@ class OriginChangeReconciler:
                 if self._is_here(row.path):
                     self._names.record_put(row.path, version)
         else:
-            self._leave(row)
+            self._drop(row)
 
-    def _leave(self, row: JournalRecord) -> None:
-        if let_go(self._upper, row, lambda _: True, empty_too=True):
+    def _drop(self, row: JournalRecord) -> None:
+        if remove_clean_file(self._upper, row, lambda _: True, empty_too=True):
             self._journal.drop(row.path)
             self._names.invalidate(split(row.path)[0])
             self._emptied.add(split(row.path)[0])

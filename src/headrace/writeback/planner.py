@@ -17,7 +17,7 @@ from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
-MOVES_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
+STEPS_WITH_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Actions on a directory that bring all that is in it."""
 TURN_S = 0.05
 """A missing file whose put is under way is looked at again after that."""
@@ -121,7 +121,7 @@ class LayerScan:
 
     def hide_unanswered(self) -> None:
         """Hide the names of puts whose answer was lost and of which nothing is left here."""
-        self._hide(self._removals.unheard)
+        self._hide(self._removals.unanswered_rows)
 
     def _hide(self, find: Callable[[], list[JournalRecord]]) -> None:
         """Hide the names that `find` returns. It looks again under the lock: a session may have been moving the
@@ -141,7 +141,7 @@ class LayerScan:
             status = self._upper.at(path).seen()
             if status is None:
                 if path in self._turns:  # a put of it is under way, and sees to it
-                    self._dirty.postpone([path], TURN_S)
+                    self._dirty.defer([path], TURN_S)
                 else:
                     self._drop_missing(path)
                 continue
@@ -151,14 +151,14 @@ class LayerScan:
             else:
                 actions[path] = action
                 self._dirty.resize(entry, status.st_size if action is SyncStep.PUT else 0)
-            if action in MOVES_CHILDREN:
+            if action in STEPS_WITH_CHILDREN:
                 self._add_children(path, actions)
         return actions
 
     def _drop_missing(self, path: bytes) -> None:
         """Drop a path where nothing is any more, and nothing hides it."""
         self._dirty.drop(path)
-        self._hide(partial(self._removals.went, path))
+        self._hide(partial(self._removals.rows_without_entry, path))
 
     def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
         now_s, rows = monotonic_s(), self._journal.below(top)

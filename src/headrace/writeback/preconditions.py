@@ -33,17 +33,17 @@ class Preconditions:
         upper: Upper,
         known: SyncJournal,
         *,
-        ask_others: Callable[[], Awaitable[None]] | None = None,
-        settle: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
+        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
         self._tree = namespace.tree
         self._names = namespace.changes
         self._upper = upper
         self._journal = known
-        self._ask_others = ask_others
-        self._settle = settle
+        self._query_replicas = query_replicas
+        self._resolve_version = resolve_version
 
-    def place(self, path: bytes) -> tuple[Mount, str]:
+    def locate(self, path: bytes) -> tuple[Mount, str]:
         """Return the mount of a path, and its key below the origin."""
         mount_and_key = self._tree.mounts.find(path)
         if mount_and_key is None:
@@ -52,14 +52,14 @@ class Preconditions:
             )
         return mount_and_key
 
-    async def settle_base(self, path: bytes, safe_path: SafePath) -> bool:
+    async def resolve_base(self, path: bytes, safe_path: SafePath) -> bool:
         """Wait until another node persisted the file that this path replaces or removes; then there is a version to
         replace. Return False if there is none, as that node wrote the file again, or is gone. HeadraceError: it can't
         be asked now."""
         base = base_version(safe_path, path)
         if base is None or not is_pending(base):
             return True
-        version = None if self._settle is None else await self._settle(path, base)
+        version = None if self._resolve_version is None else await self._resolve_version(path, base)
         with self._upper.lock:
             if base_version(safe_path, path) != base:
                 return True
@@ -126,10 +126,10 @@ class Preconditions:
         condition = self.condition(path, base)
         return condition if isinstance(condition, Version) else None
 
-    async def others_put(self, path: bytes) -> bool:
+    async def query_failover(self, path: bytes) -> bool:
         """Return whether the origin has an earlier state of our file, which another node uploaded in this node's
         place."""
         before = self._journal.get(path)
-        if self._ask_others is not None:
-            await self._ask_others()
+        if self._query_replicas is not None:
+            await self._query_replicas()
         return self._journal.get(path) != before

@@ -32,7 +32,7 @@ from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.hiding import hide_missing, is_going
+from headrace.overlay.hiding import hide_missing, is_removal_pending
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
 from headrace.overlay.upper import Hidden
@@ -89,7 +89,7 @@ class RemovalPropagator:
         """Remove at the origin what the entry at `marker` hides: a whiteout, a directory in a file's place, or a file
         that was put aside. Return whether the listing that had the name must be taken again, after which the whiteout
         can go. asked: other nodes were asked what they persisted."""
-        mount, key = self._preconditions.place(path)
+        mount, key = self._preconditions.locate(path)
         state, deadline = await self._ask_first(path, marker, mount.origin, key)
         match reconcile(SyncStep.REMOVE, state):
             case RecordRemoval(in_journal, in_index):
@@ -113,7 +113,7 @@ class RemovalPropagator:
         except PathNotFoundError:
             pass
         except ConflictError as error:
-            if not asked and await self._preconditions.others_put(path):
+            if not asked and await self._preconditions.query_failover(path):
                 return await self.remove(path, marker, asked=True)
             log.warning(
                 "another writer changed a file at the origin, it is not removed path=%s", os.fsdecode(path)
@@ -132,7 +132,7 @@ class RemovalPropagator:
         """Return the state of a removal when its questions are answered, and the deadline of its requests."""
         state = self._state(path, marker)
         if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
-            is_persisted = await self._preconditions.settle_base(path, marker)
+            is_persisted = await self._preconditions.resolve_base(path, marker)
             writer = WriterAnswer.PERSISTED if is_persisted else WriterAnswer.REPLACED
             state = structs.replace(self._state(path, marker), writer=writer)
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
@@ -155,7 +155,7 @@ class RemovalPropagator:
         self._names.invalidate(split(path)[0])
         self._on_written([path])
 
-    async def remove_gone(self, aside: list[tuple[SafePath, bytes]]) -> None:
+    async def remove_pending(self, aside: list[tuple[SafePath, bytes]]) -> None:
         """Remove at the origin what `Upper.put_away` put aside, directories too, and then here; but not what is there
         again by now. aside: of `Upper.put_aside`."""
         for top, prefix in aside:
@@ -163,33 +163,33 @@ class RemovalPropagator:
                 path = prefix + safe_path.path[len(top.path) :]
                 async with self._turns.at(path):
                     if stat.S_ISDIR(status.st_mode):
-                        await self._remove_gone_folder(path)
+                        await self._remove_pending_directory(path)
                     else:
                         await self.remove(path, safe_path)
-                    self._look_at_what_came(path)
+                    self._report_new_entry(path)
             top.throw_away()
 
-    def _look_at_what_came(self, path: bytes) -> None:
+    def _report_new_entry(self, path: bytes) -> None:
         """Report what came to a path while it was removed at the origin: it may look as it did when the origin had
         it."""
         if self._upper.at(path).exists():
             self._on_written([path])
 
-    async def _remove_gone_folder(self, path: bytes) -> None:
+    async def _remove_pending_directory(self, path: bytes) -> None:
         status = self._upper.look(path)
         if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
             return  # there is one again
-        went = await self._remove_gone_directory(path)
+        was_removed = await self._remove_directory_at_origin(path)
         row, entry = self._journal.get(path), self._tree.entry_at(path)
-        if went and row is not None and row.is_directory:
+        if was_removed and row is not None and row.is_directory:
             self._journal.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
             self._names.record_removal(path, folder=True)
 
-    async def _remove_gone_directory(self, path: bytes) -> bool:
+    async def _remove_directory_at_origin(self, path: bytes) -> bool:
         """Remove a directory at the origin; there may be none any more, or a file. Return False if it stays."""
         try:
-            await self._ask_to_remove(path)
+            await self._request_directory_removal(path)
         except DirectoryNotEmptyError:
             log.info("another writer created a name in a removed directory path=%s", os.fsdecode(path))
             return False
@@ -207,7 +207,7 @@ class RemovalPropagator:
             self.drop_marker(path, safe_path)
             return True
 
-    def went(self, path: bytes) -> list[JournalRecord]:
+    def rows_without_entry(self, path: bytes) -> list[JournalRecord]:
         """Return rows of what the origin may have at and below a path where the layer has nothing any more, and which
         is to be removed: an upload that was not noted, and one that was removed or renamed by a session that could not
         know of it, since an older listing had taken it out of the index. What was demoted to the cache is in the
@@ -218,22 +218,24 @@ class RemovalPropagator:
         if (
             row.begun
         ):  # what is put aside is removed with its directory; what is left of it then is unheard of
-            return [] if is_going(self._upper, path) else [row]
+            return [] if is_removal_pending(self._upper, path) else [row]
         if self._tree.entry_at(path) is not None:
             with self._upper.lock:
-                if not is_going(self._upper, path):  # else the row says what is to be removed
+                if not is_removal_pending(self._upper, path):  # else the row says what is to be removed
                     self._journal.drop(path)
             return []
         below = self._journal.below(path).values() if row.is_directory else ()
         return [row, *(below_row for below_row in below if not below_row.is_absent)]
 
-    def unheard(self) -> list[JournalRecord]:
+    def unanswered_rows(self) -> list[JournalRecord]:
         """Return rows of uploads whose answer was lost and of which nothing is here any more: the origin may have them.
         A session that removed such a file, or renamed a directory above it, did not know of it, and reports the
         directory alone. What is put aside is removed with its directory."""
         upper = self._upper
         waiting = [path for path in self._journal.unsure if path not in self._turns]
-        gone = [path for path in waiting if not upper.at(path).exists() and not is_going(upper, path)]
+        gone = [
+            path for path in waiting if not upper.at(path).exists() and not is_removal_pending(upper, path)
+        ]
         return [row for path in gone if (row := self._journal.get(path)) is not None]
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
@@ -259,7 +261,7 @@ class RemovalPropagator:
 
     async def make_directory(self, path: bytes) -> list[bytes]:
         """Make a directory at the origin. Return the paths that must be looked at again."""
-        mount, key = self._preconditions.place(path)
+        mount, key = self._preconditions.locate(path)
         if reconcile(SyncStep.MAKE, PathState(self._journal.get(path))) != MakeDirectory():
             await self.clear(path)  # a file came there while this one waited for its turn
         status = self._upper.look(path)
@@ -297,7 +299,7 @@ class RemovalPropagator:
         row = self._journal.get(path)
         if row is None or not row.is_directory:
             return
-        await self._remove_gone_directory(path)
+        await self._remove_directory_at_origin(path)
         failpoint.hit("persist.unmade")
         entry = self._tree.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
@@ -313,7 +315,7 @@ class RemovalPropagator:
         if safe_path.names():
             return False
         try:
-            await self._ask_to_remove(path)
+            await self._request_directory_removal(path)
         except (DirectoryNotEmptyError, NotADirectoryPathError):
             pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
@@ -331,10 +333,10 @@ class RemovalPropagator:
         self._on_written([path])
         return True
 
-    async def _ask_to_remove(self, path: bytes) -> None:
+    async def _request_directory_removal(self, path: bytes) -> None:
         """Ask the origin to remove a directory. The answer may be lost: the row must not say then that the directory is
         made, since it may come back with the same inode."""
-        mount, key = self._preconditions.place(path)
+        mount, key = self._preconditions.locate(path)
         if not key:  # of a whole origin
             return
         row = self._journal.get(path)

@@ -15,7 +15,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.store.disk_reader import checksums_on_disk
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
-BATCH = 1000
+ROWS_PER_QUERY = 1000
 UNREADABLE = -1
 
 
@@ -37,7 +37,7 @@ class WrittenFilesOfScrub:
     def rows(self) -> Iterator[JournalRecord]:
         """Yield the rows of all clean files. Rows may change between two steps."""
         after = b""
-        while rows := self._journal.clean_files(after, BATCH):
+        while rows := self._journal.clean_files(after, ROWS_PER_QUERY):
             yield from rows
             after = rows[-1].path
 

@@ -48,10 +48,10 @@ DROP TABLE conflicts;
 
 
 ABSENT = Version(-1, 0)
-RECENT_MAX = 10_000
+CACHED_ROWS_MAX = 10_000
 """Rows that are kept in memory: each is read some times around its upload, and a query takes 25 µs."""
-CHECKPOINT_NOTES = 2_000
-REMOVED_MAX = 100_000
+CHECKPOINT_ROWS = 2_000
+REMOVED_ROWS_MAX = 100_000
 """Rows of removed paths that are kept, the newest ones."""
 
 
@@ -170,7 +170,7 @@ class SyncJournal:
     def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path
         self._reserve = reserve
-        self._recent: dict[bytes, JournalRecord | None] = {}
+        self._cached: dict[bytes, JournalRecord | None] = {}
         self._notes = 0
         # open as long as SQLite: closing any descriptor of a file releases its locks (fcntl(2))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -190,25 +190,25 @@ class SyncJournal:
             self._db.close()
             os.close(self._fd)
             raise StoreError(f"table {path} can't be used", why=os.strerror(error.errno or 0)) from error
-        self.keep_room()
+        self.reserve_space()
         self.unsure = {row.path for row in self.begun()}
         """The paths of rows that are begun."""
 
     def get(self, path: bytes) -> JournalRecord | None:
         """Return the row of a path; None if there is none."""
         try:
-            return self._recent[path]
+            return self._cached[path]
         except KeyError:
             pass
         values = self._db.execute("SELECT * FROM known WHERE path = ?", (path,)).fetchone()
         row = None if values is None else _row(values)
-        self._remember(path, row)
+        self._cache(path, row)
         return row
 
-    def _remember(self, path: bytes, row: JournalRecord | None) -> None:
-        if len(self._recent) >= RECENT_MAX:
-            self._recent.clear()
-        self._recent[path] = row
+    def _cache(self, path: bytes, row: JournalRecord | None) -> None:
+        if len(self._cached) >= CACHED_ROWS_MAX:
+            self._cached.clear()
+        self._cached[path] = row
 
     def note(self, row: JournalRecord) -> None:
         self.note_all([row])
@@ -219,7 +219,7 @@ class SyncJournal:
         values = [*map(_values, rows)]
         self._write("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         for row in rows:
-            self._remember(row.path, row)
+            self._cache(row.path, row)
             (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
     def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
@@ -249,7 +249,7 @@ class SyncJournal:
         full = is_reported or not disk.f_bavail or not disk.f_favail
         return (NoSpaceError if full else StoreError)(subject, why=str(error))
 
-    def keep_room(self) -> None:
+    def reserve_space(self) -> None:
         """Allocate blocks ahead of the table's use, and all blocks that its log needs between two checkpoints."""
         if self._reserve is None:
             return
@@ -264,7 +264,7 @@ class SyncJournal:
 
     def drop(self, path: bytes) -> None:
         self._write("DELETE FROM known WHERE path = ?", [(path,)])
-        self._remember(path, None)
+        self._cache(path, None)
         self.unsure.discard(path)
 
     def sync(self) -> None:
@@ -275,7 +275,7 @@ class SyncJournal:
     @property
     def wants_checkpoint(self) -> bool:
         """Return whether the log is long enough for a checkpoint."""
-        return self._notes >= CHECKPOINT_NOTES
+        return self._notes >= CHECKPOINT_ROWS
 
     def checkpoint(self) -> None:
         """Copy the log into the table, with two flushes of the disk. May run in any thread while others record rows."""
@@ -285,7 +285,7 @@ class SyncJournal:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
             raise self._translated(error) from error
-        self.keep_room()
+        self.reserve_space()
 
     def all(self) -> Iterator[JournalRecord]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
@@ -329,11 +329,11 @@ class SyncJournal:
 
     def forget_old_removals(self) -> None:
         """Delete all but the newest REMOVED_MAX rows of removed paths."""
-        self._recent.clear()
+        self._cached.clear()
         self._write(
             "DELETE FROM known WHERE path IN (SELECT path FROM known WHERE version_bytes = -1 AND NOT begun "
             "ORDER BY ctime_ns DESC LIMIT -1 OFFSET ?)",
-            [(REMOVED_MAX,)],
+            [(REMOVED_ROWS_MAX,)],
         )
 
     def begun(self) -> list[JournalRecord]:

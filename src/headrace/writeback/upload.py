@@ -53,11 +53,11 @@ CONTENT_BYTES_MAX = 256 << 10
 time are in memory."""
 SYNC_LATER_BYTES_MIN = 64 << 20
 """A file of more is sent while it is still being written to the disk, which it is before the put takes place."""
-OPENED_TOGETHER_MAX = 8
+OPEN_BATCH_MAX = 8
 """A thread opens them one by one."""
-LANDED_TOGETHER_MAX = 64
-FEW = 4
-LAND_DELAY_S = 0.004
+COMMIT_BATCH_MAX = 64
+UNBATCHED_UPLOADS_MAX = 4
+COMMIT_DELAY_S = 0.004
 """What more than a few puts wait for others, so that a transaction is shared: while so many are under way, another one
 takes longer than that."""
 
@@ -96,7 +96,7 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Landed:
+class _Uploaded:
     path: bytes
     status: os.stat_result
     version: Version
@@ -123,26 +123,26 @@ class Uploader:
         self._preconditions = preconditions
         self._conflicts = conflicts
         self._limit_s = limit_s
-        self._under_way = 0
-        self._opening = GroupCommit(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
-        self._beginning = GroupCommit(self._begin_all, most=LANDED_TOGETHER_MAX)
-        self._landing = GroupCommit(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
+        self._in_progress = 0
+        self._opening = GroupCommit(self._open_all, most=OPEN_BATCH_MAX, unclaimed=_close)
+        self._beginning = GroupCommit(self._begin_all, most=COMMIT_BATCH_MAX)
+        self._committing = GroupCommit(self._commit_all, most=COMMIT_BATCH_MAX, delay_s=COMMIT_DELAY_S)
 
     async def put(self, path: bytes) -> UploadResult | None:
         """Upload a file. Return None if there is nothing to upload any more. ConflictError is handled here; other
         HeadraceErrors leave the file as dirty as it was."""
-        mount, key = self._preconditions.place(path)
+        mount, key = self._preconditions.locate(path)
         opened = await self._opened(path)
         if opened is None:
             return None
-        self._under_way += 1
+        self._in_progress += 1
         try:
-            landed = await self._put_opened(opened, mount.origin, key)
-            if landed is None:
+            uploaded = await self._put_opened(opened, mount.origin, key)
+            if uploaded is None:
                 return None
-            return await self._landing.submit(landed, soon=self._under_way <= FEW)
+            return await self._committing.submit(uploaded, soon=self._in_progress <= UNBATCHED_UPLOADS_MAX)
         finally:
-            self._under_way -= 1
+            self._in_progress -= 1
             opened.close()
 
     async def _opened(self, path: bytes) -> _Opened | None:
@@ -153,7 +153,7 @@ class Uploader:
             if opened is None or not _asks_writer(opened):
                 return opened
             opened.close()
-            await self._preconditions.settle_base(path, safe_path)
+            await self._preconditions.resolve_base(path, safe_path)
 
     async def _open(self, path: bytes, safe_path: SafePath) -> _Opened | None:
         """Open a file. A large one has a thread for itself: it may have to wait for the disk."""
@@ -161,12 +161,12 @@ class Uploader:
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, _open_settled, self._upper, paths
+            self._threads, _open_files, self._upper, paths
         )
 
     async def _put_opened(
         self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
-    ) -> _Landed | None:
+    ) -> _Uploaded | None:
         path, source, status = opened.path, opened.source, opened.status
         deadline = Deadline.after(self._limit_s(status.st_size), patience_s=PATIENCE_S)
         before = self._journal.get(path)
@@ -182,23 +182,23 @@ class Uploader:
             version = info.version
         except NotSupportedError as error:
             if not self._conflicts.keep_by_plain_name(path, error):
-                self._nothing_begun(path, before)
+                self._clear_intent(path, before)
                 raise
-            self._nothing_begun(path, None)
+            self._clear_intent(path, None)
             return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)
-            if same is None and not asked and await self._preconditions.others_put(path):
+            if same is None and not asked and await self._preconditions.query_failover(path):
                 return await self._put_opened(opened, origin, key, asked=True)
             if same is None:
-                self._conflicts.check_way(path, error)
+                self._conflicts.check_blocked(path, error)
                 self._conflicts.keep(path, status, str(error))
                 return None
             version = same
         failpoint.hit("persist.put")
-        return _Landed(path, status, version)
+        return _Uploaded(path, status, version)
 
-    def _nothing_begun(self, path: bytes, before: JournalRecord | None) -> None:
+    def _clear_intent(self, path: bytes, before: JournalRecord | None) -> None:
         """Restore the row from before: the origin takes no such object, so nobody need ask for one."""
         if before is None:
             self._journal.drop(path)
@@ -221,18 +221,18 @@ class Uploader:
         await self._write_ahead.flush()
         return begun
 
-    async def _land_all(self, landed: list[_Landed]) -> list[UploadResult | Exception]:
+    async def _commit_all(self, uploaded: list[_Uploaded]) -> list[UploadResult | Exception]:
         """Record what the origin has: names and journal in one step under the layer's lock."""
         with self._upper.lock:
             # those that were removed meanwhile must not come back
-            hidden = [hide_missing(self._upper, file.path, file.version) for file in landed]
+            hidden = [hide_missing(self._upper, file.path, file.version) for file in uploaded]
             with self._index.batch():
-                for file in landed:
+                for file in uploaded:
                     self._names.record_put(file.path, file.version, attributes_of(file.status))
             failpoint.hit("persist.shown")
-            rows = [_row_of(file.path, file.status, file.version) for file in landed]
+            rows = [_row_of(file.path, file.status, file.version) for file in uploaded]
             self._journal.note_all(rows)
-            now = [self._upper.at(file.path).seen() for file in landed]
+            now = [self._upper.at(file.path).seen() for file in uploaded]
         failpoint.hit("persist.noted")
         puts: list[UploadResult | Exception] = []
         for row, hides, status in zip(rows, hidden, now, strict=True):
@@ -265,7 +265,7 @@ def _asks_writer(opened: _Opened) -> bool:
     return reconcile(SyncStep.PUT, PathState(None, opened.base)) is AskFirst.WRITER
 
 
-def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
+def _open_files(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
     """Open files for upload, and read the content of small ones; None where there is no file any more. The caller
     closes them. Except for large files, dirty pages are on the disk. Any later change, also through a mapping, shows in
     the ctime."""
@@ -277,7 +277,7 @@ def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception 
     if left_s:
         time.sleep(left_s)
     later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
-    return [_settled(path, files[path], later=path in later) if path in files else None for path in paths]
+    return [_prepare(path, files[path], later=path in later) if path in files else None for path in paths]
 
 
 def _is_synced_later(upper: Upper, fd: int) -> bool:
@@ -287,7 +287,7 @@ def _is_synced_later(upper: Upper, fd: int) -> bool:
         return not may_be_written(fd)  # else its pages are to be protected now
 
 
-def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
+def _prepare(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
     name = os.fsdecode(path)
     try:
         if not later:

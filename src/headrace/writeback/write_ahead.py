@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from headrace.base.errors import StoreError
 from headrace.base.tasks import OwnedTasks
 
-SOON_S = 1.0
+FLUSH_DELAY_S = 1.0
 
 
 class WriteAhead:
@@ -36,7 +36,7 @@ class WriteAhead:
     def flush_soon(self) -> None:
         """Flush within SOON_S, without waiting, to record what an origin has done."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SOON_S, self._in_time)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_DELAY_S, self._on_timer)
 
     async def stop(self) -> None:
         """Waits for the flushes that were asked for."""
@@ -44,16 +44,16 @@ class WriteAhead:
             self._timer.cancel()
         await self._tasks.wait()
 
-    def _in_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._begin()  # the next call that waits for the disk gets an error
 
     def _begin(self) -> asyncio.Task[None]:
         if self._next is None:
-            self._next = self._tasks.start(self._after(self._running))
+            self._next = self._tasks.start(self._flush_after(self._running))
         return self._next
 
-    async def _after(self, running: asyncio.Task[None] | None) -> None:
+    async def _flush_after(self, running: asyncio.Task[None] | None) -> None:
         if running is not None:
             await asyncio.wait({running})
         self._running, self._next = self._next, None  # who comes from here on waits for another one

@@ -35,7 +35,7 @@ from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.conflicts import ConflictCopies
 from headrace.writeback.demotion import Demoter
 from headrace.writeback.durability import Durability
-from headrace.writeback.executor import LATER_S, SyncExecutor
+from headrace.writeback.executor import RETRY_S, SyncExecutor
 from headrace.writeback.origin_changes import OriginChangeReconciler
 from headrace.writeback.planner import CleanFiles, LayerScan
 from headrace.writeback.scrub_written import WrittenFilesOfScrub
@@ -49,7 +49,7 @@ SCAN_INTERVAL_S = 30.0
 SCAN_SHARE = 20
 """The pause between two scans is at least that many times the duration of a scan, which takes seconds for a million
 names."""
-AGAIN_S = 0.05
+PERSIST_POLL_S = 0.05
 
 
 class WriteBack:
@@ -108,7 +108,7 @@ class WriteBack:
         moved = await self._layer.in_thread(clear_work, self._layer.upper)
         if moved:
             self._changes.changed_here(moved)
-        self._executor.find_gone()
+        self._executor.find_pending_removals()
 
     # ------------------------------------------------------------ what changed
 
@@ -145,14 +145,14 @@ class WriteBack:
                 if self._suspects:
                     self._suspects = False
                     await self._origin_changes.look()
-                if due or now_s >= self._executor.gone_due_s:
+                if due or now_s >= self._executor.removals_due_s:
                     await self._reconcile_round(due)
                 elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
                     await self.rescan()
                     scanned_s = monotonic_s()
                     pause_s = max(SCAN_INTERVAL_S, SCAN_SHARE * (scanned_s - now_s))
-                    full_due_s = scanned_s + max(LATER_S, SCAN_SHARE * (scanned_s - now_s))
+                    full_due_s = scanned_s + max(RETRY_S, SCAN_SHARE * (scanned_s - now_s))
                     await self._origin_changes.look()
             except Exception:
                 log.exception("a round of write-back failed")  # the next round must come
@@ -166,8 +166,8 @@ class WriteBack:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        next_s = min(self._executor.gone_due_s, self._dirty.next_due_s() or math.inf)
-        wait_s = min(LATER_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
+        next_s = min(self._executor.removals_due_s, self._dirty.next_due_s() or math.inf)
+        wait_s = min(RETRY_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
         if wait_s <= 0:  # a round that had nothing to wait for gave no other task a turn
             await asyncio.sleep(0)
             return
@@ -185,7 +185,7 @@ class WriteBack:
         finally:
             if actions:
                 await self._observers.on_persisted(list(actions), folders)
-                self._suspects = self._suspects or self._origin_changes.waits
+                self._suspects = self._suspects or self._origin_changes.has_waiting
                 self._layer.write_ahead.flush_soon()
 
     # ------------------------------------------------------------ durability
@@ -213,17 +213,17 @@ class WriteBack:
         begun_s, renamed = monotonic_s(), self._conflicts.count
         while True:
             dirty = self._dirty.below(path, since_s=begun_s)
-            if not dirty and not self._executor.put_aside():
+            if not dirty and not self._executor.pending_removals():
                 if self._conflicts.count == renamed:
                     return
                 # conflict copies and renamed files are to be persisted, too
                 begun_s, renamed = monotonic_s(), self._conflicts.count
                 continue
-            errors = await self._reconcile_round([*self._conflicts.in_the_way(path), *dirty])
+            errors = await self._reconcile_round([*self._conflicts.blocking_directories(path), *dirty])
             if errors:
                 raise errors[0]
             if self._dirty.below(path, since_s=begun_s):
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(PERSIST_POLL_S)
 
     async def flush_journal(self) -> None:
         """Make the journal durable, so that a power loss forgets no persisted version. Raises StoreError."""
@@ -231,12 +231,12 @@ class WriteBack:
 
     def persist_soon(self, path: bytes) -> None:
         """Persist the dirty paths at and below a path without waiting until they are quiet."""
-        self._dirty.hasten(path)
+        self._dirty.expedite(path)
         self._changes.wake.set()
 
     async def demote(self, path: bytes, entry: Entry) -> bool:
         """Move a file into the cache if it is clean here as that version. Return whether the cache has it now."""
-        return await self._demoter.bring(path, entry)
+        return await self._demoter.demote(path, entry)
 
     # ------------------------------------------------------------ status
 

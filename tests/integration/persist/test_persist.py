@@ -310,16 +310,16 @@ def test_nothing_goes_while_it_is_open(make_host: MakeHost) -> None:
     assert held.stdout.readline() == "open\n"
     settled(host)
     from headrace.overlay.upper import Upper
-    from headrace.writeback.demotion import let_go
+    from headrace.writeback.demotion import remove_clean_file
     from headrace.writeback.sync_journal import SyncJournal
 
     upper = Upper(str(host.cache / "upper"))
     table = SyncJournal(str(host.cache / "upper/known.db"))
     row = table.get(b"/f")
     assert row is not None
-    assert let_go(upper, row, lambda _: True) == 0
+    assert remove_clean_file(upper, row, lambda _: True) == 0
     held.communicate("go\n", timeout=30)
-    wait_until(lambda: let_go(upper, row, lambda _: True) > 0)
+    wait_until(lambda: remove_clean_file(upper, row, lambda _: True) > 0)
     table.close()
     assert writer.tree() == {"f": (b"f" * 1000).hex()}
 

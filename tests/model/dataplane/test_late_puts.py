@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
-from headrace.overlay.hiding import put_aside
+from headrace.overlay.hiding import pending_removals
 from headrace.overlay.upper import Upper
 from headrace.testing.waiting import until
 from headrace.writeback import upload
@@ -35,7 +35,7 @@ async def test_its_folder_is_renamed_before_it_is_put_again(
     monkeypatch: pytest.MonkeyPatch, scene: WriterFixture
 ) -> None:
     await put_unheard(scene)
-    real, renamed = upload._open_settled, threading.Event()
+    real, renamed = upload._open_files, threading.Event()
 
     def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
         if not renamed.is_set():
@@ -43,7 +43,7 @@ async def test_its_folder_is_renamed_before_it_is_put_again(
             renamed.set()
         return real(upper, paths)
 
-    monkeypatch.setattr(upload, "_open_settled", rename_and_open)
+    monkeypatch.setattr(upload, "_open_files", rename_and_open)
     await asyncio.to_thread(renamed.wait)
     await scene.check(WANTED)
 
@@ -88,6 +88,6 @@ async def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(scene:
         with contextlib.suppress(OriginUnavailableError):
             await scene.here.write.persist(b"/")
         await scene.here.write.rescan()
-    assert len(put_aside(scene.here.upper)) == 1
+    assert len(pending_removals(scene.here.upper)) == 1
     scene.here.origin.remove = remove  # type: ignore[method-assign]
     await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})

@@ -18,7 +18,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
 from headrace.overlay.copy_up import NeedsContentError
-from headrace.overlay.hiding import put_aside
+from headrace.overlay.hiding import pending_removals
 from headrace.store.schema import FOREVER_NS
 from headrace.testing.waiting import until
 from tests.model.dataplane.scene import WriterFixture, playing
@@ -432,7 +432,7 @@ async def test_what_was_put_aside_of_a_local_folder_stays_at_the_origin(tmp_path
         await scene.write(b"/here/d", b"a file")
         await scene.write(b"/else", b"more")
         await scene.persisted()
-        assert len(put_aside(scene.here.upper)) == 1
+        assert len(pending_removals(scene.here.upper)) == 1
         assert tree_of(scene.truth, links=False) == {**before, "/else": b"more".hex()}
         shown = {"/here": "dir", "/here/d": b"a file".hex(), "/else": b"more".hex()}
         assert await asyncio.to_thread(session.tree) == shown

@@ -104,7 +104,7 @@ def test_names_of_a_listing_that_is_not_fresh_are_a_miss(
     [
         (lambda client: client.ensure_listed(FileId(5)), List(5)),
         (lambda client: client.secure(b"/a"), Secure(b"/a")),
-        (lambda client: client.claim(b"/a"), AcquireLease(b"/a")),
+        (lambda client: client.acquire_lease(b"/a"), AcquireLease(b"/a")),
         (lambda client: client.forgot(9), Forgot(9)),
     ],
 )
@@ -118,14 +118,14 @@ def test_each_call_is_one_request(
         call(client)
 
 
-@pytest.mark.parametrize("method", ["lookup", "ensure_listed", "open", "secure", "claim"])
+@pytest.mark.parametrize("method", ["lookup", "ensure_listed", "open", "secure", "acquire_lease"])
 def test_each_call_that_waits_is_cancelled(node: ScriptedNode, client: NodeClient, method: str) -> None:
     arguments: dict[str, tuple[object, ...]] = {
         "lookup": (ROOT_ID, b"name"),
         "ensure_listed": (ROOT_ID,),
         "open": (FileId(5),),
         "secure": (b"/a",),
-        "claim": (b"/a",),
+        "acquire_lease": (b"/a",),
     }
     cancel = Cancel()
 

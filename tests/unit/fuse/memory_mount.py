@@ -78,7 +78,7 @@ class WritingMemoryClient(MemoryClient):
         self._fail()
         self.secured.append(path)
 
-    def claim(self, directory: bytes, cancel: Cancel | None = None) -> None:
+    def acquire_lease(self, directory: bytes, cancel: Cancel | None = None) -> None:
         self._fail()
         self.claimed.append(directory)
         self.on_claim(directory)

@@ -13,7 +13,13 @@ import pytest
 
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
-from headrace.overlay.hiding import hide, hide_missing, put_aside, put_away, rename_leaving_whiteout
+from headrace.overlay.hiding import (
+    defer_removal,
+    hide,
+    hide_missing,
+    pending_removals,
+    rename_leaving_whiteout,
+)
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_removed, is_whiteout, set_base
 from headrace.overlay.moves import clear_work, move_in
@@ -105,7 +111,7 @@ def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
 def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
     put(upper, b"/d")  # a file, where a folder was
     assert hide_missing(upper, b"/d/e/f", TWO) == b"/d"
-    ((where, was),) = put_aside(upper)
+    ((where, was),) = pending_removals(upper)
     assert was == b"/d"
     assert is_whiteout((where / b"e" / b"f").lstat())
     assert base_version(where / b"e" / b"f", b"/d/e/f") == TWO
@@ -116,10 +122,10 @@ def test_put_away_makes_room(upper: Upper) -> None:
     upper.mark_removed(b"/d")
     hide(upper, b"/d/x", ONE)
     set_base(upper.at(b"/d"), b"/d", TWO)
-    put_away(upper, b"/d")
+    defer_removal(upper, b"/d")
     assert upper.look(b"/d") is HIDDEN
     assert upper.base_of(b"/d") == TWO
-    ((where, was),) = put_aside(upper)
+    ((where, was),) = pending_removals(upper)
     assert was == b"/d"
     assert base_version(where / b"x", b"/d/x") == ONE
 
@@ -201,7 +207,7 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
     assert set(os.listdir(upper.work.path)) == left
     assert "can't be moved to its new name" in caplog.text
-    assert [where for _, where in put_aside(upper)] == [b"/removed"]
+    assert [where for _, where in pending_removals(upper)] == [b"/removed"]
     assert clear_work(upper) == []
 
 

@@ -71,8 +71,8 @@ class LayerFixture:
         memory: MemoryOrigin | None = None,
         *,
         modes: str = "back",
-        ask_others: Callable[[], Awaitable[None]] | None = None,
-        settle: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
+        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
         self.folder = folder
         self.memory = memory or MemoryOrigin("truth")
@@ -92,7 +92,9 @@ class LayerFixture:
         ahead = WriteAhead(self._flush, self._threads)
         self.layer = WritableLayer(self.upper, self.journal, WriteModes.parse(modes), ahead, self._threads)
         self.meant_anew: list[bytes] = []
-        self.state = WriteState.of(self.namespace, self.layer, ask_others=ask_others, settle=settle)
+        self.state = WriteState.of(
+            self.namespace, self.layer, query_replicas=query_replicas, resolve_version=resolve_version
+        )
         self.conflicts = ConflictCopies(
             self.namespace, self.upper, self.journal, on_written=self.meant_anew.extend
         )

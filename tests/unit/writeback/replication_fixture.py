@@ -60,11 +60,11 @@ class LoopbackPeers(PeerClient):
         finally:
             offered.close()
 
-    async def returned(
+    async def query_failover(
         self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
     ) -> list[FailedOverFile]:
         self._check(node)
-        return (await self._cluster.failover.give_back(writer, done=done)).files
+        return (await self._cluster.failover.report(writer, done=done)).files
 
     def _check(self, node: NodeInfo) -> None:
         if node.id in self.away:
@@ -81,7 +81,9 @@ class ReplicationFixture:
     n1, which persists the replicas when the writer is gone. persisted: the writers of whom nothing is left."""
 
     def __init__(self, folder: Path, *, nodes: tuple[str, ...] = (WRITER, HOLDER)) -> None:
-        self.writer = LayerFixture(folder / WRITER, modes="back:2", ask_others=lambda: self.failback.ask())
+        self.writer = LayerFixture(
+            folder / WRITER, modes="back:2", query_replicas=lambda: self.failback.ask()
+        )
         self.holder = LayerFixture(folder / HOLDER, self.writer.memory)
         self.view = view_of(*nodes)
         self.records = ReplicaSetRecords(EmbeddedRecords())
@@ -119,11 +121,11 @@ class ReplicationFixture:
         self.failback = Failback(WRITER, self.peers, self.writer.journal, view=lambda: self.view)
 
     def _persister(self, folder: str) -> WriteBack:
-        async def settle(path: bytes, version: Version) -> Version | None:
+        async def resolve_version(path: bytes, version: Version) -> Version | None:
             return None
 
         config = Config(cache=[CacheVolume(str(self.holder.folder), 1 << 30)], run_folder="/run/none")
-        return build_persister(config, self.holder.namespace, folder, settle, [])
+        return build_persister(config, self.holder.namespace, folder, resolve_version, [])
 
     async def _on_persisted(self, writer: str) -> None:
         self.persisted.append(writer)

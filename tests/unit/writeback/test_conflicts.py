@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import NotSupportedError, OriginUnavailableError
 from headrace.base.model import Version
-from headrace.overlay.hiding import put_away
+from headrace.overlay.hiding import defer_removal
 from headrace.overlay.marks import set_base
 from headrace.writeback.conflicts import plain_name
 from headrace.writeback.sync_journal import JournalRecord
@@ -76,18 +76,18 @@ async def test_what_came_to_the_name_meanwhile_stays(layer: LayerFixture) -> Non
 async def test_an_upload_waits_for_a_file_in_the_place_of_its_directory(layer: LayerFixture) -> None:
     layer.write(PATH, b"ours")
     error = OriginUnavailableError("d/f", why="no directory")
-    layer.conflicts.check_way(PATH, error)
+    layer.conflicts.check_blocked(PATH, error)
     set_base(layer.upper.at(b"/d"), b"/d", Version(3, 1, "a file"))
-    assert layer.conflicts.in_the_way(PATH) == [b"/d"]
+    assert layer.conflicts.blocking_directories(PATH) == [b"/d"]
     with pytest.raises(OriginUnavailableError):
-        layer.conflicts.check_way(PATH, error)
+        layer.conflicts.check_blocked(PATH, error)
 
 
 async def test_an_upload_waits_for_a_directory_that_is_put_aside(layer: LayerFixture) -> None:
     layer.upper.at(b"/d").make_folders(0o755)
-    put_away(layer.upper, b"/d")
+    defer_removal(layer.upper, b"/d")
     with pytest.raises(OriginUnavailableError):
-        layer.conflicts.check_way(b"/d", OriginUnavailableError("d", why="a directory is there"))
+        layer.conflicts.check_blocked(b"/d", OriginUnavailableError("d", why="a directory is there"))
 
 
 async def test_the_topmost_name_that_no_origin_takes_is_changed(layer: LayerFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.overlay.dirty_throttle import DirtyThrottle
-from headrace.overlay.hiding import is_going
+from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.upper import HIDDEN
 from headrace.writeback.demotion import Demoter, choose
 from headrace.writeback.sync_journal import JournalRecord
@@ -30,7 +30,7 @@ def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 
         quota,
         store=store,
         owns=lambda path: True,
-        on_left=layer.meant_anew.extend,
+        on_demoted=layer.meant_anew.extend,
     )
 
 
@@ -63,7 +63,7 @@ async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_byt
     entry = await persisted(layer, data)
     inode = layer.upper.at(PATH).lstat().st_ino
     demoter = demoter_of(layer)
-    assert await demoter.bring(PATH, entry)
+    assert await demoter.demote(PATH, entry)
     assert_cached(layer, entry, data)
     cached = layer.store.index.cached(entry.id)
     assert cached is not None
@@ -77,7 +77,7 @@ async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_byt
 async def test_a_damaged_file_fails_its_checksum(layer: LayerFixture) -> None:
     """So `assert_cached` can fail."""
     entry = await persisted(layer, b"right")
-    await demoter_of(layer).bring(PATH, entry)
+    await demoter_of(layer).demote(PATH, entry)
     with open(layer.store.volumes[0].data_path(entry.id), "r+b") as file:
         file.write(b"wrong")
     assert not layer.store.verifier.verify(entry.id)
@@ -88,17 +88,17 @@ async def test_a_file_that_is_open_stays(layer: LayerFixture, flags: int) -> Non
     entry = await persisted(layer, b"ours")
     demoter = demoter_of(layer)
     fd = layer.upper.at(PATH).open(flags)
-    assert not await demoter.bring(PATH, entry)
+    assert not await demoter.demote(PATH, entry)
     assert layer.content(PATH) == b"ours" and layer.store.index.cached(entry.id) is None
     os.close(fd)
-    assert await demoter.bring(PATH, entry)
+    assert await demoter.demote(PATH, entry)
 
 
 async def test_a_dirty_file_stays(layer: LayerFixture) -> None:
     entry = await persisted(layer, b"ours")
     layer.write(PATH, b"dirty")
-    assert not await demoter_of(layer).bring(PATH, entry)
-    await demoter_of(layer).leave([row_of(layer)], 1 << 30)
+    assert not await demoter_of(layer).demote(PATH, entry)
+    await demoter_of(layer).demote_clean([row_of(layer)], 1 << 30)
     assert layer.content(PATH) == b"dirty" and layer.store.index.cached(entry.id) is None
 
 
@@ -106,15 +106,15 @@ async def test_a_file_whose_upload_is_not_answered_stays(layer: LayerFixture) ->
     entry = await persisted(layer, b"ours")
     row, _ = row_of(layer)
     layer.journal.note(JournalRecord(PATH, row.inode, row.ctime_ns, row.size_bytes, row.version, begun=True))
-    assert not await demoter_of(layer).bring(PATH, entry)
+    assert not await demoter_of(layer).demote(PATH, entry)
     assert layer.content(PATH) == b"ours"
 
 
 async def test_a_file_that_the_index_shows_as_another_version_stays(layer: LayerFixture) -> None:
     entry = await persisted(layer, b"ours")
     layer.namespace.changes.record_put(PATH, layer.memory.hold("d/f", b"theirs"))
-    await demoter_of(layer).leave([row_of(layer)], 1 << 30)
-    assert not await demoter_of(layer).bring(PATH, entry)
+    await demoter_of(layer).demote_clean([row_of(layer)], 1 << 30)
+    assert not await demoter_of(layer).demote(PATH, entry)
     assert layer.content(PATH) == b"ours"
 
 
@@ -128,7 +128,7 @@ async def test_what_the_origin_cannot_hold_stays(layer: LayerFixture) -> None:
         layer.journal.note(
             JournalRecord(path, status.st_ino, status.st_ctime_ns, status.st_size, row.version)
         )
-        assert not await demoter_of(layer).bring(path, entry)
+        assert not await demoter_of(layer).demote(path, entry)
         assert layer.content(path) == b"ours"
 
 
@@ -138,15 +138,15 @@ async def test_a_file_on_its_way_to_a_removal_stays(layer: LayerFixture) -> None
     aside.mkdir(0o700)
     aside.setxattr("user.headrace.path" if os.geteuid() else "trusted.headrace.path", b"/d")
     aside.rename(layer.upper.gone.at(b"/1"))
-    assert is_going(layer.upper, PATH)
-    assert not await demoter_of(layer).bring(PATH, entry)
+    assert is_removal_pending(layer.upper, PATH)
+    assert not await demoter_of(layer).demote(PATH, entry)
     assert layer.content(PATH) == b"ours"
 
 
 async def test_without_a_cache_the_file_is_dropped(layer: LayerFixture) -> None:
     await persisted(layer, b"ours")
     demoter = demoter_of(layer, has_store=False)
-    await demoter.leave([row_of(layer)], 1 << 30)
+    await demoter.demote_clean([row_of(layer)], 1 << 30)
     assert layer.names(b"/d") == [] and demoter.count == 1
     assert await layer.origin_bytes(PATH) == b"ours"
 
@@ -165,7 +165,7 @@ async def test_a_layer_above_its_share_lets_the_oldest_go(layer: LayerFixture) -
     assert choose(clean, size_bytes + 1) == [b"/d/0", b"/d/1"] and choose(clean, 0) == []
     demoter = demoter_of(layer, bytes_max=2 * size_bytes)
     demoter.quota.measured(4 * size_bytes)
-    await demoter.leave(clean, demoter.quota.surplus_bytes)
+    await demoter.demote_clean(clean, demoter.quota.surplus_bytes)
     assert layer.names(b"/d") == [b"2", b"3"] and demoter.quota.used_bytes == 2 * size_bytes
 
 
@@ -195,7 +195,7 @@ async def test_a_crash_leaves_the_file_in_one_place(
     with monkeypatch.context() as patch:
         crash_at(patch, step)
         with pytest.raises(CrashError):
-            await demoter_of(layer).bring(PATH, entry)
+            await demoter_of(layer).demote(PATH, entry)
     again = await layer.reopened()
     assert again.upper.look(PATH) is not HIDDEN
     cached = again.store.index.cached(entry.id)
@@ -207,6 +207,6 @@ async def test_a_crash_leaves_the_file_in_one_place(
         row, status = row_of(again)
         assert again.content(PATH) == data and row.describes(status)
         again_entry = again.namespace.tree.entry_at(PATH)
-        assert again_entry is not None and await demoter_of(again).bring(PATH, again_entry)
+        assert again_entry is not None and await demoter_of(again).demote(PATH, again_entry)
         assert_cached(again, again_entry, data)
     again.crash()

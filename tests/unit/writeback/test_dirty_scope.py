@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.writeback.coherence.dirty_scope import BYTES_MAX, NAMES_MAX, DirtyScope
+from headrace.writeback.coherence.dirty_scope import BYTES_MAX, DIRECTORIES_MAX, DirtyScope
 
 NAMES = st.binary(min_size=1, max_size=3).filter(lambda name: b"/" not in name)
 FOLDERS = st.lists(NAMES, max_size=4).map(lambda names: b"/" + b"/".join(names))
@@ -36,5 +36,5 @@ def test_of_very_many_it_says_what_they_have_in_common() -> None:
     assert all(map(cover.covers, folders))
     assert cover.folders == {b"/other"}
     assert cover.below == {b"/out/%d" % n for n in range(40)}
-    long = {b"/" + b"%0255d" % n + b"/x" for n in range(NAMES_MAX)}
+    long = {b"/" + b"%0255d" % n + b"/x" for n in range(DIRECTORIES_MAX)}
     assert len(DirtyScope.of(long, set()).encode()) <= BYTES_MAX

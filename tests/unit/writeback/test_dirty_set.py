@@ -53,9 +53,9 @@ async def test_each_failure_puts_off_the_next_try() -> None:
         waits_s.append(entry.due_s - monotonic_s())
     assert waits_s[:4] == [1, 2, 4, 8] and waits_s[-1] == BACKOFF_S_MAX
     assert dirty.failing(b"/") == [("/a", "no origin")] and dirty.status()["errors"] == [["/a", "no origin"]]
-    dirty.hasten(b"/")
+    dirty.expedite(b"/")
     assert dirty.due(monotonic_s(), 9) == [b"/a"]
-    dirty.postpone([b"/a", b"/not dirty"], 3.0)
+    dirty.defer([b"/a", b"/not dirty"], 3.0)
     assert dirty.due(monotonic_s() + 2.9, 9) == [] and dirty.due(monotonic_s() + 3.0, 9) == [b"/a"]
 
 

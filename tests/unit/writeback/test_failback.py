@@ -39,7 +39,7 @@ async def test_a_file_that_is_still_the_same_is_clean(tmp_path: Path) -> None:
         row = writer.journal.get(PATH)
         assert row is not None and row.describes(writer.upper.at(PATH).lstat())
         assert row.version == await writer.origin_version(PATH)
-        assert (await nodes.failover.give_back(WRITER, done=False)).files == []  # the holder forgot them
+        assert (await nodes.failover.report(WRITER, done=False)).files == []  # the holder forgot them
 
 
 async def test_a_file_that_was_written_again_replaces_what_the_holder_put(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_what_others_put_over_the_holders_version_stays(tmp_path: Path) ->
 
 async def test_a_newer_upload_of_the_writer_is_not_forgotten(tmp_path: Path) -> None:
     async with persisted_elsewhere(tmp_path) as nodes:
-        (file,) = (await nodes.failover.give_back(WRITER, done=False)).files
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
         newer = JournalRecord(PATH, file.inode, file.ctime_ns + 1, 4, file.version)
         nodes.writer.journal.note(newer)
         await nodes.failback.ask()
@@ -81,7 +81,7 @@ async def test_the_holder_forgets_only_what_is_on_the_writers_disk(
         with monkeypatch.context() as patch:
             patch.setattr(nodes.writer.journal, "sync", fail)
             await nodes.failback.ask()
-        files: list[FailedOverFile] = (await nodes.failover.give_back(WRITER, done=False)).files
+        files: list[FailedOverFile] = (await nodes.failover.report(WRITER, done=False)).files
         assert [file.path for file in files] == [PATH]
 
 

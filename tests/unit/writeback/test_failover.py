@@ -152,13 +152,13 @@ async def test_the_writer_learns_the_versions_of_its_own_files(tmp_path: Path) -
         await nodes.replicated(PATH)
         await nodes.leave()
         await dropped(nodes)
-        (file,) = (await nodes.failover.give_back(WRITER, done=False)).files
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
         assert (file.path, file.inode, file.ctime_ns, file.size_bytes) == (
             *(PATH, status.st_ino, status.st_ctime_ns, len(OURS)),
         )
         assert file.version == await nodes.writer.origin_version(PATH)
-        assert (await nodes.failover.give_back(WRITER, done=True)).files == []
-        assert (await nodes.failover.give_back(WRITER, done=False)).files == []
+        assert (await nodes.failover.report(WRITER, done=True)).files == []
+        assert (await nodes.failover.report(WRITER, done=False)).files == []
 
 
 async def test_a_writer_that_was_not_persisted_learns_nothing(tmp_path: Path) -> None:
@@ -166,4 +166,4 @@ async def test_a_writer_that_was_not_persisted_learns_nothing(tmp_path: Path) ->
         folder = nodes.hosts[HOLDER].folder_of(WRITER)
         os.makedirs(folder)
         SyncJournal(f"{folder}/taken.db").close()
-        assert (await nodes.failover.give_back(WRITER, done=False)).files == []
+        assert (await nodes.failover.report(WRITER, done=False)).files == []

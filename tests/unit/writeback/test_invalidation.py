@@ -10,7 +10,7 @@ import pytest
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
-from headrace.writeback.coherence.invalidation import AT_ONCE_MAX, RETRY_S, InvalidationBroadcaster
+from headrace.writeback.coherence.invalidation import DIRECTORIES_MAX, RETRY_S, InvalidationBroadcaster
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -82,7 +82,7 @@ async def test_who_is_out_of_the_cluster_is_not_told_any_more(others: Others) ->
 
 async def test_of_very_many_folders_it_says_what_they_have_in_common(others: Others) -> None:
     others.deaf = {"n2"}
-    for number in range(AT_ONCE_MAX + 1):
+    for number in range(DIRECTORIES_MAX + 1):
         await others.announcer.announce({b"/d/%d" % number})
     others.deaf = set()
     await until(lambda: others.heard["n2"])

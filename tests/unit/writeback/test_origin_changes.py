@@ -36,7 +36,7 @@ async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     layer.memory.hold("d/f", THEIRS)
     await look(layer, changes)
     assert layer.upper.look(PATH) is None and layer.journal.get(PATH) is None
-    assert PATH in layer.meant_anew and not changes.waits
+    assert PATH in layer.meant_anew and not changes.has_waiting
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
 
@@ -84,10 +84,10 @@ async def test_a_file_that_is_open_stays_until_it_is_closed(layer: LayerFixture)
     layer.memory.hold("d/f", THEIRS)
     fd = layer.upper.at(PATH).open(os.O_RDONLY)
     await look(layer, changes)
-    assert layer.content(PATH) == OURS and changes.waits
+    assert layer.content(PATH) == OURS and changes.has_waiting
     os.close(fd)
     await changes.look()
-    assert layer.upper.look(PATH) is None and not changes.waits
+    assert layer.upper.look(PATH) is None and not changes.has_waiting
 
 
 async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture) -> None:
@@ -97,7 +97,7 @@ async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture)
     layer.origin.fail("head", PlannedFault.UNAVAILABLE)
     assert changes.suspect([PATH])
     await changes.look()
-    assert layer.content(PATH) == OURS and changes.waits
+    assert layer.content(PATH) == OURS and changes.has_waiting
     layer.origin.mend()
     await changes.look()
     assert layer.upper.look(PATH) is None

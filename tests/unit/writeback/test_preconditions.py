@@ -41,11 +41,11 @@ async def ask(layer: LayerFixture, row: JournalRecord) -> JournalRecord:
 
 
 async def test_a_path_without_an_origin_is_refused(layer: LayerFixture) -> None:
-    mount, key = layer.preconditions.place(PATH)
+    mount, key = layer.preconditions.locate(PATH)
     assert (mount.path, key) == ("/", "d/f")
     layer.namespace.mount_points.detach("/")
     with pytest.raises(NotSupportedError):
-        layer.preconditions.place(PATH)
+        layer.preconditions.locate(PATH)
 
 
 async def test_the_condition_is_the_version_that_is_believed(layer: LayerFixture) -> None:
@@ -122,15 +122,15 @@ async def test_no_answer_is_no_knowledge(layer: LayerFixture) -> None:
 async def test_a_base_of_another_node_is_replaced_by_what_that_node_persisted(tmp_path: Path) -> None:
     persisted = Version(6, 8, "persisted")
 
-    async def settle(path: bytes, version: Version) -> Version | None:
+    async def resolve_version(path: bytes, version: Version) -> Version | None:
         return persisted if path == PATH else None
 
-    layer = LayerFixture(tmp_path, settle=settle)
+    layer = LayerFixture(tmp_path, resolve_version=resolve_version)
     for path in (PATH, b"/d/gone"):
         layer.write_over(path, b"ours", PENDING)
     hide(layer.upper, b"/d/removed", PENDING)
     for path, answer in ((PATH, True), (b"/d/gone", False), (b"/d/removed", False)):
-        assert await layer.preconditions.settle_base(path, layer.upper.at(path)) is answer
+        assert await layer.preconditions.resolve_base(path, layer.upper.at(path)) is answer
     assert base_version(layer.upper.at(PATH), PATH) == persisted
     assert base_version(layer.upper.at(b"/d/gone"), b"/d/gone") is None
     # without its base, the whiteout would remove whatever is there
@@ -141,13 +141,13 @@ async def test_a_base_of_another_node_is_replaced_by_what_that_node_persisted(tm
 async def test_a_base_that_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
     newer = Version(3, 9, "newer")
 
-    async def settle(path: bytes, version: Version) -> Version | None:
+    async def resolve_version(path: bytes, version: Version) -> Version | None:
         set_base(layer.upper.at(PATH), PATH, newer)
         return Version(6, 8, "persisted")
 
-    layer = LayerFixture(tmp_path, settle=settle)
+    layer = LayerFixture(tmp_path, resolve_version=resolve_version)
     layer.write_over(PATH, b"ours", PENDING)
-    assert await layer.preconditions.settle_base(PATH, layer.upper.at(PATH))
+    assert await layer.preconditions.resolve_base(PATH, layer.upper.at(PATH))
     assert base_version(layer.upper.at(PATH), PATH) == newer
     layer.crash()
 
@@ -170,10 +170,10 @@ async def test_what_an_entry_stands_for_is_what_its_replicas_replace(layer: Laye
 async def test_others_put_means_that_their_answer_changed_the_journal(tmp_path: Path) -> None:
     answers = [JournalRecord(PATH, 1, 1, 4, Version(4, 1, "theirs"))]
 
-    async def ask_others() -> None:
+    async def query_replicas() -> None:
         layer.journal.note_all(answers)
 
-    layer = LayerFixture(tmp_path, ask_others=ask_others)
-    assert await layer.preconditions.others_put(PATH)
-    assert not await layer.preconditions.others_put(PATH)
+    layer = LayerFixture(tmp_path, query_replicas=query_replicas)
+    assert await layer.preconditions.query_failover(PATH)
+    assert not await layer.preconditions.query_failover(PATH)
     layer.crash()

@@ -52,7 +52,7 @@ class RecordingPeers:
     def __init__(self) -> None:
         self.heard: list[tuple[str, DirtyNamesChanged | RecallLease]] = []
 
-    async def tell(
+    async def notify(
         self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
     ) -> None:
         self.heard.append((node.id, request))
@@ -72,7 +72,7 @@ class PublisherFixture:
             self.records,
             self.peers,  # type: ignore[arg-type]
             view=lambda: view_of("n0", "n1"),
-            look=self.look,
+            entry_of=self.look,
             is_clean=lambda path: self.look(path).means == EntryState.ORIGIN,
             unmark=self.unmarked.append,
         )
@@ -108,16 +108,16 @@ async def test_a_folder_is_recorded_once() -> None:
     await here.registry.enter([b"/d/new"])
     await until(lambda: here.cover().covers(b"/d/new/deep/er"))
     here.names.clear()
-    await pass_time(publisher.KEEP_S - 1)
+    await pass_time(publisher.CLEAN_LINGER_S - 1)
     assert here.cover()
-    await pass_time(1 + 2 * publisher.LOOK_S)
+    await pass_time(1 + 2 * publisher.CHECK_INTERVAL_S)
     assert not here.cover()
     assert b"/d" in here.unmarked
     await here.registry.stop()
 
 
 async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "NAMES_A_MESSAGE", 3)
+    monkeypatch.setattr(publisher, "NAMES_PER_PAGE_MAX", 3)
     here = PublisherFixture()
     with pytest.raises(PeerError):
         here.ask(b"/d")
@@ -152,8 +152,8 @@ async def test_others_are_told_a_few_times_a_second() -> None:
         here.write(b"/d/%d" % number)
         await asyncio.sleep(0)
     await until(lambda: here.peers.heard)
-    await pass_time(2 * publisher.TELL_S)  # one more would be said by now
-    assert len(here.peers.heard) <= 2 + (monotonic_s() - began_s) / publisher.TELL_S
+    await pass_time(2 * publisher.PUBLISH_INTERVAL_S)  # one more would be said by now
+    assert len(here.peers.heard) <= 2 + (monotonic_s() - began_s) / publisher.PUBLISH_INTERVAL_S
     assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
     await here.registry.stop()
 
@@ -189,7 +189,9 @@ class Answering(RecordingPeers):
     def usable(self, node: NodeInfo) -> bool:
         return True
 
-    async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
+    async def list_pending(
+        self, node: NodeInfo, request: ListPending, deadline: Deadline
+    ) -> PendingNamesPage:
         await self.meanwhile()
         return PendingNamesPage([PendingEntry(b"x", EntryState.FILE, 5, 1, 2, 3)], "state", whole=True)
 
@@ -262,8 +264,8 @@ class Two:
                 upper,
                 DirectoryFlags(upper.marks_path),
                 view=lambda: view_of("n0", "n1"),
-                look=self.look,
-                tell=lambda _, id=id: self.tell_of(id),  # type: ignore[misc]
+                refresh=self.look,
+                publish=lambda _, id=id: self.tell_of(id),  # type: ignore[misc]
             )
 
     async def look(self, folder: bytes) -> None:
@@ -272,8 +274,8 @@ class Two:
     async def tell_of(self, id: str) -> None:
         self.publishers.append(id)
 
-    async def tell(self, node: NodeInfo, request: RecallLease, deadline: Deadline) -> None:
-        await self.rights[node.id].give_up(request.path)
+    async def notify(self, node: NodeInfo, request: RecallLease, deadline: Deadline) -> None:
+        await self.rights[node.id].release(request.path)
 
     def has(self, id: str) -> bool:
         return self.rights[id].marks.is_leased(self.uppers[id].at(b"/d"), b"/d")
@@ -286,7 +288,7 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
 
     async def wants(id: str) -> None:
         for _ in range(10):
-            await two.rights[id].claim(b"/d")
+            await two.rights[id].acquire(b"/d")
             assert [other for other in two.rights if two.has(other)] == [id]
             await pass_time(0.01)
 
@@ -298,7 +300,7 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
     assert not two.rights[holder].marks.is_leased(upper.at(b"/e"), b"/e")
     other = "n1" if holder == "n0" else "n0"
     await two.records[holder].close()  # its lease ends
-    await two.rights[other].claim(b"/d")
+    await two.rights[other].acquire(b"/d")
     assert two.has(other)
     for right in two.rights.values():
         await right.stop()
@@ -307,13 +309,13 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
 async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
     two = Two(tmp_path)
     two.rights["n0"].start()
-    await two.rights["n0"].claim(b"/d")
+    await two.rights["n0"].acquire(b"/d")
     assert two.has("n0")
     two.records["n0"].lease_until_s = 0.0  # nobody renews it
     await until(lambda: not two.has("n0"))
     two.records["n0"].lease_until_s = float("inf")
     two.records["n0"].leases_lost += 1
-    await pass_time(2 * directory_lease.LOOK_S)
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
     assert await two.records["n0"].get("rights//d") is None
     assert not two.has("n0")
     await two.rights["n0"].stop()
@@ -325,7 +327,7 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
     """Records of rights are not sealed: who can write there could make two nodes take one right."""
     two = Two(tmp_path)
     two.rights["n0"].start()
-    await two.rights["n0"].claim(b"/d")
+    await two.rights["n0"].acquire(b"/d")
     assert two.has("n0")
     if forged is None:
         await two.records["n1"].delete("rights//d")
@@ -333,7 +335,7 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
         await two.records["n1"].put("rights//d", forged)
     await until(lambda: not two.has("n0"))
     await two.records["n1"].delete("rights//d")
-    await two.rights["n0"].claim(b"/d")
+    await two.rights["n0"].acquire(b"/d")
     assert two.has("n0")
     await two.rights["n0"].stop()
 
@@ -349,7 +351,7 @@ async def test_without_the_records_nobody_has_the_right(
     monkeypatch.setattr(two.records["n0"], "create", away)
     began_s = monotonic_s()
     with pytest.raises(ClusterUnavailableError):
-        await two.rights["n0"].claim(b"/d")
-    assert 0 <= monotonic_s() - began_s - directory_lease.AWAY_LIMIT_S < 1
+        await two.rights["n0"].acquire(b"/d")
+    assert 0 <= monotonic_s() - began_s - directory_lease.RECORDS_OUTAGE_S_MAX < 1
     assert not two.has("n0")
     await two.rights["n0"].stop()

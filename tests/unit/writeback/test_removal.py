@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError, PathExistsError, StoreError
 from headrace.base.model import Version
-from headrace.overlay.hiding import hide, hide_missing, put_aside, put_away
+from headrace.overlay.hiding import defer_removal, hide, hide_missing, pending_removals
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
 from headrace.writeback.sync_journal import JournalRecord
@@ -109,10 +109,10 @@ async def test_the_whiteout_stays_while_a_listing_has_the_removed_file(layer: La
 
 
 async def test_a_state_that_others_persisted_in_our_place_is_removed(tmp_path: Path) -> None:
-    async def ask_others() -> None:
+    async def query_replicas() -> None:
         layer.journal.note(JournalRecord(PATH, 1, 1, 6, theirs))
 
-    layer = LayerFixture(tmp_path, ask_others=ask_others)
+    layer = LayerFixture(tmp_path, query_replicas=query_replicas)
     await hidden(layer)
     theirs = layer.memory.hold("d/f", b"in our place")
     assert await remove(layer)
@@ -124,11 +124,11 @@ async def test_a_state_that_others_persisted_in_our_place_is_removed(tmp_path: P
 async def test_another_node_persists_first_what_is_to_be_removed(tmp_path: Path, persisted: bool) -> None:
     """If that node wrote the file again, or is gone, the name means what it has there."""
 
-    async def settle(path: bytes, version: Version) -> Version | None:
+    async def resolve_version(path: bytes, version: Version) -> Version | None:
         assert version == pending
         return layer.memory.hold("d/f", THEIRS) if persisted else None
 
-    layer = LayerFixture(tmp_path, settle=settle)
+    layer = LayerFixture(tmp_path, resolve_version=resolve_version)
     pending = Version(6, 7, PendingVersion("n1", 5, 6).token)
     layer.upper.at(b"/d").make_folders(0o755)
     hide(layer.upper, PATH, pending)
@@ -204,8 +204,8 @@ async def test_a_put_that_was_not_noted_is_removed_with_its_name(
             await layer.uploads.put(PATH)
     again = await layer.reopened()
     again.upper.at(PATH).unlink()
-    (row,) = again.removals.unheard()
-    assert row.path == PATH and again.removals.went(PATH) == [row]
+    (row,) = again.removals.unanswered_rows()
+    assert row.path == PATH and again.removals.rows_without_entry(PATH) == [row]
     with again.upper.lock:
         assert hide_missing(again.upper, PATH, None) == PATH
     assert await remove(again)
@@ -217,7 +217,7 @@ async def test_a_name_that_was_demoted_is_not_removed(layer: LayerFixture) -> No
     layer.write(PATH, b"ours")
     await layer.uploads.put(PATH)
     layer.upper.at(PATH).unlink()
-    assert layer.removals.went(PATH) == [] and layer.journal.get(PATH) is None
+    assert layer.removals.rows_without_entry(PATH) == [] and layer.journal.get(PATH) is None
     assert await layer.origin_bytes(PATH) == b"ours"
 
 
@@ -292,11 +292,11 @@ async def test_a_directory_that_was_put_aside_is_removed_with_all_that_is_in_it(
     version = await layer.hold(b"/d/s/f", b"before")
     layer.upper.at(DIRECTORY).make_folders(0o755)
     hide(layer.upper, b"/d/s/f", version)
-    put_away(layer.upper, DIRECTORY)
+    defer_removal(layer.upper, DIRECTORY)
     layer.upper.at(DIRECTORY).unlink()  # the whiteout in its place, which the new file replaces
     layer.write(DIRECTORY, b"a file")
-    await layer.removals.remove_gone(put_aside(layer.upper))
-    assert await layer.origin_bytes(b"/d/s/f") is None and put_aside(layer.upper) == []
+    await layer.removals.remove_pending(pending_removals(layer.upper))
+    assert await layer.origin_bytes(b"/d/s/f") is None and pending_removals(layer.upper) == []
     assert stat.S_ISREG(layer.upper.at(DIRECTORY).lstat().st_mode)
 
 

@@ -35,8 +35,8 @@ def test_rows_survive(tmp_path: Path) -> None:
 def test_rows_come_out_of_memory_and_out_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_journal, "RECENT_MAX", 3)
-    monkeypatch.setattr(sync_journal, "CHECKPOINT_NOTES", 8)
+    monkeypatch.setattr(sync_journal, "CACHED_ROWS_MAX", 3)
+    monkeypatch.setattr(sync_journal, "CHECKPOINT_ROWS", 8)
     path = str(tmp_path / "known.db")
     table = SyncJournal(path)
     assert table.get(b"/0") is None
@@ -76,7 +76,7 @@ def test_what_a_row_describes(tmp_path: Path) -> None:
 def test_removed_paths_are_remembered_and_the_oldest_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_journal, "REMOVED_MAX", 2)
+    monkeypatch.setattr(sync_journal, "REMOVED_ROWS_MAX", 2)
     table = SyncJournal(str(tmp_path / "known.db"))
     table.note(JournalRecord(b"/kept", 1, 1, 1, Version(1, 1)))
     table.note(JournalRecord(b"/begun", 1, 1, 1, ABSENT, begun=True))

@@ -20,7 +20,7 @@ from headrace.overlay.marks import base_version
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
 from headrace.writeback.sync_journal import JournalRecord
-from headrace.writeback.upload import COMPARE_BYTES, CONTENT_BYTES_MAX, LANDED_TOGETHER_MAX
+from headrace.writeback.upload import COMMIT_BATCH_MAX, COMPARE_BYTES, CONTENT_BYTES_MAX
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
@@ -67,7 +67,7 @@ async def test_an_upload_brings_the_bytes_and_is_noted(layer: LayerFixture, size
 
 async def test_files_at_the_same_step_are_not_mixed_up(layer: LayerFixture) -> None:
     files = {b"/d/%d" % number: random.Random(number).randbytes(number) for number in range(80)}
-    assert len(files) > LANDED_TOGETHER_MAX
+    assert len(files) > COMMIT_BATCH_MAX
     for path, data in files.items():
         layer.write(path, data)
     await asyncio.gather(*(layer.uploads.put(path) for path in files))
@@ -150,10 +150,10 @@ async def test_one_other_byte_is_a_conflict(layer: LayerFixture) -> None:
 
 
 async def test_others_that_put_an_earlier_state_in_our_place_are_no_conflict(tmp_path: Path) -> None:
-    async def ask_others() -> None:
+    async def query_replicas() -> None:
         layer.journal.note(earlier)
 
-    layer = LayerFixture(tmp_path, ask_others=ask_others)
+    layer = LayerFixture(tmp_path, query_replicas=query_replicas)
     status = layer.write(PATH, OURS)
     version = layer.memory.hold("d/f", OURS)
     earlier = JournalRecord(PATH, status.st_ino, status.st_ctime_ns, len(OURS), version)
@@ -167,11 +167,11 @@ async def test_others_that_put_an_earlier_state_in_our_place_are_no_conflict(tmp
 async def test_the_version_of_another_node_is_persisted_first(tmp_path: Path, persisted: bool) -> None:
     """Its node has it persisted; a node that is gone, or wrote it again, leaves nothing to replace."""
 
-    async def settle(path: bytes, version: Version) -> Version | None:
+    async def resolve_version(path: bytes, version: Version) -> Version | None:
         assert (path, version) == (PATH, pending)
         return layer.memory.hold("d/f", b"of another node") if persisted else None
 
-    layer = LayerFixture(tmp_path, settle=settle)
+    layer = LayerFixture(tmp_path, resolve_version=resolve_version)
     pending = Version(3, 7, PendingVersion("n1", 5, 6).token)
     layer.write_over(PATH, OURS, pending)
     assert await layer.uploads.put(PATH) is not None

@@ -142,7 +142,7 @@ class PeerProtocol:
             yield from self._call(service.keep(request), "storing replicas")
             self._put(Done())
         elif isinstance(request, QueryFailover):
-            self._put((yield from self._call(service.give_back(request), "reporting a failover")))
+            self._put((yield from self._call(service.report_failover(request), "reporting a failover")))
         elif isinstance(request, PendingNamesRequest):
             self._put((yield from self._call(service.written(request), "answering about pending names")))
         elif isinstance(request, Ping):

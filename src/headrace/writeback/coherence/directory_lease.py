@@ -7,7 +7,7 @@ all earlier names.
 
 A node that dies loses its leases with its own. One that is cut off stops using them before that
 (`DirectoryFlags.extend_leases`). If somebody who can write records takes a record away or overwrites it, the node stops
-within LOOK_S. All on the node's loop.
+within CHECK_INTERVAL_S. All on the node's loop.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from headrace.writeback.observers import WriteObserver
 log = logging.getLogger(__name__)
 
 PREFIX = "rights"
-HOLD_S = 0.02
+LEASE_KEPT_S_MIN = 0.02
 """A right that was taken is kept so long at least, so that two who both want it get something done."""
-AGAIN_S = 0.02
-YIELD_S = 0.05
+RETRY_S = 0.02
+HANDOVER_GRACE_S = 0.05
 """Who gave up a right leaves it so long to who asked for it."""
-LOOK_S = 0.2
-MARGIN_S = 0.3
-YIELD_LIMIT_S = 10.0
-CLAIM_LIMIT_S = 30.0
-AWAY_LIMIT_S = 5.0
+CHECK_INTERVAL_S = 0.2
+EXPIRY_MARGIN_S = 0.3
+RECALL_LIMIT_S = 10.0
+ACQUIRE_LIMIT_S = 30.0
+RECORDS_OUTAGE_S_MAX = 5.0
 """How long the records may be away."""
 
 
@@ -61,29 +61,29 @@ class DirectoryLeases(WriteObserver):
         flags: DirectoryFlags,
         *,
         view: Callable[[], ClusterView],
-        look: Callable[[bytes], Awaitable[None]],
-        tell: Callable[[bytes], Awaitable[None]],
+        refresh: Callable[[bytes], Awaitable[None]],
+        publish: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._me = me
         self._records = records
         self._peers = peers
         self._upper = upper
         self._view = view
-        self._look = look
-        self._tell = tell
+        self._refresh = refresh
+        self._publish = publish
         self._held: dict[bytes, float] = {}
-        self._given: dict[bytes, float] = {}
+        self._released: dict[bytes, float] = {}
         self._doubted: set[bytes] = set()
         self._locks: dict[bytes, asyncio.Lock] = {}
-        self._lost = 0
+        self._leases_lost = 0
         self._tasks = OwnedTasks()
         self.marks = flags
 
     def start(self, dirty: Iterable[bytes] = ()) -> None:
         """Make sessions ask for leases from now on."""
         self.marks.begin(secrets.randbits(63) | 1)
-        self._lost = self._records.leases_lost
-        self._tasks.start(self._keep())
+        self._leases_lost = self._records.leases_lost
+        self._tasks.start(self._maintain())
 
     async def stop(self) -> None:
         """End the leases with the node's own. Sessions continue to ask: the next node answers them."""
@@ -91,21 +91,21 @@ class DirectoryLeases(WriteObserver):
         self.marks.extend_leases(0.0)
         self.marks.close()
 
-    async def claim(self, folder: bytes) -> None:
+    async def acquire(self, folder: bytes) -> None:
         """Acquire the lease of a directory. On return, and for a moment at least, this node may create names there and
         knows those that exist. HeadraceError: it can't be had."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
-            if self._records.leases_lost != self._lost:
+            if self._records.leases_lost != self._leases_lost:
                 await self._drop_all()
             if folder not in self._held:
-                await self._take(folder)
-                await self._look(folder)
+                await self._acquire_record(folder)
+                await self._refresh(folder)
                 self._held[folder] = monotonic_s()
-            self._move_on()
+            self._extend()
             with self._upper.lock:
                 self.marks.set(self._upper.at(folder), folder, MARKS.leased)
 
-    async def give_up(self, folder: bytes) -> None:
+    async def release(self, folder: bytes) -> None:
         """Release the lease of a directory. On return another node may take it, and knows all names that were created
         here."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
@@ -114,18 +114,18 @@ class DirectoryLeases(WriteObserver):
                 if await self._records.get(_key(folder)) == self._me.encode():
                     await self._records.delete(_key(folder))
                 return
-            await asyncio.sleep(since_s + HOLD_S - monotonic_s())
+            await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
             with self._upper.lock:
                 self.marks.clear(self._upper.at(folder), MARKS.leased)
-            await self._tell(folder)
+            await self._publish(folder)
             del self._held[folder]
             await self._records.delete(_key(folder))
-            self._given[folder] = monotonic_s()
+            self._released[folder] = monotonic_s()
 
-    async def _take(self, folder: bytes) -> None:
+    async def _acquire_record(self, folder: bytes) -> None:
         key, mine = _key(folder), self._me.encode()
-        deadline, away = Deadline.after(CLAIM_LIMIT_S), Deadline.after(AWAY_LIMIT_S)
-        await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - monotonic_s())
+        deadline, outage = Deadline.after(ACQUIRE_LIMIT_S), Deadline.after(RECORDS_OUTAGE_S_MAX)
+        await asyncio.sleep(self._released.pop(folder, 0.0) + HANDOVER_GRACE_S - monotonic_s())
         while True:
             try:
                 if await self._records.create(key, mine, leased=True):
@@ -134,22 +134,22 @@ class DirectoryLeases(WriteObserver):
                 if holder == mine and await self._records.replace(key, mine, mine, leased=True):
                     return  # of an earlier run
                 if holder is not None and holder != mine:
-                    await self._ask_for(folder, os.fsdecode(holder))
+                    await self._recall(folder, os.fsdecode(holder))
                     if await self._records.create(key, mine, leased=True):
                         return
             except ClusterUnavailableError:
-                if away.passed():
+                if outage.passed():
                     raise
             if deadline.passed():
                 raise DeadlineExceededError(os.fsdecode(folder), why="another node holds the directory lease")
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
-    async def _ask_for(self, folder: bytes, holder: str) -> None:
+    async def _recall(self, folder: bytes, holder: str) -> None:
         node = self._view().nodes.get(holder)
         if node is None:
             return  # its record goes with its lease
         try:
-            await self._peers.tell(node, RecallLease(folder), Deadline.after(YIELD_LIMIT_S))
+            await self._peers.notify(node, RecallLease(folder), Deadline.after(RECALL_LIMIT_S))
         except HeadraceError as error:
             log.info(
                 "a directory lease was not released node=%s path=%s error=%s",
@@ -157,15 +157,15 @@ class DirectoryLeases(WriteObserver):
                 os.fsdecode(folder),
                 error,
             )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def _heard(self, key: str, holder: bytes | None) -> None:
+    def _on_record(self, key: str, holder: bytes | None) -> None:
         """Note that another node seems to have a lease of ours. The event may be old, so the record itself is read."""
         folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
         if folder in self._held and holder != self._me.encode():
             self._doubted.add(folder)
 
-    async def _look_at_doubted(self) -> None:
+    async def _check_doubted(self) -> None:
         for folder in list(self._doubted):
             async with self._locks.setdefault(folder, asyncio.Lock()):
                 if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
@@ -176,23 +176,23 @@ class DirectoryLeases(WriteObserver):
                     self._records.disown(_key(folder))
                 self._doubted.discard(folder)
 
-    async def _keep(self) -> None:
-        await self._records.follow(f"{PREFIX}/", self._heard)
+    async def _maintain(self) -> None:
+        await self._records.follow(f"{PREFIX}/", self._on_record)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
-                await self._look_at_doubted()
-                if self._records.leases_lost != self._lost:
+                await self._check_doubted()
+                if self._records.leases_lost != self._leases_lost:
                     await self._drop_all()
-                self._move_on()
+                self._extend()
             except HeadraceError as error:
                 log.info("directory leases were not checked, retrying error=%s", error)
             except Exception:
                 log.exception("directory leases were not checked, retrying")
 
-    def _move_on(self) -> None:
-        if self._records.leases_lost == self._lost:  # else the rights of before are none any more
-            self.marks.extend_leases(self._records.lease_until_s - MARGIN_S)
+    def _extend(self) -> None:
+        if self._records.leases_lost == self._leases_lost:  # else the rights of before are none any more
+            self.marks.extend_leases(self._records.lease_until_s - EXPIRY_MARGIN_S)
 
     async def _drop_all(self) -> None:
         """Drop all leases after the node's own was lost: others may have taken them. Records that were written again
@@ -205,7 +205,7 @@ class DirectoryLeases(WriteObserver):
             if await self._records.get(_key(folder)) == self._me.encode():
                 await self._records.delete(_key(folder))
             self._records.disown(_key(folder))
-        self._lost = self._records.leases_lost
+        self._leases_lost = self._records.leases_lost
 
 
 def _key(folder: bytes) -> str:

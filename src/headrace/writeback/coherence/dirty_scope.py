@@ -16,7 +16,7 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.base.namespace_path import split
 
 PREFIX = "written"
-NAMES_MAX = 256
+DIRECTORIES_MAX = 256
 BYTES_MAX = 64 << 10
 
 
@@ -79,7 +79,7 @@ class DirtyScope:
     @property
     def _is_small(self) -> bool:
         names = [*self.folders, *self.below]
-        return len(names) <= NAMES_MAX and sum(len(path) + 4 for path in names) <= BYTES_MAX
+        return len(names) <= DIRECTORIES_MAX and sum(len(path) + 4 for path in names) <= BYTES_MAX
 
     def _with_deepest_merged(self) -> DirtyScope:
         """Replace the deepest directories by their parents, with everything below these."""

@@ -22,11 +22,11 @@ from headrace.writeback.observers import WriteObserver
 
 log = logging.getLogger(__name__)
 
-AT_ONCE_MAX = 64
+DIRECTORIES_MAX = 64
 """Directories of one round. Beyond it, their common parent is invalidated instead; likewise for a node's pending
 directories."""
 RETRY_S = 1.0
-FORGET_LIMIT_S = 10.0
+INVALIDATE_LIMIT_S = 10.0
 
 
 class SendInvalidation(Protocol):
@@ -53,7 +53,7 @@ class PeerListings:
 
         async def notify(node: NodeInfo) -> tuple[str, str] | None:
             try:
-                deadline = Deadline.after(FORGET_LIMIT_S)
+                deadline = Deadline.after(INVALIDATE_LIMIT_S)
                 await self._peers.forget(node, path, relist=relist, below=below, deadline=deadline)
             except HeadraceError as error:
                 return node.id, str(error)
@@ -80,7 +80,7 @@ class InvalidationBroadcaster:
 
     async def announce(self, folders: set[bytes]) -> None:
         """Invalidate listings. On return each node that answers has dropped its listings and will list again."""
-        below = len(folders) > AT_ONCE_MAX
+        below = len(folders) > DIRECTORIES_MAX
         for folder in {os.path.commonpath(folders)} if below else folders:
             for node, why in await self._notify(folder, below=below):
                 log.info(
@@ -103,7 +103,7 @@ class InvalidationBroadcaster:
     def _note(self, node: str, folder: bytes, *, below: bool) -> None:
         folders = self._pending.setdefault(node, {})
         folders[folder] = below or folders.get(folder, False)
-        if len(folders) > AT_ONCE_MAX:
+        if len(folders) > DIRECTORIES_MAX:
             common_parent = os.path.commonpath(list(folders))
             folders.clear()
             folders[common_parent] = True

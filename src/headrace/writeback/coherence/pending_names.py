@@ -18,11 +18,11 @@ from headrace.writeback.coherence.publisher import DirtyNamesPublisher
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
 from headrace.writeback.planner import ActionPlanner
-from headrace.writeback.replication.dirty_files import own_name
+from headrace.writeback.replication.dirty_files import own_entry
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 
-SETTLE_LOOKS = 2
+RESOLVE_ATTEMPTS_MAX = 2
 
 
 class PendingNames:
@@ -37,7 +37,7 @@ class PendingNames:
     def means(self, path: bytes) -> PendingEntry:
         """Return what a path means; ORIGIN where the origin has all of it."""
         safe_path, name = self._upper.at(path), split(path)[1]
-        entry = own_name(safe_path, name)
+        entry = own_entry(safe_path, name)
         if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
                 if self._planner.action(path, safe_path.lstat()) is not None:
@@ -136,14 +136,14 @@ class OwnVersions:
         self._journal = journal
         self._persist = persist
 
-    async def settle(self, path: bytes, pending: PendingVersion) -> Version | None:
+    async def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
         """Return what the origin has of a state of a file here, which is persisted first; None: that state is gone."""
-        for _ in range(SETTLE_LOOKS):
+        for _ in range(RESOLVE_ATTEMPTS_MAX):
             row = self._journal.get(path)
             same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
             if row is not None and same and not row.begun and row.version.size_bytes >= 0:
                 return row.version
-            entry = own_name(self._upper.at(path), split(path)[1])
+            entry = own_entry(self._upper.at(path), split(path)[1])
             if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None
             await self._persist(path)

@@ -31,25 +31,25 @@ from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
 
 log = logging.getLogger(__name__)
 
-TELL_S = 0.1
+PUBLISH_INTERVAL_S = 0.1
 """Changes are told together, so often."""
-TELL_LIMIT_S = 5.0
-AGAIN_S = 0.5
-TOLD_MAX = 64
+NOTIFY_LIMIT_S = 5.0
+RETRY_S = 0.5
+NOTICE_DIRECTORIES_MAX = 64
 """Folders of one message; beyond that "somewhere below"."""
-KEEP_S = 5.0
+CLEAN_LINGER_S = 5.0
 """How long a folder stays in the record after the last change in it, when all is clean."""
-LOOK_S = 1.0
-LOOKED_AT_ONCE = 2000
+CHECK_INTERVAL_S = 1.0
+NAMES_PER_CHECK_MAX = 2000
 """Names that are looked at, each second, whether they are clean."""
-NAMES_A_MESSAGE = 20_000
+NAMES_PER_PAGE_MAX = 20_000
 
 
 @dataclass(slots=True)
 class DirtyDirectory:
     """Dirty names of a directory. names: each with the number of its last change, oldest first. floor: a node that
     knows nothing later than this receives all names. changed_s: monotonic. unmarked: sessions ask again before they
-    write there; the node learns of their earlier writes within LOOK_S."""
+    write there; the node learns of their earlier writes within CHECK_INTERVAL_S."""
 
     names: dict[bytes, int] = field(default_factory=dict)
     floor: int = 0
@@ -70,7 +70,7 @@ class DirtyNamesPublisher:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
-        look: Callable[[bytes], PendingEntry],
+        entry_of: Callable[[bytes], PendingEntry],
         is_clean: Callable[[bytes], bool],
         unmark: Callable[[bytes], None],
     ) -> None:
@@ -79,18 +79,18 @@ class DirtyNamesPublisher:
         self._records = records
         self._peers = peers
         self._view = view
-        self._look = look
+        self._entry_of = entry_of
         self._is_clean = is_clean
         self._unmark = unmark
         self._serial = 0
-        self._folders: dict[bytes, DirtyDirectory] = {}
+        self._directories: dict[bytes, DirtyDirectory] = {}
         self._below: set[bytes] = set()
         self._recorded: DirtyScope | None = None
         """What the record says; None: not known."""
         self._writing: asyncio.Task[None] | None = None
         self._removals = 0
         self._failing = False
-        self._stirred: dict[str, set[bytes]] = {}
+        self._unsent: dict[str, set[bytes]] = {}
         self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._started = False
@@ -100,8 +100,8 @@ class DirtyNamesPublisher:
     def start(self) -> None:
         """Begin to publish, after the first notes. This overwrites the record of an earlier run."""
         self._started = True
-        self._tasks.start(self._tell())
-        self._tasks.start(self._keep_up())
+        self._tasks.start(self._send_notices())
+        self._tasks.start(self._maintain_record())
         self._write()
 
     async def stop(self) -> None:
@@ -110,8 +110,8 @@ class DirtyNamesPublisher:
         await self._tasks.close()
 
     def status(self) -> dict[str, object]:
-        cover = self._recorded or DirtyScope()
-        count = len(cover.folders) + len(cover.below)
+        scope = self._recorded or DirtyScope()
+        count = len(scope.folders) + len(scope.below)
         return {"directories_announced": count, "is_announced": self._recorded is not None}
 
     # ------------------------------------------------------------ what changed
@@ -126,12 +126,12 @@ class DirtyNamesPublisher:
             if not name:
                 continue
             self._serial += 1
-            folder = self._folders.setdefault(directory, DirtyDirectory())
+            folder = self._directories.setdefault(directory, DirtyDirectory())
             folder.names.pop(name, None)
             folder.names[name] = self._serial
             folder.changed_s, folder.unmarked = now_s, False
             folders.add(directory)
-        self._stir(folders)
+        self._queue_notices(folders)
         new = {path for path in directories if path not in self._below and not self.is_recorded_below(path)}
         self._below |= new
         if self._started and (new or not all(map(self.is_recorded, folders))):
@@ -160,8 +160,8 @@ class DirtyNamesPublisher:
         """Return whether the record covers a directory with all that may come to be in it."""
         return self._recorded is not None and self._recorded.covers_below(folder)
 
-    def _cover(self) -> DirtyScope:
-        return DirtyScope.of(set(self._folders), self._below)
+    def _scope(self) -> DirtyScope:
+        return DirtyScope.of(set(self._directories), self._below)
 
     # ------------------------------------------------------------ the record
 
@@ -171,11 +171,11 @@ class DirtyNamesPublisher:
             self._writing = self._tasks.start(self._write_now())
 
     async def _write_now(self) -> None:
-        while self._recorded != (cover := self._cover()):
+        while self._recorded != (scope := self._scope()):
             key, removals = f"{PREFIX}/{self._me}", self._removals
             try:
-                if cover:
-                    await self._records.put(key, cover.encode())
+                if scope:
+                    await self._records.put(key, scope.encode())
                 else:
                     await self._records.delete(key)
             except ClusterUnavailableError as error:
@@ -186,13 +186,13 @@ class DirtyNamesPublisher:
             if self._failing:
                 log.warning("pending names are recorded in the cluster again")
             self._failing = False
-            self._recorded = cover if removals == self._removals else None
+            self._recorded = scope if removals == self._removals else None
 
-    async def _keep_up(self) -> None:
+    async def _maintain_record(self) -> None:
         """Remove directories from the record a while after everything in them is clean, and retry a write that
         failed."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 if self._forget_clean() or self._failing:
                     self._write()
@@ -201,9 +201,9 @@ class DirtyNamesPublisher:
 
     def _forget_clean(self) -> bool:
         """Forget clean names. Return whether a directory was forgotten."""
-        now_s, left, gone = monotonic_s(), LOOKED_AT_ONCE, False
-        for path, folder in list(self._folders.items()):
-            if now_s - folder.changed_s < KEEP_S:
+        now_s, left, gone = monotonic_s(), NAMES_PER_CHECK_MAX, False
+        for path, folder in list(self._directories.items()):
+            if now_s - folder.changed_s < CLEAN_LINGER_S:
                 continue
             for name, serial in list(islice(folder.names.items(), max(0, left))):
                 left -= 1
@@ -212,7 +212,7 @@ class DirtyNamesPublisher:
                     del folder.names[name]
             if not folder.names and left > 0:
                 if folder.unmarked:
-                    del self._folders[path]
+                    del self._directories[path]
                     gone = True
                 else:
                     self._unmark(path)
@@ -223,7 +223,7 @@ class DirtyNamesPublisher:
 
     def _is_needed(self, top: bytes) -> bool:
         prefix = top + b"/"
-        return any(folder == top or folder.startswith(prefix) for folder in self._folders)
+        return any(folder == top or folder.startswith(prefix) for folder in self._directories)
 
     # ------------------------------------------------------------ asking and telling
 
@@ -233,13 +233,13 @@ class DirtyNamesPublisher:
         stops, as it does not know all."""
         if not self._started:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
-        folder = self._folders.get(request.path, DirtyDirectory(floor=self._serial))
+        folder = self._directories.get(request.path, DirtyDirectory(floor=self._serial))
         since, begun = self._parse(request.since)
         whole = begun is None and since < folder.floor
         begun = self._serial if begun is None else begun
         names = [(name, serial) for name, serial in folder.names.items() if whole or serial > since]
-        some = names[:NAMES_A_MESSAGE]
-        rows = [self._look(join(request.path, name)) for name, _ in some]
+        some = names[:NAMES_PER_PAGE_MAX]
+        rows = [self._entry_of(join(request.path, name)) for name, _ in some]
         if len(some) < len(names):
             return PendingNamesPage(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
         return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
@@ -253,37 +253,37 @@ class DirtyNamesPublisher:
             return -1, None
         return int(since), int(begun) if begun.isdigit() else None
 
-    def _stir(self, folders: set[bytes]) -> None:
+    def _queue_notices(self, folders: set[bytes]) -> None:
         if not folders:
             return
         for node in self._others():
-            self._stirred.setdefault(node.id, set()).update(folders)
+            self._unsent.setdefault(node.id, set()).update(folders)
         self._wake.set()
 
     def _others(self) -> list[NodeInfo]:
         nodes = self._view().nodes.values()
         return [node for node in nodes if node.id != self._me]
 
-    async def _tell(self) -> None:
+    async def _send_notices(self) -> None:
         """Notify other nodes. A node that could not be notified is notified again, as long as it is in the view."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            stirred, self._stirred = self._stirred, {}
-            notices = [(node, stirred[node.id]) for node in self._others() if node.id in stirred]
-            done = await asyncio.gather(*(self._tell_one(node, folders) for node, folders in notices))
-            for (node, folders), heard in zip(notices, done, strict=True):
-                if not heard:
-                    self._stirred.setdefault(node.id, set()).update(folders)
-            await asyncio.sleep(TELL_S if all(done) else AGAIN_S)
-            if self._stirred:
+            unsent, self._unsent = self._unsent, {}
+            notices = [(node, unsent[node.id]) for node in self._others() if node.id in unsent]
+            done = await asyncio.gather(*(self._notify(node, folders) for node, folders in notices))
+            for (node, folders), is_delivered in zip(notices, done, strict=True):
+                if not is_delivered:
+                    self._unsent.setdefault(node.id, set()).update(folders)
+            await asyncio.sleep(PUBLISH_INTERVAL_S if all(done) else RETRY_S)
+            if self._unsent:
                 self._wake.set()
 
-    async def _tell_one(self, node: NodeInfo, folders: set[bytes]) -> bool:
-        below = len(folders) > TOLD_MAX
+    async def _notify(self, node: NodeInfo, folders: set[bytes]) -> bool:
+        below = len(folders) > NOTICE_DIRECTORIES_MAX
         paths = [os.path.commonpath(folders)] if below else sorted(folders)
         with contextlib.suppress(HeadraceError):
             request = DirtyNamesChanged(self._me, paths, below)
-            await self._peers.tell(node, request, Deadline.after(TELL_LIMIT_S))
+            await self._peers.notify(node, request, Deadline.after(NOTIFY_LIMIT_S))
             return True
         return False

@@ -21,22 +21,22 @@ class CoherenceService:
 
     me: str
     files: DirtyFiles
-    keeper: ReplicaHost
+    replica_host: ReplicaHost
     publisher: DirtyNamesPublisher | None
     own: OwnVersions | None
-    give_up: Callable[[bytes], Awaitable[None]]
+    release_lease: Callable[[bytes], Awaitable[None]]
 
     async def answer(self, request: ListPending) -> PendingNamesPage:
         if request.writer != self.me:
-            return PendingNamesPage(self.files.mirrored(request.writer, request.path), "", whole=True)
+            return PendingNamesPage(self.files.replica_entries(request.writer, request.path), "", whole=True)
         if self.publisher is None:
             return PendingNamesPage([], "", whole=True)
         return self.publisher.answer(request)
 
-    async def settle(self, path: bytes, token: str) -> Version | None:
+    async def resolve_version(self, path: bytes, token: str) -> Version | None:
         written = PendingVersion.parse(token)
         if written is None:
             return None
         if written.writer == self.me:
-            return None if self.own is None else await self.own.settle(path, written)
-        return self.keeper.taken(path, written)
+            return None if self.own is None else await self.own.resolve_version(path, written)
+        return self.replica_host.persisted_version(path, written)

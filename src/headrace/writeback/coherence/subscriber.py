@@ -30,10 +30,10 @@ from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
 
 log = logging.getLogger(__name__)
 
-ASK_LIMIT_S = 10.0
-SETTLE_LIMIT_S = 3600.0
+QUERY_LIMIT_S = 10.0
+RESOLVE_LIMIT_S = 3600.0
 """The writer first persists the file, of any size. The node waits as long as the writer lives."""
-COPIES = "copies"
+REPLICA_SETS_PREFIX = "copies"
 LISTED_S = 5.0
 """After this time the watch has delivered the records that were listed."""
 ENDED_S = 5.0
@@ -66,17 +66,17 @@ class DirtyNamesSubscriber:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
-        mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: [],
+        replica_entries: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: [],
     ) -> None:
         self._me = me
         self._records = records
         self._peers = peers
         self._view = view
-        self._mirrored = mirrored
+        self._replica_entries = replica_entries
         self.changed: Listeners[[bytes, bool]] = Listeners()
         self.own_record_deleted: Listeners[[]] = Listeners()
         self._scopes: dict[str, DirtyScope] = {}
-        self._holders: dict[str, list[str]] = {}
+        self._replica_sets: dict[str, list[str]] = {}
         self._answers: dict[tuple[str, bytes], WriterRows] = {}
         self._locks: dict[tuple[str, bytes], asyncio.Lock] = {}
         self._present: set[str] = set()
@@ -86,7 +86,7 @@ class DirtyNamesSubscriber:
         """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
 
     async def start(self) -> None:
-        await self._records.follow(f"{COPIES}/", self._on_replicas)
+        await self._records.follow(f"{REPLICA_SETS_PREFIX}/", self._on_replicas)
         await self._records.follow(f"{PREFIX}/", self._on_scope)
 
     # ------------------------------------------------------------ writers
@@ -129,7 +129,7 @@ class DirtyNamesSubscriber:
             holders = [] if raw is None else decode_json(raw, list[str])
         except msgspec.MsgspecError:
             holders = []
-        self._holders[key.removeprefix(f"{COPIES}/")] = holders
+        self._replica_sets[key.removeprefix(f"{REPLICA_SETS_PREFIX}/")] = holders
 
     def on_view(self) -> None:
         """Mark the names of writers that left or returned as changed: another node answers for them now."""
@@ -168,13 +168,13 @@ class DirtyNamesSubscriber:
     def sources(self, writer: str) -> list[NodeInfo]:
         """Return the nodes that can answer for a writer, best first, without this node."""
         nodes = self._view().nodes
-        ids = [writer, *self._holders.get(writer, [])]
+        ids = [writer, *self._replica_sets.get(writer, [])]
         members = [nodes[id] for id in ids if id in nodes and id != self._me]
         return [node for node in members if self._peers.usable(node)]
 
     def holds(self, writer: str) -> bool:
         """Return whether this node is assigned as a replica of the writer."""
-        return self._me in self._holders.get(writer, [])
+        return self._me in self._replica_sets.get(writer, [])
 
     # ------------------------------------------------------------ names
 
@@ -214,18 +214,18 @@ class DirtyNamesSubscriber:
                 )
         if self.holds(writer):
             own = self._answers[key] = WriterRows(self._me)
-            _merge(own.rows, writer, self._mirrored(writer, folder))
+            _merge(own.rows, writer, self._replica_entries(writer, folder))
             return own.rows
-        if writer not in self._view().nodes and not self._holders.get(writer):
+        if writer not in self._view().nodes and not self._replica_sets.get(writer):
             self._answers.pop(key, None)
             return {}
         return answer.rows
 
     async def _query_node(self, node: NodeInfo, writer: str, folder: bytes, answer: WriterRows) -> Rows:
-        deadline = Deadline.after(ASK_LIMIT_S)
+        deadline = Deadline.after(QUERY_LIMIT_S)
         since = answer.state if answer.node == node.id else ""
         while True:
-            page = await self._peers.ask_written(node, ListPending(writer, folder, since), deadline)
+            page = await self._peers.list_pending(node, ListPending(writer, folder, since), deadline)
             if page.whole:
                 answer.rows = {}
             answer.node, answer.state, since = node.id, page.state, page.state
@@ -233,17 +233,17 @@ class DirtyNamesSubscriber:
             if not page.more:
                 return answer.rows
 
-    async def settle(self, path: bytes, version: Version) -> Version | None:
+    async def resolve_version(self, path: bytes, version: Version) -> Version | None:
         """Return the origin's version of a file that another node wrote; the writer persists it first. Return None if
         the file never reached the origin. Raise HeadraceError if no node can answer now."""
         pending = PendingVersion.parse(version.token)
         if pending is None:
             return version
         for node in self.sources(pending.writer):
-            settled = await self._peers.settle(
-                node, ResolveVersion(path, version.token), Deadline.after(SETTLE_LIMIT_S)
+            answer = await self._peers.resolve_version(
+                node, ResolveVersion(path, version.token), Deadline.after(RESOLVE_LIMIT_S)
             )
-            return settled.version
+            return answer.version
         return None
 
 

@@ -115,12 +115,12 @@ class DirtyFiles:
         finally:
             piece.close()
 
-    def mirrored(self, writer: str, folder: bytes) -> list[PendingEntry]:
+    def replica_entries(self, writer: str, folder: bytes) -> list[PendingEntry]:
         """Return the names of a writer's directory as the replicas here have them. All of them are dirty, as far as
         this node knows."""
         safe_path = self._copy_at(writer, folder)
         try:
-            return [copy_name(safe_path / name, name) for name in safe_path.names()]
+            return [replica_entry(safe_path / name, name) for name in safe_path.names()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -138,7 +138,7 @@ def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
     return file, status
 
 
-def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:
+def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
     """Return what a name of a layer means where the origin has something else, or nothing."""
     try:
         status = safe_path.lstat()
@@ -155,9 +155,9 @@ def own_name(safe_path: SafePath, name: bytes) -> PendingEntry:
     )
 
 
-def copy_name(safe_path: SafePath, name: bytes) -> PendingEntry:
+def replica_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
     """Return what a name of a replica means: files have the state that they have at their writer."""
-    own = own_name(safe_path, name)
+    own = own_entry(safe_path, name)
     if own.means != EntryState.FILE:
         return own
     state = copy_of(safe_path)

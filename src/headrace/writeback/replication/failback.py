@@ -16,7 +16,7 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 log = logging.getLogger(__name__)
 
-ASK_LIMIT_S = 10.0
+QUERY_LIMIT_S = 10.0
 
 
 class Failback:
@@ -44,8 +44,8 @@ class Failback:
 
     async def _ask(self, node: NodeInfo) -> None:
         try:
-            files = await self._peers.returned(
-                node, self._me, done=False, deadline=Deadline.after(ASK_LIMIT_S)
+            files = await self._peers.query_failover(
+                node, self._me, done=False, deadline=Deadline.after(QUERY_LIMIT_S)
             )
             if not files:
                 return
@@ -53,7 +53,9 @@ class Failback:
                 self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
             await asyncio.to_thread(self._journal.sync)  # the other node forgets them
             log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
-            await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
+            await self._peers.query_failover(
+                node, self._me, done=True, deadline=Deadline.after(QUERY_LIMIT_S)
+            )
         except (HeadraceError, OSError) as error:
             log.info("a replica did not report which files it persisted node=%s error=%s", node.id, error)
 

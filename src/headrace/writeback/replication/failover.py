@@ -25,17 +25,22 @@ from headrace.overlay.upper import Upper
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
 from headrace.writeback.replication.placement import ReplicaSetRecords
-from headrace.writeback.replication.replica_host import KNOWN, TAKEN, ReplicaHost, forget_persisted
+from headrace.writeback.replication.replica_host import (
+    JOURNAL_FILE,
+    PERSISTED_FILE,
+    ReplicaHost,
+    forget_persisted,
+)
 from headrace.writeback.replication.replica_layer import copy_of
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from headrace.writeback.writeback import WriteBack
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 2.0
-LINGER_S = 3.0
+RETRY_S = 2.0
+REPLICA_LINGER_S = 3.0
 """How long the bytes stay after the writer's record went: others may not have heard yet that the origin has them."""
-FILES_MAX = 50_000
+REPORT_FILES_MAX = 50_000
 """Of one answer."""
 
 
@@ -47,7 +52,7 @@ class Failover:
     def __init__(
         self,
         me: str,
-        keeper: ReplicaHost,
+        replica_host: ReplicaHost,
         records: ReplicaSetRecords,
         *,
         view: Callable[[], ClusterView],
@@ -56,58 +61,58 @@ class Failover:
         delay_s: float,
     ) -> None:
         self._me = me
-        self._keeper = keeper
+        self._replica_host = replica_host
         self._records = records
         self._view = view
         self._build = build
         self._on_persisted = on_persisted
         self._delay_s = delay_s
         self._tasks = OwnedTasks()
-        self._taking_over: dict[str, asyncio.Task[None]] = {}
+        self._failovers: dict[str, asyncio.Task[None]] = {}
         self.files_persisted = 0
 
     def on_view(self) -> None:
         """Start to wait for writers that are gone, and end the take-over of those that are back."""
         nodes = self._view().nodes
-        for writer in self._keeper.writers():
+        for writer in self._replica_host.writers():
             if writer in nodes:
                 self._end(writer)
-            elif writer not in self._taking_over:
-                self._taking_over[writer] = self._tasks.start(self._take_over(writer))
+            elif writer not in self._failovers:
+                self._failovers[writer] = self._tasks.start(self._fail_over(writer))
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     def status(self) -> dict[str, object]:
         return {
-            "copies_of": self._keeper.writers(),
-            "taking_over": [writer for writer, task in self._taking_over.items() if not task.done()],
+            "copies_of": self._replica_host.writers(),
+            "taking_over": [writer for writer, task in self._failovers.items() if not task.done()],
             "files_persisted_for_others": self.files_persisted,
         }
 
     def _end(self, writer: str) -> None:
-        task = self._taking_over.pop(writer, None)
+        task = self._failovers.pop(writer, None)
         if task is not None:
             task.cancel()
 
-    async def _take_over(self, writer: str) -> None:
+    async def _fail_over(self, writer: str) -> None:
         await asyncio.sleep(self._delay_s)
-        said = ""
+        last_error = ""
         while True:
             try:
-                counts = await self._records.is_holder(writer, self._me)
-                if counts and self._has_copies(writer):
-                    async with self._keeper.lock_of(writer):
+                is_current = await self._records.is_holder(writer, self._me)
+                if is_current and self._has_replicas(writer):
+                    async with self._replica_host.lock_of(writer):
                         await self._persist(writer)
                     await self._on_persisted(writer)
                     failpoint.hit("takeover.told")
-                    await asyncio.sleep(LINGER_S)
-                async with self._keeper.lock_of(writer):
+                    await asyncio.sleep(REPLICA_LINGER_S)
+                async with self._replica_host.lock_of(writer):
                     self._drop(writer)
                 return
             except HeadraceError as error:
-                if said != str(error):
-                    said = str(error)
+                if last_error != str(error):
+                    last_error = str(error)
                     log.warning(
                         "replicated files of a node that left can't be persisted node=%s error=%s",
                         writer,
@@ -115,14 +120,14 @@ class Failover:
                     )
             except Exception:
                 log.exception("replicated files of a node that left can't be persisted node=%s", writer)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _persist(self, writer: str) -> None:
         """Persist everything in a writer's replicas. What the writer must learn is on disk before anything is
         dropped."""
-        folder = self._keeper.folder_of(writer)
+        folder = self._replica_host.folder_of(writer)
         log.warning("a node left the cluster, this replica persists its files node=%s", writer)
-        self._keeper.forget(writer)
+        self._replica_host.forget(writer)
         write = self._build(folder)
         try:
             await write.start()
@@ -130,36 +135,36 @@ class Failover:
         finally:
             await write.stop()
             self.files_persisted += write.counts.files_persisted
-            _note_taken(folder)
+            _record_persisted(folder)
         failpoint.hit("takeover.persisted")
 
-    def _has_copies(self, writer: str) -> bool:
-        return _is_there(os.path.join(self._keeper.folder_of(writer), "tree"))
+    def _has_replicas(self, writer: str) -> bool:
+        return _is_there(os.path.join(self._replica_host.folder_of(writer), "tree"))
 
     def _drop(self, writer: str) -> None:
         """Drop everything but what the writer must learn."""
-        folder = self._keeper.folder_of(writer)
-        self._keeper.forget(writer)
+        folder = self._replica_host.folder_of(writer)
+        self._replica_host.forget(writer)
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if os.path.isdir(path):
                 Root(os.fsencode(folder)).at(b"/" + os.fsencode(name)).throw_away()
-            elif not name.startswith(TAKEN):
+            elif not name.startswith(PERSISTED_FILE):
                 os.unlink(path)
 
-    async def give_back(self, writer: str, *, done: bool) -> FailoverReport:
+    async def report(self, writer: str, *, done: bool) -> FailoverReport:
         """Return what was persisted for a writer that is back, or alive and cut off; in that case this node keeps its
         replicas. done: the writer noted it."""
         self._end(writer)
         try:
-            return await self._taken(writer, done=done)
+            return await self._report(writer, done=done)
         finally:
             self.on_view()
 
-    async def _taken(self, writer: str, *, done: bool) -> FailoverReport:
-        folder = self._keeper.folder_of(writer)
-        path = os.path.join(folder, TAKEN)
-        async with self._keeper.lock_of(writer):
+    async def _report(self, writer: str, *, done: bool) -> FailoverReport:
+        folder = self._replica_host.folder_of(writer)
+        path = os.path.join(folder, PERSISTED_FILE)
+        async with self._replica_host.lock_of(writer):
             if not _is_there(path):
                 return FailoverReport([])
             if done:
@@ -168,7 +173,7 @@ class Failover:
                     forget_persisted(folder)
                 return FailoverReport([])
             with contextlib.closing(SyncJournal(path)) as table:
-                rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
+                rows = [row for row in table.all() if row.version.size_bytes >= 0][:REPORT_FILES_MAX]
         return FailoverReport(
             [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
         )
@@ -178,15 +183,15 @@ def _is_there(path: str) -> bool:
     return os.path.exists(path)
 
 
-def _note_taken(folder: str) -> None:
+def _record_persisted(folder: str) -> None:
     """Note the persisted files by their writer's inodes, which the replicas have. Durable on return. OSError."""
     upper = Upper(folder)
     with (
-        contextlib.closing(SyncJournal(os.path.join(folder, KNOWN))) as known,
-        contextlib.closing(SyncJournal(os.path.join(folder, TAKEN))) as taken,
+        contextlib.closing(SyncJournal(os.path.join(folder, JOURNAL_FILE))) as known,
+        contextlib.closing(SyncJournal(os.path.join(folder, PERSISTED_FILE))) as persisted,
     ):
         for row in known.all():
             own = copy_of(upper.at(row.path))
             if len(own) == 3 and row.is_there and not row.begun:
-                taken.note(JournalRecord(row.path, *own, row.version))
-        taken.sync()
+                persisted.note(JournalRecord(row.path, *own, row.version))
+        persisted.sync()

@@ -27,16 +27,16 @@ from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 from headrace.writeback.replication.replica_layer import Range, ReplicaLayer
-from headrace.writeback.replication.replicator import TOKEN
+from headrace.writeback.replication.replicator import OFFER_TOKEN_PREFIX
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.write_ahead import WriteAhead
 
 log = logging.getLogger(__name__)
 
-KNOWN = "known.db"
-TAKEN = "taken.db"
+JOURNAL_FILE = "known.db"
+PERSISTED_FILE = "taken.db"
 """What was persisted in a writer's place, until it knows."""
-FETCHES = 4
+RANGES_IN_FLIGHT_MAX = 4
 """Ranges of one file at once."""
 FETCH_LIMIT_S = 60.0
 STAGING_IDLE_S = 600.0
@@ -65,7 +65,7 @@ class ReplicaHost:
         self._peers = peers
         self._threads = threads
         self._view = view
-        self._mirrors: dict[str, ReplicaLayer] = {}
+        self._layers: dict[str, ReplicaLayer] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.bytes_kept = 0
         """When it was last measured."""
@@ -75,9 +75,9 @@ class ReplicaHost:
         self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
 
     async def drop_idle(self) -> None:
-        for writer, mirror in list(self._mirrors.items()):
+        for writer, layer in list(self._layers.items()):
             async with self.lock_of(writer):
-                count = await self._in_thread(mirror.drop_idle, STAGING_IDLE_S)
+                count = await self._in_thread(layer.drop_idle, STAGING_IDLE_S)
                 if count:
                     log.info("incomplete replicas were dropped writer=%s files=%d", writer, count)
 
@@ -94,9 +94,9 @@ class ReplicaHost:
             raise UsageError(f"node {writer!r}", why="it can't be used as a directory name")
         return os.path.join(self._folder, writer)
 
-    def taken(self, path: bytes, pending: PendingVersion) -> Version | None:
+    def persisted_version(self, path: bytes, pending: PendingVersion) -> Version | None:
         """Return what the origin has of a file of a writer's that was persisted here in its place."""
-        journal_path = os.path.join(self.folder_of(pending.writer), TAKEN)
+        journal_path = os.path.join(self.folder_of(pending.writer), PERSISTED_FILE)
         if not os.path.exists(journal_path):
             return None
         with contextlib.closing(SyncJournal(journal_path)) as journal:
@@ -110,52 +110,52 @@ class ReplicaHost:
 
     def forget(self, writer: str) -> None:
         """Forget the state of a writer's replicas, as somebody else changed their directory."""
-        self._mirrors.pop(writer, None)
+        self._layers.pop(writer, None)
 
     async def keep(self, request: Replicate) -> None:
         """Apply snapshots. On return the replicas are as these say."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
-            mirror = await self._mirror(request.writer)
+            layer = await self._layer_of(request.writer)
             if request.begin:
                 await self._in_thread(forget_persisted, self.folder_of(request.writer))
-                mirror.begin()
+                layer.begin()
             small: list[Snapshot] = []
             for snapshot in request.snapshots:
                 if snapshot.is_large:
-                    await self._fetch(node, mirror, snapshot)
-                    await self._in_thread(_place, mirror, [snapshot])
+                    await self._fetch(node, layer, snapshot)
+                    await self._in_thread(_install, layer, [snapshot])
                 else:
                     small.append(snapshot)
             failpoint.hit("keep.fetched")
-            await self._in_thread(_place, mirror, small)
+            await self._in_thread(_install, layer, small)
             if request.end:
-                await self._in_thread(mirror.end)
+                await self._in_thread(layer.end)
         if self._is_durable:
             await self._disk.flush()
 
     async def keep_ahead(self, request: ReplicateAhead) -> None:
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
-            mirror = await self._mirror(request.writer)
-        await self._fetch_range(node, mirror, request.inode, (request.start, request.end))
+            layer = await self._layer_of(request.writer)
+        await self._fetch_range(node, layer, request.inode, (request.start, request.end))
 
-    async def _fetch(self, node: NodeInfo, mirror: ReplicaLayer, snapshot: Snapshot) -> None:
-        gate = asyncio.Semaphore(FETCHES)
+    async def _fetch(self, node: NodeInfo, layer: ReplicaLayer, snapshot: Snapshot) -> None:
+        gate = asyncio.Semaphore(RANGES_IN_FLIGHT_MAX)
 
-        async def some(range_: Range) -> None:
+        async def fetch_range(range_: Range) -> None:
             async with gate:
-                await self._fetch_range(node, mirror, snapshot.inode, range_)
+                await self._fetch_range(node, layer, snapshot.inode, range_)
 
-        await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, snapshot))
+        await all_of(fetch_range(range_) for range_ in await self._in_thread(layer.missing, snapshot))
 
-    async def _fetch_range(self, node: NodeInfo, mirror: ReplicaLayer, inode: int, range_: Range) -> None:
+    async def _fetch_range(self, node: NodeInfo, layer: ReplicaLayer, inode: int, range_: Range) -> None:
         start, end = range_
-        wanted = FileRange(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
+        wanted = FileRange(b"/", end, 0, f"{OFFER_TOKEN_PREFIX}{inode:x}", start, end)
         arrived = await self._peers.fetch(
             node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
         )
-        await self._in_thread(mirror.write, inode, start, arrived.body)
+        await self._in_thread(layer.write, inode, start, arrived.body)
 
     def _node(self, writer: str) -> NodeInfo:
         if writer == self._me:
@@ -165,14 +165,14 @@ class ReplicaHost:
             raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")
         return node
 
-    async def _mirror(self, writer: str) -> ReplicaLayer:
+    async def _layer_of(self, writer: str) -> ReplicaLayer:
         """Return the replica layer of a writer. The caller holds its lock."""
-        mirror = self._mirrors.get(writer)
-        if mirror is None:
-            mirror = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
-            await self._in_thread(mirror.make)
-            self._mirrors[writer] = mirror
-        return mirror
+        layer = self._layers.get(writer)
+        if layer is None:
+            layer = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
+            await self._in_thread(layer.make)
+            self._layers[writer] = layer
+        return layer
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         try:
@@ -184,7 +184,7 @@ class ReplicaHost:
 def forget_persisted(folder: str) -> None:
     """Delete the journal of a take-over. The writer is back, and uploads what that journal does not have."""
     for name in os.listdir(folder):
-        if name.startswith(KNOWN):
+        if name.startswith(JOURNAL_FILE):
             os.unlink(os.path.join(folder, name))
 
 
@@ -196,6 +196,6 @@ def _bytes_below(folder: str) -> int:
     return total
 
 
-def _place(mirror: ReplicaLayer, snapshots: list[Snapshot]) -> None:
+def _install(layer: ReplicaLayer, snapshots: list[Snapshot]) -> None:
     for snapshot in snapshots:
-        mirror.place(snapshot)
+        layer.place(snapshot)

@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 
 BATCH_NAMES = 256
 BATCH_BYTES = 4 << 20
-LOOKS_MAX = 3
-AHEAD_AT_ONCE = 4
+SNAPSHOT_ATTEMPTS_MAX = 3
+RANGES_IN_FLIGHT_MAX = 4
 """Ranges of one file on their way to one holder."""
-LIMIT_S = 30.0
-AGAIN_S = 1.0
-GATHER_S = 0.05
+REPLICATE_LIMIT_S = 30.0
+RETRY_S = 1.0
+BATCH_DELAY_S = 0.05
 """Changes that nobody waits for are told together."""
-FOLLOW_LOOK_S = 0.1
-FOLLOW_S = 30.0
-Key = tuple[str, str]
+FOLLOW_INTERVAL_S = 0.1
+FOLLOW_QUIET_S = 30.0
+StreamKey = tuple[str, str]
 """Id and instance of a node."""
-NOTHING = Snapshot(b"/", EntryType.GONE).state
-TOKEN = "written/"
+ABSENT_STATE = Snapshot(b"/", EntryType.GONE).state
+OFFER_TOKEN_PREFIX = "written/"
 """Of a file of the layer, for the peers' door."""
 
 
@@ -98,7 +98,7 @@ class ReplicaOffers:
 
     def open(self, wanted: FileRange) -> OfferedFile:
         """Open an offered file. PathNotFoundError when it is not offered."""
-        inode = int(wanted.token.removeprefix(TOKEN), 16)
+        inode = int(wanted.token.removeprefix(OFFER_TOKEN_PREFIX), 16)
         offered = self._open.get(inode)
         if offered is None:
             raise PathNotFoundError(f"written file {inode:x}", why="it is no longer offered")
@@ -112,12 +112,12 @@ class ReplicaStream:
         self.node = node
         self._copies = copies
         self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
-        self._has: dict[bytes, tuple[object, ...]] = {}
+        self._sent: dict[bytes, tuple[object, ...]] = {}
         self._sent_ahead: dict[int, int] = {}
         self._sending: dict[int, asyncio.Lock] = {}
-        self._coming: set[bytes] = set()
+        self._sent_first: set[bytes] = set()
         self._urgent = asyncio.Event()
-        self.begun = asyncio.Event()
+        self.has_caught_up = asyncio.Event()
         """All that is dirty was told."""
         self._tasks = OwnedTasks()
         self._tasks.start(self._run())
@@ -125,23 +125,23 @@ class ReplicaStream:
     def note(self, paths: Iterable[bytes]) -> None:
         """Note changed paths. A large file is sent first, beside the lane, since other changes would wait for it."""
         for path in paths:
-            if path in self._pending or path in self._coming:
+            if path in self._pending or path in self._sent_first:
                 continue
-            if self.begun.is_set() and self._copies.is_large(path):
-                self._coming.add(path)
-                self._tasks.start(self._come(path))
+            if self.has_caught_up.is_set() and self._copies.is_large(path):
+                self._sent_first.add(path)
+                self._tasks.start(self._send_first(path))
             else:
                 self._pending[path] = []
         if len(self._pending) >= BATCH_NAMES:
             self._urgent.set()
 
-    async def _come(self, path: bytes) -> None:
+    async def _send_first(self, path: bytes) -> None:
         try:
             await self.send_ahead(path, last=True)
         except HeadraceError as error:
             log.info("a growing file was not replicated ahead path=%s error=%s", os.fsdecode(path), error)
         finally:
-            self._coming.discard(path)
+            self._sent_first.discard(path)
         self._pending.setdefault(path, [])
 
     async def secure(self, path: bytes) -> None:
@@ -167,13 +167,13 @@ class ReplicaStream:
         sent = self._sent_ahead.get(inode, 0)
         sent = 0 if sent > status.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
         end = status.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
-        gate = asyncio.Semaphore(AHEAD_AT_ONCE)
+        gate = asyncio.Semaphore(RANGES_IN_FLIGHT_MAX)
 
         async def send_range(start: int) -> None:
             async with gate:
                 request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
                 await self._copies.peers.keep(
-                    self.node, request, Deadline.after(transfer_limit_s(LIMIT_S, RANGE_BYTES))
+                    self.node, request, Deadline.after(transfer_limit_s(REPLICATE_LIMIT_S, RANGE_BYTES))
                 )
 
         await all_of(send_range(start) for start in range(sent, end, RANGE_BYTES))
@@ -183,7 +183,7 @@ class ReplicaStream:
         self._tasks.cancel()
         error = PeerError(f"node {self.node.id}", why=why)
         for waiting in self._pending.values():
-            _fail(waiting, error)
+            _fail_all(waiting, error)
         self._pending.clear()
 
     async def closed(self) -> None:
@@ -193,31 +193,31 @@ class ReplicaStream:
     async def _run(self) -> None:
         while True:
             try:
-                if not self._pending and self.begun.is_set():
+                if not self._pending and self.has_caught_up.is_set():
                     await self._sleep()
                     continue
                 await self._sleep()
                 self._urgent.clear()
-                await self._tell()
+                await self._send_pending()
             except HeadraceError as error:
                 log.warning("changes were not replicated, retrying node=%s error=%s", self.node.id, error)
                 if isinstance(error, PeerError):
-                    self.begun.clear()
-                await asyncio.sleep(AGAIN_S)
+                    self.has_caught_up.clear()
+                await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("changes were not replicated, retrying node=%s", self.node.id)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
+            async with asyncio.timeout(BATCH_DELAY_S):
                 await self._urgent.wait()
 
-    async def _tell(self) -> None:
+    async def _send_pending(self) -> None:
         """Send pending changes; where the lane begins, send everything that is dirty."""
-        begin = not self.begun.is_set()
+        begin = not self.has_caught_up.is_set()
         if begin:
-            self._has.clear()
+            self._sent.clear()
             self._sent_ahead.clear()
             self.note(await self._copies.names())
         first, last = begin, False
@@ -226,27 +226,27 @@ class ReplicaStream:
             waiting = [done for path in paths for done in self._pending.pop(path)]
             last = not begin or not self._pending
             try:
-                await self._tell_of(paths, begin=first, end=begin and last)
+                await self._send_snapshots_of(paths, begin=first, end=begin and last)
             except BaseException as error:
                 known = isinstance(error, HeadraceError)
-                _fail(waiting, error if known else PeerError(f"node {self.node.id}", why="broken off"))  # type: ignore[arg-type]
+                _fail_all(waiting, error if known else PeerError(f"node {self.node.id}", why="broken off"))  # type: ignore[arg-type]
                 self.note(paths)
                 raise
             for done in waiting:
                 if not done.done():
                     done.set_result(None)
             first = False
-        self.begun.set()
+        self.has_caught_up.set()
 
-    async def _tell_of(self, paths: list[bytes], *, begin: bool, end: bool) -> None:
+    async def _send_snapshots_of(self, paths: list[bytes], *, begin: bool, end: bool) -> None:
         with contextlib.ExitStack() as offered:
             snapshots: list[Snapshot] = []
             size_bytes = 0
             for path in paths:
-                snapshot = await self._offered(path, offered)
-                if self._has.get(path, NOTHING) == snapshot.state:
+                snapshot = await self._snapshot_and_offer(path, offered)
+                if self._sent.get(path, ABSENT_STATE) == snapshot.state:
                     continue
-                snapshots += [snapshot, *self._gone_below(snapshot)]
+                snapshots += [snapshot, *self._removed_below(snapshot)]
                 size_bytes += len(snapshot.content)
                 if size_bytes > BATCH_BYTES:
                     await self._send(snapshots, begin=begin, end=False)
@@ -254,10 +254,10 @@ class ReplicaStream:
             if snapshots or begin or end:
                 await self._send(snapshots, begin=begin, end=end)
 
-    async def _offered(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
+    async def _snapshot_and_offer(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
         """Return a snapshot. The holder can fetch the file of a large one, whatever becomes of its name."""
         snapshot = await self._copies.take(path)
-        for _ in range(LOOKS_MAX):
+        for _ in range(SNAPSHOT_ATTEMPTS_MAX):
             if not snapshot.is_large:
                 break
             with contextlib.suppress(OSError):
@@ -269,13 +269,13 @@ class ReplicaStream:
             snapshot = await self._copies.take(path)  # another file has the name by now
         return snapshot
 
-    def _gone_below(self, snapshot: Snapshot) -> list[Snapshot]:
+    def _removed_below(self, snapshot: Snapshot) -> list[Snapshot]:
         """Return snapshots of names that left with a renamed directory, as nobody reports each. Whiteouts may stay in
         its old place."""
-        if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._has:
+        if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._sent:
             return []
         prefix = snapshot.path.rstrip(b"/") + b"/"
-        below = [path for path in self._has if path.startswith(prefix)]
+        below = [path for path in self._sent if path.startswith(prefix)]
         return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.locate(path).exists()]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
@@ -284,13 +284,13 @@ class ReplicaStream:
             snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
         )
         request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
-        limit_s = transfer_limit_s(LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
+        limit_s = transfer_limit_s(REPLICATE_LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
         await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
         for snapshot in snapshots:
             if snapshot.shape == EntryType.GONE:
-                self._has.pop(snapshot.path, None)
+                self._sent.pop(snapshot.path, None)
                 continue
-            self._has[snapshot.path] = snapshot.state
+            self._sent[snapshot.path] = snapshot.state
             if snapshot.is_large:
                 self._sent_ahead[snapshot.inode] = snapshot.size_bytes
                 self._sending.pop(snapshot.inode, None)
@@ -324,9 +324,9 @@ class Replicator:
         self._view = view
         self._count = count
         self._records = records
-        self._lanes: dict[Key, ReplicaStream] = {}
-        self._retired: set[str] = set()
-        self._told_to_drop: set[Key] = set()
+        self._streams: dict[StreamKey, ReplicaStream] = {}
+        self._former: set[str] = set()
+        self._dropped: set[StreamKey] = set()
         self._tasks = OwnedTasks()
 
     def is_large(self, path: bytes) -> bool:
@@ -339,34 +339,34 @@ class Replicator:
     def note(self, paths: Iterable[bytes]) -> None:
         """Note paths that changed or were persisted."""
         noted = list(paths)
-        for lane in self._current(self._count):
-            lane.note(noted)
+        for stream in self._current(self._count):
+            stream.note(noted)
 
     async def secure(self, path: bytes, copies: int) -> None:
         """Return when that many nodes, this one included, have what is at the path. PeerError if there are too few
         nodes, or one does not answer."""
-        lanes = self._current(copies)
-        if len(lanes) < copies - 1:
+        streams = self._current(copies)
+        if len(streams) < copies - 1:
             raise PeerError(
                 f"{copies} copies of {os.fsdecode(path)}",
-                why=f"there are {len(lanes)} other nodes to keep one",
+                why=f"there are {len(streams)} other nodes to keep one",
             )
-        await asyncio.gather(*(lane.secure(path) for lane in lanes))
+        await asyncio.gather(*(stream.secure(path) for stream in streams))
 
     async def follow(self, path: bytes, copies: int) -> None:
         """Send a growing file ahead until it was quiet for a while."""
         size, quiet_s = -1, 0.0
-        while quiet_s < FOLLOW_S:
-            await asyncio.sleep(FOLLOW_LOOK_S)
+        while quiet_s < FOLLOW_QUIET_S:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
             try:
                 status = self.locate(path).lstat()
             except OSError:
                 return
-            quiet_s = quiet_s + FOLLOW_LOOK_S if status.st_size == size else 0.0
+            quiet_s = quiet_s + FOLLOW_INTERVAL_S if status.st_size == size else 0.0
             grown, size = status.st_size - max(size, 0) > 0, status.st_size
             if grown:
                 try:
-                    await asyncio.gather(*(lane.send_ahead(path) for lane in self._current(copies)))
+                    await asyncio.gather(*(stream.send_ahead(path) for stream in self._current(copies)))
                 except HeadraceError as error:
                     log.info(
                         "a growing file was not replicated ahead path=%s error=%s", os.fsdecode(path), error
@@ -378,15 +378,15 @@ class Replicator:
 
     async def stop(self) -> None:
         await self._tasks.close()
-        lanes, self._lanes = self._lanes, {}
-        for lane in lanes.values():
-            lane.stop("this node stops")
-            await lane.closed()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.stop("this node stops")
+            await stream.closed()
 
     def status(self) -> dict[str, object]:
         return {
             "copies": self._count,
-            "copies_on": [node for node, _ in self._lanes],
+            "copies_on": [node for node, _ in self._streams],
             "copies_sent": self.snapshots_sent,
         }
 
@@ -395,46 +395,48 @@ class Replicator:
         able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
         keys = [(node.id, node.instance) for node in nodes]
-        for key in [key for key in self._lanes if key not in keys]:
-            self._lanes.pop(key).stop("it holds no copies any more")
-            self._retired.add(key[0])
-        new = [(key, node) for key, node in zip(keys, nodes, strict=True) if key not in self._lanes]
+        for key in [key for key in self._streams if key not in keys]:
+            self._streams.pop(key).stop("it holds no copies any more")
+            self._former.add(key[0])
+        new = [(key, node) for key, node in zip(keys, nodes, strict=True) if key not in self._streams]
         for key, node in new:
-            self._lanes[key] = ReplicaStream(self, node)
-        strangers = {(node.id, node.instance) for node in able} - {*keys, *self._told_to_drop}
+            self._streams[key] = ReplicaStream(self, node)
+        strangers = {(node.id, node.instance) for node in able} - {*keys, *self._dropped}
         if new or strangers:
             self._tasks.cancel()
-            self._tasks.start(self._announce())
-        return [self._lanes[key] for key in keys[: copies - 1]]
+            self._tasks.start(self._record_replicas())
+        return [self._streams[key] for key in keys[: copies - 1]]
 
-    async def _announce(self) -> None:
+    async def _record_replicas(self) -> None:
         """Record the holders, with the former ones as long as the new ones lack something. Then other nodes with former
         replicas drop them."""
         while True:
             try:
-                now = {id for id, _ in self._lanes}
-                await self._records.put(self.me, now | self._retired)
-                await asyncio.gather(*(lane.begun.wait() for lane in self._lanes.values()))
+                now = {id for id, _ in self._streams}
+                await self._records.put(self.me, now | self._former)
+                await asyncio.gather(*(stream.has_caught_up.wait() for stream in self._streams.values()))
                 await self._records.put(self.me, now)
-                self._retired.clear()
-                await self._tell_to_drop()
+                self._former.clear()
+                await self._drop_stale_replicas()
                 return
             except HeadraceError as error:
                 log.info("the replicas were not recorded in the cluster, retrying error=%s", error)
             except Exception:
                 log.exception("the replicas were not recorded in the cluster, retrying")
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
-    async def _tell_to_drop(self) -> None:
+    async def _drop_stale_replicas(self) -> None:
         for node in choose_replicas(self._view(), self.me):
             key = node.id, node.instance
-            if key in self._lanes or key in self._told_to_drop:
+            if key in self._streams or key in self._dropped:
                 continue
-            await self.peers.keep(node, Replicate(self.me, [], begin=True, end=True), Deadline.after(LIMIT_S))
-            self._told_to_drop.add(key)
+            await self.peers.keep(
+                node, Replicate(self.me, [], begin=True, end=True), Deadline.after(REPLICATE_LIMIT_S)
+            )
+            self._dropped.add(key)
 
 
-def _fail(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
+def _fail_all(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
     for done in waiting:
         if not done.done():
             done.set_exception(error.copied())

@@ -12,7 +12,7 @@ from headrace.writeback.planner import ActionPlanner
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.writable_layer import WritableLayer
 
-SUMMED_MAX = 16
+CHECKSUMS_CACHED_MAX = 16
 """Large files of which the checksums are remembered for a while."""
 
 
@@ -30,7 +30,7 @@ class Snapshots:
         self._threads = layer.threads
         self._preconditions = preconditions
         self._planner = planner
-        self._summed: dict[int, Snapshot] = {}
+        self._with_checksums: dict[int, Snapshot] = {}
 
     async def names(self) -> list[bytes]:
         """Return all paths that are replicated."""
@@ -47,23 +47,23 @@ class Snapshots:
             if self._modes.copies(path) < 2 or self._planner.is_persisted(path, status):
                 return Snapshot(path, EntryType.GONE)
             replaces = self._preconditions.replaces(path, safe_path, status)
-            known = self._summed.get(status.st_ino)
+            known = self._with_checksums.get(status.st_ino)
             if known is not None and (known.path, *known.state[1:5]) == (
                 *(path, status.st_ino, status.st_ctime_ns, status.st_size, replaces),
             ):
                 return known
             loop = asyncio.get_running_loop()
             taken = await loop.run_in_executor(self._threads, take, path, safe_path, replaces)
-            self._keep_summed(taken)
+            self._cache_checksums(taken)
             return taken
         except OSError:
             return Snapshot(path, EntryType.GONE)
 
-    def _keep_summed(self, taken: Snapshot) -> None:
+    def _cache_checksums(self, taken: Snapshot) -> None:
         """Keep the checksums of a large file until its ctime changes. A change in the same tick would not show in
         it."""
-        self._summed.pop(taken.inode, None)
+        self._with_checksums.pop(taken.inode, None)
         if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
-            self._summed[taken.inode] = taken
-            if len(self._summed) > SUMMED_MAX:
-                del self._summed[next(iter(self._summed))]
+            self._with_checksums[taken.inode] = taken
+            if len(self._with_checksums) > CHECKSUMS_CACHED_MAX:
+                del self._with_checksums[next(iter(self._with_checksums))]
