@@ -27,13 +27,13 @@ from .conftest import MakeCluster
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
-STEPS = ("keep.fetched", "persist.put", "persist.removed", "takeover.told")
+STEPS = ("keep.fetched", "persist.put", "persist.removed", "failover.cleared")
 MORE_STEPS = (
     "persist.chosen",
     "persist.begun",
     "persist.noted",
     "persist.removing",
-    "takeover.persisted",
+    "failover.persisted",
     "persist.made",
 )
 

@@ -122,7 +122,7 @@ async def test_a_writer_that_is_back_in_time_keeps_its_files(tmp_path: Path) -> 
         assert nodes.replica(PATH) == OURS and await nodes.writer.origin_bytes(PATH) is None
 
 
-@pytest.mark.parametrize("step", ["takeover.persisted", "takeover.told", "persist.put", "persist.noted"])
+@pytest.mark.parametrize("step", ["failover.persisted", "failover.cleared", "persist.put", "persist.noted"])
 @pytest.mark.expected_warnings("headrace.writeback.replication.failover")
 async def test_a_failover_that_breaks_off_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

@@ -105,7 +105,7 @@ class Failover:
                     async with self._replica_host.lock_of(writer):
                         await self._persist(writer)
                     await self._on_persisted(writer)
-                    failpoint.hit("takeover.told")
+                    failpoint.hit("failover.cleared")
                     await asyncio.sleep(REPLICA_LINGER_S)
                 async with self._replica_host.lock_of(writer):
                     self._drop(writer)
@@ -136,7 +136,7 @@ class Failover:
             await write.stop()
             self.files_persisted += write.counts.files_persisted
             _record_persisted(folder)
-        failpoint.hit("takeover.persisted")
+        failpoint.hit("failover.persisted")
 
     def _has_replicas(self, writer: str) -> bool:
         return _is_there(os.path.join(self._replica_host.folder_of(writer), "tree"))
