@@ -1,13 +1,14 @@
-"""Lease to one node the right to create names in a directory: of two nodes that create a name exclusively, one does.
+"""Lease to one node the right to create names in a directory: of two nodes that create a name exclusively, only one
+succeeds.
 
-A lease is a record that ends with the node's own lease. The node acquires it with the first O_EXCL, mkdir or link in
-the directory, and keeps it, so later ones cost nothing. Another node that wants it requests it (`RecallLease`). The
-holder publishes everything that it created there before it answers. The new holder queries and lists again, so it sees
-all earlier names.
+A lease is a record that expires with the node's own lease. The node acquires it for the first O_EXCL, mkdir or link in
+the directory. It keeps the lease, so later calls need no request. Another node requests the lease by `RecallLease`. The
+holder first publishes every name that it created there. The new holder then queries and lists the directory again, so
+it sees all earlier names.
 
-A node that dies loses its leases with its own. One that is cut off stops using them before that
-(`DirectoryFlags.extend_leases`). If somebody who can write records takes a record away or overwrites it, the node stops
-within CHECK_INTERVAL_S. All on the node's loop.
+When a node dies, its leases expire with its own. A node that is cut off stops using them before that time
+(`DirectoryFlags.extend_leases`). If anybody with access to the records deletes or overwrites a lease, its holder stops
+using it within CHECK_INTERVAL_S. All calls run on the node's loop.
 """
 
 from __future__ import annotations
@@ -36,21 +37,26 @@ log = logging.getLogger(__name__)
 
 PREFIX = "rights"
 LEASE_KEPT_S_MIN = 0.02
-"""A right that was taken is kept so long at least, so that two who both want it get something done."""
+"""Least time for which a node keeps a lease, in seconds, so that two competing nodes both make progress."""
 RETRY_S = 0.02
 HANDOVER_GRACE_S = 0.05
-"""Who gave up a right leaves it so long to who asked for it."""
+"""Seconds after a release in which this node does not acquire the lease again, so that the requesting node gets it."""
 CHECK_INTERVAL_S = 0.2
+"""Pause between two checks of this node's leases, in seconds."""
 EXPIRY_MARGIN_S = 0.3
+"""Seconds before the end of the node's own lease at which sessions stop using directory leases."""
 RECALL_LIMIT_S = 10.0
+"""Time limit of one request to release a lease, in seconds."""
 ACQUIRE_LIMIT_S = 30.0
+"""Seconds after which an acquisition fails because another node keeps the lease."""
 RECORDS_OUTAGE_S_MAX = 5.0
-"""How long the records may be away."""
+"""Seconds for which an acquisition is retried while the cluster's records are unavailable."""
 
 
 class DirectoryLeases(WriteObserver):
-    """Hold the rights of this node to make names. look: makes this node's view of a folder as new as the other nodes
-    and the origin are. tell: this node's own names of a folder are known to those who ask, on return."""
+    """Hold this node's leases on directories. refresh: brings this node's view of a directory up to date with other
+    nodes and the origin. publish: returns when other nodes can query all names that this node created in a
+    directory."""
 
     def __init__(
         self,
@@ -80,20 +86,21 @@ class DirectoryLeases(WriteObserver):
         self.marks = flags
 
     def start(self, dirty: Iterable[bytes] = ()) -> None:
-        """Make sessions ask for leases from now on."""
+        """Require sessions to request leases from now on."""
         self.marks.begin(secrets.randbits(63) | 1)
         self._leases_lost = self._records.leases_lost
         self._tasks.start(self._maintain())
 
     async def stop(self) -> None:
-        """End the leases with the node's own. Sessions continue to ask: the next node answers them."""
+        """Stop using the leases. Sessions still request them, and the next run of the node answers."""
         await self._tasks.close()
         self.marks.extend_leases(0.0)
         self.marks.close()
 
     async def acquire(self, folder: bytes) -> None:
-        """Acquire the lease of a directory. On return, and for a moment at least, this node may create names there and
-        knows those that exist. HeadraceError: it can't be had."""
+        """Acquire the lease of a directory. On return this node may create names there, for LEASE_KEPT_S_MIN at least,
+        and knows those that exist. Raises HeadraceError if another node keeps the lease, or the records are
+        unavailable."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
             if self._records.leases_lost != self._leases_lost:
                 await self._drop_all()
@@ -106,11 +113,11 @@ class DirectoryLeases(WriteObserver):
                 self.marks.set(self._upper.at(folder), folder, MARKS.leased)
 
     async def release(self, folder: bytes) -> None:
-        """Release the lease of a directory. On return another node may take it, and knows all names that were created
-        here."""
+        """Release the lease of a directory. On return other nodes can acquire it, and can query all names that were
+        created here."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
             since_s = self._held.get(folder)
-            if since_s is None:  # perhaps it was taken by a call that was broken off
+            if since_s is None:  # a cancelled call may have created the record
                 if await self._records.get(_key(folder)) == self._me.encode():
                     await self._records.delete(_key(folder))
                 return
@@ -123,6 +130,7 @@ class DirectoryLeases(WriteObserver):
             self._released[folder] = monotonic_s()
 
     async def _acquire_record(self, folder: bytes) -> None:
+        """Create the record of a lease, after its holder has released it."""
         key, mine = _key(folder), self._me.encode()
         deadline, outage = Deadline.after(ACQUIRE_LIMIT_S), Deadline.after(RECORDS_OUTAGE_S_MAX)
         await asyncio.sleep(self._released.pop(folder, 0.0) + HANDOVER_GRACE_S - monotonic_s())
@@ -132,7 +140,7 @@ class DirectoryLeases(WriteObserver):
                     return
                 holder = await self._records.get(key)
                 if holder == mine and await self._records.replace(key, mine, mine, leased=True):
-                    return  # of an earlier run
+                    return  # an earlier run of this node created it
                 if holder is not None and holder != mine:
                     await self._recall(folder, os.fsdecode(holder))
                     if await self._records.create(key, mine, leased=True):
@@ -145,9 +153,10 @@ class DirectoryLeases(WriteObserver):
             await asyncio.sleep(RETRY_S)
 
     async def _recall(self, folder: bytes, holder: str) -> None:
+        """Request a lease from its holder. A holder that left the cluster is skipped: its record expires."""
         node = self._view().nodes.get(holder)
         if node is None:
-            return  # its record goes with its lease
+            return  # its record expires with its lease
         try:
             await self._peers.notify(node, RecallLease(folder), Deadline.after(RECALL_LIMIT_S))
         except HeadraceError as error:
@@ -160,12 +169,14 @@ class DirectoryLeases(WriteObserver):
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def _on_record(self, key: str, holder: bytes | None) -> None:
-        """Note that another node seems to have a lease of ours. The event may be old, so the record itself is read."""
+        """Note that another node seems to have one of this node's leases. The event may be old, so `_check_doubted`
+        reads the record."""
         folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
         if folder in self._held and holder != self._me.encode():
             self._doubted.add(folder)
 
     async def _check_doubted(self) -> None:
+        """Read the records of doubted leases, and stop using those that no longer name this node."""
         for folder in list(self._doubted):
             async with self._locks.setdefault(folder, asyncio.Lock()):
                 if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
@@ -177,6 +188,7 @@ class DirectoryLeases(WriteObserver):
                 self._doubted.discard(folder)
 
     async def _maintain(self) -> None:
+        """Check the leases and extend them with the node's own, until the task is cancelled."""
         await self._records.follow(f"{PREFIX}/", self._on_record)
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -191,12 +203,13 @@ class DirectoryLeases(WriteObserver):
                 log.exception("directory leases were not checked, retrying")
 
     def _extend(self) -> None:
-        if self._records.leases_lost == self._leases_lost:  # else the rights of before are none any more
+        """Allow sessions to use the leases as long as the node's own lease lasts."""
+        if self._records.leases_lost == self._leases_lost:  # otherwise the leases have expired
             self.marks.extend_leases(self._records.lease_until_s - EXPIRY_MARGIN_S)
 
     async def _drop_all(self) -> None:
-        """Drop all leases after the node's own was lost: others may have taken them. Records that were written again
-        since are deleted."""
+        """Drop all leases after the node's own was lost, because others may have acquired them. A record that this node
+        wrote since is deleted."""
         held, self._held = self._held, {}
         with self._upper.lock:
             for folder in held:

@@ -1,7 +1,8 @@
-"""Describe the directories in which a node has dirty names, as its record in the cluster does. Values only.
+"""Describe the directories in which a node has dirty names, as its record in the cluster does. The types are pure
+values.
 
-A record names directories, not files, and its size is bounded. When there are too many directories, the record names
-a common ancestor instead, which stands for everything below it.
+A record names directories, not files, and its size is bounded. When there are too many directories, the record names a
+common ancestor instead, which stands for everything below it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.base.namespace_path import split
 
 PREFIX = "written"
+"""Prefix of the keys of these records."""
 DIRECTORIES_MAX = 256
+"""Most directories of one record."""
 BYTES_MAX = 64 << 10
+"""Most bytes of all paths in one record."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -62,6 +66,7 @@ class DirtyScope:
         return folder in self.folders or self.covers_below(folder)
 
     def __bool__(self) -> bool:
+        """Return whether the scope includes any directory."""
         return bool(self.folders or self.below)
 
     def covers_below(self, folder: bytes) -> bool:

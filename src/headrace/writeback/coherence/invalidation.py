@@ -1,8 +1,8 @@
-"""Tell the other nodes that their listings are out of date after this node changed a directory at its origin. This
-happens before nodes that show the dirty names learn that the origin has them.
+"""Invalidate other nodes' listings of a directory that this node changed at its origin. This happens before the nodes
+that show its dirty names learn that the origin has them.
 
-A node that can't be reached is notified again until it answers or leaves the cluster. Until then its listing may
-lack a name that this node's pending rows no longer show. Everything runs on the node's loop.
+A node that does not answer is notified again until it answers or leaves the cluster. Until then its listing may lack a
+name that this node's pending rows no longer show. All calls run on the node's loop.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from headrace.writeback.observers import WriteObserver
 log = logging.getLogger(__name__)
 
 DIRECTORIES_MAX = 64
-"""Directories of one round. Beyond it, their common parent is invalidated instead; likewise for a node's pending
-directories."""
+"""Most directories of one round. For more, their common parent is invalidated instead. The same limit holds for the
+directories that wait for one node."""
 RETRY_S = 1.0
+"""Pause before a failed invalidation is repeated, in seconds."""
 INVALIDATE_LIMIT_S = 10.0
 
 
@@ -74,7 +75,7 @@ class InvalidationBroadcaster:
         self._forget = forget
         self._view = view
         self._pending: dict[str, dict[bytes, bool]] = {}
-        """Node id → directory → whether everything below it is invalid, too."""
+        """Map a node id to its directories, and each to whether everything below it is invalid, too."""
         self._repeating: set[str] = set()
         self._tasks = OwnedTasks()
 

@@ -1,4 +1,4 @@
-"""Tell other nodes what dirty names mean: names in mode `back` that the origin does not have yet."""
+"""Describe dirty names to other nodes: names in mode `back` that the origin does not have yet."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 
 RESOLVE_ATTEMPTS_MAX = 2
+"""Times that a version is looked up in the journal: before its file is persisted, and after it."""
 
 
 class PendingNames:
-    """Say what the names of a layer mean for other nodes."""
+    """Return the state of the layer's names for other nodes."""
 
     def __init__(self, layer: WritableLayer, planner: ActionPlanner, dirty: DirtySet) -> None:
         self._upper = layer.upper
@@ -35,7 +36,7 @@ class PendingNames:
         self._dirty = dirty
 
     def means(self, path: bytes) -> PendingEntry:
-        """Return what a path means; ORIGIN where the origin has all of it."""
+        """Return the entry of a path; its state is ORIGIN if the origin has everything."""
         safe_path, name = self._upper.at(path), split(path)[1]
         entry = own_entry(safe_path, name)
         if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
@@ -45,12 +46,12 @@ class PendingNames:
         return PendingEntry(name, EntryState.ORIGIN)
 
     def is_clean(self, path: bytes) -> bool:
-        """Return whether a path means nothing but what the origin has."""
+        """Return whether the origin has everything at a path."""
         return path not in self._dirty and self.means(path).means == EntryState.ORIGIN
 
 
 class PublishedFlags:
-    """Flag directories whose names are published, so that a session need not ask before it writes there."""
+    """Flag directories whose names are published. A session writes there without a call to the node."""
 
     def __init__(self, upper: Upper, flags: DirectoryFlags) -> None:
         self._upper = upper
@@ -62,13 +63,13 @@ class PublishedFlags:
                 self._flags.set(self._upper.at(folder), folder, MARKS.published)
 
     def clear(self, folder: bytes) -> None:
-        """Have sessions ask again."""
+        """Clear the flag of a directory, so that sessions call the node before they write there."""
         with self._upper.lock:
             self._flags.clear(self._upper.at(folder), MARKS.published)
 
 
 class PendingNamesObserver(WriteObserver):
-    """Note what changed with the publisher, which passes it on to other nodes."""
+    """Report changes of dirty names to the publisher."""
 
     def __init__(self, layer: WritableLayer, publisher: DirtyNamesPublisher, flags: PublishedFlags) -> None:
         self._upper = layer.upper
@@ -90,14 +91,16 @@ class PendingNamesObserver(WriteObserver):
         self._note(paths, below=False)
 
     async def before_acknowledged(self, path: bytes) -> None:
-        """Have the cluster's records say that something was written there."""
+        """Wait until the cluster's records cover the dirty names at and below a path, and flag their directories as
+        published."""
         published = self._note([path])
         await self._publisher.enter(published)
         folders = {split(path)[0] for path in published}
         self._flags.set(folder for folder in folders if self._publisher.is_recorded(folder))
 
     async def publish_all_of(self, folder: bytes) -> None:
-        """Publish also what no session has reported yet: whoever asks after this learns of it."""
+        """Publish all names of a directory, with those that no session has reported yet. Queries after this call see
+        them."""
         names = [join(folder, name) for name in self._upper.names(folder)]
         await self._publisher.enter(self._note(names, below=False))
 
@@ -105,7 +108,8 @@ class PendingNamesObserver(WriteObserver):
         return self._publisher.status()
 
     def _note(self, paths: Iterable[bytes], *, below: bool = True) -> list[bytes]:
-        """Note that these changed here, or were persisted; below: and all that is below them. → all that was noted."""
+        """Note in the publisher that paths changed here, or were persisted. below: include everything below them.
+        Return all paths that were noted."""
         noted = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
         if below:
             walked = (pair for path in list(noted) for pair in self._upper.walk(path))
@@ -115,7 +119,7 @@ class PendingNamesObserver(WriteObserver):
 
 
 class SingleNodeFlags(WriteObserver):
-    """Drop the flags of a time when there were other nodes: a session of a node that is alone asks nobody."""
+    """Clear the flags that remain from a time with other nodes: in a single node, sessions need no leases."""
 
     def __init__(self, upper: Upper) -> None:
         self._path = upper.marks_path
@@ -127,7 +131,7 @@ class SingleNodeFlags(WriteObserver):
 
 
 class OwnVersions:
-    """Say what the origin has of files that were written here. persist: of a path; returns when the origin has it."""
+    """Resolve pending versions of this node's files. persist: returns when the origin has a path."""
 
     def __init__(
         self, upper: Upper, journal: SyncJournal, persist: Callable[[bytes], Awaitable[None]]
@@ -137,7 +141,8 @@ class OwnVersions:
         self._persist = persist
 
     async def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
-        """Return what the origin has of a state of a file here, which is persisted first; None: that state is gone."""
+        """Persist the file if its pending version is still there, and return the origin's version. Return None if that
+        version was replaced before it was persisted."""
         for _ in range(RESOLVE_ATTEMPTS_MAX):
             row = self._journal.get(path)
             same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)

@@ -1,10 +1,11 @@
-"""Publish this node's dirty names: other nodes learn from a record in which directories they are, and query their
-names.
+"""Publish this node's dirty names, so that other nodes can show files that the origin does not have yet.
 
-One record of this node names the directories (`writeback/coherence/dirty_scope.py`). The node writes it before it
-acknowledges the first write in a directory (`enter`). It writes no more until everything in the directory was clean for
-a while. Other nodes query the names of a directory (`answer`), and later what changed since. The node notifies them of
-changes at once (`DirtyNamesChanged`), a few times a second at most. All on the node's loop.
+One record of this node names the directories with dirty names (`writeback/coherence/dirty_scope.py`). The node writes
+it before it acknowledges the first write in a directory (`enter`). It leaves the record as it is until every name in
+the directory has been clean for a while.
+
+Other nodes query the names of a directory (`answer`), and later only the changes. The node also notifies them of each
+change (`DirtyNamesChanged`), at most once in PUBLISH_INTERVAL_S. All calls run on the node's loop.
 """
 
 from __future__ import annotations
@@ -32,24 +33,30 @@ from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
 log = logging.getLogger(__name__)
 
 PUBLISH_INTERVAL_S = 0.1
-"""Changes are told together, so often."""
+"""Least time between two notices, in seconds. Changes in between share one notice."""
 NOTIFY_LIMIT_S = 5.0
 RETRY_S = 0.5
 NOTICE_DIRECTORIES_MAX = 64
-"""Folders of one message; beyond that "somewhere below"."""
+"""Most directories of one notice. A notice of more names their common parent, with everything below it."""
 CLEAN_LINGER_S = 5.0
-"""How long a folder stays in the record after the last change in it, when all is clean."""
+"""Seconds after its last change for which a directory stays in the record although all its names may be clean."""
 CHECK_INTERVAL_S = 1.0
+"""Pause between two checks for clean names, in seconds."""
 NAMES_PER_CHECK_MAX = 2000
-"""Names that are looked at, each second, whether they are clean."""
+"""Most names that one check compares with the origin's state, as each costs a lookup on the node's loop."""
 NAMES_PER_PAGE_MAX = 20_000
+"""Most names of one message. A longer answer has several pages."""
 
 
 @dataclass(slots=True)
 class DirtyDirectory:
-    """Dirty names of a directory. names: each with the number of its last change, oldest first. floor: a node that
-    knows nothing later than this receives all names. changed_s: monotonic. unmarked: sessions ask again before they
-    write there; the node learns of their earlier writes within CHECK_INTERVAL_S."""
+    """Hold the dirty names of a directory.
+
+    names: the serial number of each name's last change, oldest first. floor: a node whose last known serial is lower
+    receives all names. changed_s: time of the last change, on the monotonic clock. unmarked: the published flag is
+    cleared, so sessions call the node before they write there. The node learns of earlier writes within
+    CHECK_INTERVAL_S.
+    """
 
     names: dict[bytes, int] = field(default_factory=dict)
     floor: int = 0
@@ -58,9 +65,12 @@ class DirtyDirectory:
 
 
 class DirtyNamesPublisher:
-    """Publish dirty names to other nodes. instance: of this run of the node. look: returns what a path means in its
-    layer. is_clean: returns whether it means only what the origin has. unmark: makes sessions ask again before they
-    write in a directory."""
+    """Publish dirty names to other nodes.
+
+    instance: the id of this run of the node. entry_of: returns the entry of a path in this node's layer. is_clean:
+    returns whether the origin has everything at a path. unmark: clears a directory's published flag, so that sessions
+    call the node before they write there.
+    """
 
     def __init__(
         self,
@@ -86,7 +96,7 @@ class DirtyNamesPublisher:
         self._directories: dict[bytes, DirtyDirectory] = {}
         self._below: set[bytes] = set()
         self._recorded: DirtyScope | None = None
-        """What the record says; None: not known."""
+        """The scope in the cluster's record; None if it is unknown."""
         self._writing: asyncio.Task[None] | None = None
         self._removals = 0
         self._failing = False
@@ -98,14 +108,14 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Begin to publish, after the first notes. This overwrites the record of an earlier run."""
+        """Start the tasks, after the first `note`. The first write replaces the record of an earlier run."""
         self._started = True
         self._tasks.start(self._send_notices())
         self._tasks.start(self._maintain_record())
         self._write()
 
     async def stop(self) -> None:
-        """End the tasks. The record stays, since this node's files are still dirty."""
+        """Stop the tasks. The record stays, because this node's files are still dirty."""
         self._started = False
         await self._tasks.close()
 
@@ -117,8 +127,8 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ what changed
 
     def note(self, paths: Iterable[bytes], directories: Iterable[bytes] = ()) -> None:
-        """Note paths that were written or persisted, so that other nodes learn their present meaning. directories:
-        those of them in which more is to be expected."""
+        """Note paths that were written or persisted, so that other nodes learn their present state. directories: those
+        of the paths in which sessions may create names; the record then covers everything below them."""
         now_s = monotonic_s()
         folders: set[bytes] = set()
         for path in paths:
@@ -138,8 +148,8 @@ class DirtyNamesPublisher:
             self._write()
 
     async def enter(self, paths: Iterable[bytes]) -> None:
-        """Return when the record names the directories of these noted paths. While the records can't be reached, return
-        at once, and log it: the record is written as soon as they are back."""
+        """Wait until the record covers the directories of these noted paths. If the records are unavailable, log it and
+        return at once; the record is written as soon as they are available again."""
         folders = {split(path)[0] for path in paths}
         while not all(map(self.is_recorded, folders)) and not self._failing:
             self._write()
@@ -148,7 +158,8 @@ class DirtyNamesPublisher:
             await asyncio.wait([self._writing])
 
     def record_again(self) -> None:
-        """Write the record again: another node took this one for gone and deleted it, or this node did."""
+        """Write the record again, after another node deleted it because this one seemed to have left, or this node
+        did."""
         self._recorded, self._removals = None, self._removals + 1
         if self._started:
             self._write()
@@ -157,7 +168,7 @@ class DirtyNamesPublisher:
         return self._recorded is not None and self._recorded.covers(folder)
 
     def is_recorded_below(self, folder: bytes) -> bool:
-        """Return whether the record covers a directory with all that may come to be in it."""
+        """Return whether the record covers a directory and everything that may be created below it."""
         return self._recorded is not None and self._recorded.covers_below(folder)
 
     def _scope(self) -> DirtyScope:
@@ -166,7 +177,8 @@ class DirtyNamesPublisher:
     # ------------------------------------------------------------ the record
 
     def _write(self) -> None:
-        """Start one write at a time; the next one has what comes meanwhile."""
+        """Start to write the record unless a write is running. A running write repeats itself until the record is
+        current."""
         if self._writing is None or self._writing.done():
             self._writing = self._tasks.start(self._write_now())
 
@@ -189,8 +201,7 @@ class DirtyNamesPublisher:
             self._recorded = scope if removals == self._removals else None
 
     async def _maintain_record(self) -> None:
-        """Remove directories from the record a while after everything in them is clean, and retry a write that
-        failed."""
+        """Remove directories from the record once all their names are clean, and retry failed writes of the record."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
@@ -200,7 +211,7 @@ class DirtyNamesPublisher:
                 log.exception("recorded directories were not checked, retrying")
 
     def _forget_clean(self) -> bool:
-        """Forget clean names. Return whether a directory was forgotten."""
+        """Forget names that are clean. Return whether a directory left the scope."""
         now_s, left, gone = monotonic_s(), NAMES_PER_CHECK_MAX, False
         for path, folder in list(self._directories.items()):
             if now_s - folder.changed_s < CLEAN_LINGER_S:
@@ -225,12 +236,14 @@ class DirtyNamesPublisher:
         prefix = top + b"/"
         return any(folder == top or folder.startswith(prefix) for folder in self._directories)
 
-    # ------------------------------------------------------------ asking and telling
+    # ------------------------------------------------------------ queries and notices
 
     def answer(self, request: ListPending) -> PendingNamesPage:
-        """Return the names of a directory, all or those since an earlier answer. An answer of several messages ends
-        with the state that it began with; later changes are in the next one. PeerError from a node that starts or
-        stops, as it does not know all."""
+        """Return a page of the dirty names of a directory: all of them, or those that changed since an earlier answer.
+
+        All pages of an answer end at the serial with which its first page began; the next answer has later changes.
+        Raises PeerError while the node starts or stops, because its names are incomplete then.
+        """
         if not self._started:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
         folder = self._directories.get(request.path, DirtyDirectory(floor=self._serial))
@@ -245,8 +258,8 @@ class DirtyNamesPublisher:
         return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
 
     def _parse(self, state: str) -> tuple[int, int | None]:
-        """Return up to which change the asker knows all; and, in the middle of an answer, the state that it began
-        with."""
+        """Return the last serial that the requester knows and, in the middle of an answer, the serial with which it
+        began."""
         instance, _, rest = state.partition(":")
         since, _, begun = rest.partition(":")
         if instance != self._instance or not since.isdigit():
@@ -254,6 +267,7 @@ class DirtyNamesPublisher:
         return int(since), int(begun) if begun.isdigit() else None
 
     def _queue_notices(self, folders: set[bytes]) -> None:
+        """Queue a notice of changed directories for every other node."""
         if not folders:
             return
         for node in self._others():
@@ -265,7 +279,7 @@ class DirtyNamesPublisher:
         return [node for node in nodes if node.id != self._me]
 
     async def _send_notices(self) -> None:
-        """Notify other nodes. A node that could not be notified is notified again, as long as it is in the view."""
+        """Send queued notices. A notice that failed is sent again as long as its node is in the view."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -280,6 +294,7 @@ class DirtyNamesPublisher:
                 self._wake.set()
 
     async def _notify(self, node: NodeInfo, folders: set[bytes]) -> bool:
+        """Notify one node of changed directories. Return whether it received the notice."""
         below = len(folders) > NOTICE_DIRECTORIES_MAX
         paths = [os.path.commonpath(folders)] if below else sorted(folders)
         with contextlib.suppress(HeadraceError):

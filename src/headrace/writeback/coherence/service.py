@@ -1,4 +1,4 @@
-"""Answer other nodes about writes: the server's side of coherence."""
+"""Answer other nodes' requests about dirty names, pending versions and directory leases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.writeback.replication.replica_host import ReplicaHost
 
 @dataclass(frozen=True, slots=True)
 class CoherenceService:
-    """Answer other nodes. publisher, own: None where nothing can be written. give_up: of the right to make new names in
-    a folder."""
+    """Answer other nodes. publisher, own: None if no mount of this node is writable. release_lease: releases the lease
+    of a directory."""
 
     me: str
     files: DirtyFiles
@@ -27,6 +27,7 @@ class CoherenceService:
     release_lease: Callable[[bytes], Awaitable[None]]
 
     async def answer(self, request: ListPending) -> PendingNamesPage:
+        """Return a page of the dirty names of a directory, of this node or of a writer whose replicas are here."""
         if request.writer != self.me:
             return PendingNamesPage(self.files.replica_entries(request.writer, request.path), "", whole=True)
         if self.publisher is None:
@@ -34,6 +35,7 @@ class CoherenceService:
         return self.publisher.answer(request)
 
     async def resolve_version(self, path: bytes, token: str) -> Version | None:
+        """Return the origin's version of a pending version; None if that version never reached the origin."""
         written = PendingVersion.parse(token)
         if written is None:
             return None

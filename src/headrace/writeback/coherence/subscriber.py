@@ -31,18 +31,19 @@ from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
 log = logging.getLogger(__name__)
 
 QUERY_LIMIT_S = 10.0
+"""Time limit of one query of a directory, in seconds."""
 RESOLVE_LIMIT_S = 3600.0
-"""The writer first persists the file, of any size. The node waits as long as the writer lives."""
+"""Time limit of a request to resolve a version, in seconds. The writer first persists the file, which may be large."""
 REPLICA_SETS_PREFIX = "copies"
 LISTED_S = 5.0
-"""After this time the watch has delivered the records that were listed."""
+"""Seconds after which the watch has delivered all records of a direct listing."""
 ENDED_S = 5.0
-"""After this time all directories of a writer whose record was deleted have been refreshed."""
+"""Seconds after the deletion of a writer's record by which all its directories have been refreshed."""
 
 
 @dataclass(slots=True)
 class WriterRows:
-    """The answer of a writer, or of a replica (`node`), about a directory. `state` marks it, for later requests of
+    """Hold the answer of a writer, or of a replica (`node`), about a directory. `state` marks it in later requests of
     changes."""
 
     node: str = ""
@@ -86,6 +87,7 @@ class DirtyNamesSubscriber:
         """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
 
     async def start(self) -> None:
+        """Follow the records of replica sets, then those of dirty names."""
         await self._records.follow(f"{REPLICA_SETS_PREFIX}/", self._on_replicas)
         await self._records.follow(f"{PREFIX}/", self._on_scope)
 
@@ -139,7 +141,7 @@ class DirtyNamesSubscriber:
         self._present = present
 
     def mark_changed(self, writer: str) -> None:
-        """Mark all pending names of a writer as changed."""
+        """Call `changed` for every directory in a writer's scope."""
         scope = self._scopes.get(writer, DirtyScope())
         for folder in scope.folders:
             self.changed(folder, False)
@@ -147,7 +149,7 @@ class DirtyNamesSubscriber:
             self.changed(folder, True)
 
     def writers(self, folder: bytes) -> list[str]:
-        """Return the nodes whose records name this directory, sorted, without this node."""
+        """Return the ids of the nodes whose records cover this directory, sorted, without this node."""
         ids = {writer for writer, scope in self._scopes.items() if scope.covers(folder)}
         if monotonic_s() < self._listed_s + LISTED_S:
             ids |= {writer for writer, scope in self._listed.items() if scope.covers(folder)}
@@ -257,7 +259,7 @@ def _merge(rows: Rows, writer: str, names: list[PendingEntry]) -> None:
 
 
 def row_of(writer: str, entry: PendingEntry) -> NameRow:
-    """Return the row of a pending entry: of a file with the token of the pending version."""
+    """Return the row of a pending entry. The version token of a file is that of its pending version."""
     if entry.means == EntryState.DIRECTORY:
         return NameRow(entry.name, int(Kind.DIRECTORY), 0, 0, "")
     token = PendingVersion(writer, entry.inode, entry.ctime_ns).token

@@ -1,6 +1,6 @@
-"""Open dirty files for other nodes: this node's own, and the replicas of what others wrote.
+"""Open dirty files for other nodes: this node's own, and replicas of other writers' files.
 
-A read returns the state that was requested, or fails: a later write makes another version of the file.
+A read returns bytes of the requested version, or fails: a later write makes another version of the file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headrace.writeback.replication.replica_layer import copy_of
 
 
 class DirtyFileReader:
-    """A file of a layer that peers read. It may change while it is sent, so its checksums are of the bytes that were
-    read. fd: closed by this object."""
+    """Read a file of a layer for a peer. The file may change meanwhile, so checksums are those of the bytes that were
+    sent. fd: closed by this object."""
 
     steady = False
 
@@ -49,7 +49,7 @@ class DirtyFileReader:
 
 
 class OwnDirtyFileReader(DirtyFileReader):
-    """One state of a file. `ready` checks it after each read, too."""
+    """Read one version of a file. `ready` checks the version after each read, too."""
 
     def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
         super().__init__(fd, name)
@@ -64,8 +64,8 @@ class OwnDirtyFileReader(DirtyFileReader):
 
 
 class DirtyFiles:
-    """Open dirty files for peers. locate: returns where this node's own file lies. folder_of: returns the directory of
-    a writer's replicas."""
+    """Open dirty files for peers. locate: returns where a file of this node lies. folder_of: returns the directory of a
+    writer's replicas."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class DirtyFiles:
         self._folder_of = folder_of
 
     async def open(self, wanted: FileRange) -> OwnDirtyFileReader:
-        """Open a file of a pending version. VersionChangedError if there is none like that (any more)."""
+        """Open a file of a pending version. Raises VersionChangedError if this node does not have that version."""
         written = PendingVersion.parse(wanted.token)
         name = os.fsdecode(wanted.path)
         if written is None:
-            raise VersionChangedError(name, why="not understood")
+            raise VersionChangedError(name, why="its token is invalid")
         own = written.writer == self._me
         loop = asyncio.get_running_loop()
         try:
@@ -97,11 +97,13 @@ class DirtyFiles:
             state = (status.st_ino, status.st_ctime_ns) if own else copy_of(file.fileno())[:2]
             if state != (written.inode, written.ctime_ns) or status.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
-            await asyncio.sleep(tick_left_s(status))  # what is written within the tick would not show
+            await asyncio.sleep(
+                tick_left_s(status)
+            )  # a write within the same tick would not change the ctime
             return OwnDirtyFileReader(os.dup(file.fileno()), (status.st_ctime_ns, status.st_size), name)
 
     async def read(self, wanted: FileRange) -> Arrived | None:
-        """Read the wanted bytes from a replica on this node; None if there is none like that."""
+        """Read bytes from a replica on this node; None if it does not have that version."""
         try:
             piece = await self.open(wanted)
         except HeadraceError:
@@ -116,8 +118,8 @@ class DirtyFiles:
             piece.close()
 
     def replica_entries(self, writer: str, folder: bytes) -> list[PendingEntry]:
-        """Return the names of a writer's directory as the replicas here have them. All of them are dirty, as far as
-        this node knows."""
+        """Return the names of a writer's directory as this node's replicas have them. All count as dirty, because this
+        node does not know what the writer has persisted since."""
         safe_path = self._copy_at(writer, folder)
         try:
             return [replica_entry(safe_path / name, name) for name in safe_path.names()]
@@ -129,7 +131,8 @@ class DirtyFiles:
 
 
 def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
-    """Open a file that is at rest. It closes itself if its reader was cancelled."""
+    """Open a file, and wait until all writes that its ctime covers have ended. The file closes itself if its reader is
+    cancelled."""
     file = io.FileIO(safe_path.open(os.O_RDONLY | os.O_NONBLOCK))
     status = seen_at_rest(file.fileno())
     if MARKS.single_owner and is_whiteout(status):
@@ -139,7 +142,8 @@ def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
 
 
 def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
-    """Return what a name of a layer means where the origin has something else, or nothing."""
+    """Return the entry of a name in a layer. Its state is ORIGIN if the layer has nothing there, or has a link or a
+    special file, which other nodes do not see."""
     try:
         status = safe_path.lstat()
     except OSError:
@@ -156,7 +160,7 @@ def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
 
 
 def replica_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
-    """Return what a name of a replica means: files have the state that they have at their writer."""
+    """Return the entry of a name in a replica. A file has the inode number and ctime that it has on its writer."""
     own = own_entry(safe_path, name)
     if own.means != EntryState.FILE:
         return own

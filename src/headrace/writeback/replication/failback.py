@@ -1,5 +1,5 @@
-"""Ask the holders what they persisted in this writer's place: at its start, when its lease was lost, and when the
-origin has something that this node did not put there. The holder's side is failover.py."""
+"""Query the replicas for files that they persisted in a failover of this node. The node does so at its start, after it
+lost its lease, and when the origin has a version that this node did not upload. The replica's side is failover.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 log = logging.getLogger(__name__)
 
 QUERY_LIMIT_S = 10.0
+"""Time limit of one query, in seconds."""
 
 
 class Failback:
+    """Record in this node's journal what replicas persisted for it."""
+
     def __init__(
         self, me: str, peers: PeerClient, known: SyncJournal, *, view: Callable[[], ClusterView]
     ) -> None:
@@ -31,12 +34,12 @@ class Failback:
         self._asked_s = float("-inf")
 
     async def ask(self) -> None:
-        """Note what other nodes persisted of this node's files. A node that does not answer is skipped: the uploads it
-        made are recognized by their bytes."""
+        """Query all other nodes, and record the files that they persisted for this node. A node that does not answer is
+        skipped; its uploads are later recognized by their bytes."""
         wanted_s = monotonic_s()
         async with self._asking:
             if self._asked_s > wanted_s:
-                return  # whoever was before has asked for all who waited
+                return  # an earlier caller queried after this call began
             self._asked_s = monotonic_s()
             for node in self._view().nodes.values():
                 if node.id != self._me:
@@ -51,7 +54,7 @@ class Failback:
                 return
             for file in files:
                 self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
-            await asyncio.to_thread(self._journal.sync)  # the other node forgets them
+            await asyncio.to_thread(self._journal.sync)  # durable first: the other node then forgets them
             log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
             await self._peers.query_failover(
                 node, self._me, done=True, deadline=Deadline.after(QUERY_LIMIT_S)
@@ -60,7 +63,7 @@ class Failback:
             log.info("a replica did not report which files it persisted node=%s error=%s", node.id, error)
 
     def _note(self, row: JournalRecord) -> None:
-        """Note a row unless this node uploaded something newer. Both times are of this host's clock."""
+        """Record a row unless this node uploaded something newer. Both times are from this host's clock."""
         own = self._journal.get(row.path)
         if own is None or own.begun or own.ctime_ns <= row.ctime_ns:
             self._journal.note(row)

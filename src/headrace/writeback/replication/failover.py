@@ -1,12 +1,12 @@
-"""Persist the replicas of a writer that left the cluster, and report to it when it is back.
+"""Persist the replicas of a writer that left the cluster, and report to the writer when it returns.
 
-Other nodes see every name throughout: first the origin has everything, and listings taken before are invalid; then the
-writer's record is deleted, by which other nodes ask for its names, and they list the origin; the replicas, from which
-they may still read, are deleted last.
+All names stay visible on the other nodes throughout. First the origin gets everything, and earlier listings are
+invalidated. Then the writer's record is deleted, so other nodes stop querying its names and list the origin. The
+replicas are deleted last, because other nodes may still read from them.
 
-Each holder does this under the conditions that the writer would have used: the second holder finds the same bytes at
-the origin. A writer that is back first asks all others (failback.py): a file that was persisted as the writer has it is
-clean. A writer that was only cut off asks when the origin has something that it did not put there.
+Each replica persists under the preconditions that the writer would have used, so a second replica finds the same bytes
+at the origin. A writer that returns first queries all nodes (failback.py). A file that the writer still has as it was
+persisted is clean. A writer that was only cut off queries them when the origin has a version that it did not upload.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ from headrace.writeback.writeback import WriteBack
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0
+"""Pause before a failed failover is repeated, in seconds."""
 REPLICA_LINGER_S = 3.0
-"""How long the bytes stay after the writer's record went: others may not have heard yet that the origin has them."""
+"""Seconds for which replicas stay after the writer's record was deleted, as other nodes may not have seen that yet."""
 REPORT_FILES_MAX = 50_000
-"""Of one answer."""
+"""Most files of one report to a writer."""
 
 
 class Failover:
-    """Persist the replicas of writers that are gone. build: builds the write path of an upper layer, by its directory.
-    on_persisted: called with a writer of whom nothing is left to persist, after which nobody queries its names.
-    delay_s: how long a writer may be away."""
+    """Persist the replicas of writers that left.
+
+    build: builds the write-back of an upper layer from its directory. on_persisted: called with a writer whose files
+    are all persisted; after it no node queries that writer's names. delay_s: seconds for which a writer may be absent.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Failover:
         self.files_persisted = 0
 
     def on_view(self) -> None:
-        """Start to wait for writers that are gone, and end the take-over of those that are back."""
+        """Start the delay for writers that left, and cancel the failover of those that returned."""
         nodes = self._view().nodes
         for writer in self._replica_host.writers():
             if writer in nodes:
@@ -84,6 +87,7 @@ class Failover:
         await self._tasks.close()
 
     def status(self) -> dict[str, object]:
+        """Return the writers with replicas here, those in failover, and the number of files persisted for them."""
         return {
             "copies_of": self._replica_host.writers(),
             "taking_over": [writer for writer, task in self._failovers.items() if not task.done()],
@@ -91,11 +95,14 @@ class Failover:
         }
 
     def _end(self, writer: str) -> None:
+        """Cancel the failover of a writer, if one runs."""
         task = self._failovers.pop(writer, None)
         if task is not None:
             task.cancel()
 
     async def _fail_over(self, writer: str) -> None:
+        """Wait for the delay, then persist a writer's replicas, unless they are outdated, and delete them. A failure is
+        retried until the writer returns."""
         await asyncio.sleep(self._delay_s)
         last_error = ""
         while True:
@@ -123,8 +130,8 @@ class Failover:
             await asyncio.sleep(RETRY_S)
 
     async def _persist(self, writer: str) -> None:
-        """Persist everything in a writer's replicas. What the writer must learn is on disk before anything is
-        dropped."""
+        """Persist everything in a writer's replicas. The report for the writer is durable before any replica is
+        deleted."""
         folder = self._replica_host.folder_of(writer)
         log.warning("a node left the cluster, this replica persists its files node=%s", writer)
         self._replica_host.forget(writer)
@@ -142,7 +149,7 @@ class Failover:
         return _is_there(os.path.join(self._replica_host.folder_of(writer), "tree"))
 
     def _drop(self, writer: str) -> None:
-        """Drop everything but what the writer must learn."""
+        """Delete a writer's replicas, but not the report for it."""
         folder = self._replica_host.folder_of(writer)
         self._replica_host.forget(writer)
         for name in os.listdir(folder):
@@ -153,8 +160,8 @@ class Failover:
                 os.unlink(path)
 
     async def report(self, writer: str, *, done: bool) -> FailoverReport:
-        """Return what was persisted for a writer that is back, or alive and cut off; in that case this node keeps its
-        replicas. done: the writer noted it."""
+        """Return the files that this node persisted for a writer. The writer is back, or was cut off; then its replicas
+        stay. done: the writer has recorded an earlier report."""
         self._end(writer)
         try:
             return await self._report(writer, done=done)
@@ -184,7 +191,8 @@ def _is_there(path: str) -> bool:
 
 
 def _record_persisted(folder: str) -> None:
-    """Note the persisted files by their writer's inodes, which the replicas have. Durable on return. OSError."""
+    """Record the persisted files by the inode numbers of their writer, which the replicas have. Durable on return.
+    Raises OSError."""
     upper = Upper(folder)
     with (
         contextlib.closing(SyncJournal(os.path.join(folder, JOURNAL_FILE))) as known,

@@ -1,7 +1,8 @@
-"""Keep replicas of other nodes' changes until those nodes have persisted them: the holder's side of replicator.py.
+"""Keep replicas of other nodes' changes until those nodes have persisted them: the replica's side of replicator.py.
 
 Each writer has a replica layer (replica_layer.py) on the first volume, in a directory named by the writer's id.
-failover.py persists it when the writer is gone."""
+failover.py persists it if the writer leaves the cluster.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +35,23 @@ from headrace.writeback.write_ahead import WriteAhead
 log = logging.getLogger(__name__)
 
 JOURNAL_FILE = "known.db"
+"""Name of the sync journal in a writer's directory."""
 PERSISTED_FILE = "taken.db"
-"""What was persisted in a writer's place, until it knows."""
+"""Name of the journal of files that were persisted for a writer, which it has not acknowledged yet."""
 RANGES_IN_FLIGHT_MAX = 4
-"""Ranges of one file at once."""
+"""Most ranges of one file that are fetched at the same time."""
 FETCH_LIMIT_S = 60.0
+"""Time limit of fetching one range, in seconds."""
 STAGING_IDLE_S = 600.0
-"""How long what was sent ahead of a file waits for the rest of it."""
+"""Seconds without a write after which an incomplete file that was sent ahead is deleted."""
 
 
 class ReplicaHost:
-    """Hold replicas for other nodes. me: the id of this node. folder: the directory of the replicas. is_durable:
-    replicas are on the disk before their writer is answered. Calls are on the node's loop; work that touches the disk
-    runs in `threads`."""
+    """Hold replicas for other nodes.
+
+    me: the id of this node. folder: the directory of all replicas. is_durable: replicas are on the disk before their
+    writer is answered. Calls are on the node's loop; work that touches the disk runs in `threads`.
+    """
 
     def __init__(
         self,
@@ -68,13 +73,14 @@ class ReplicaHost:
         self._layers: dict[str, ReplicaLayer] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.bytes_kept = 0
-        """When it was last measured."""
+        """Bytes of all replicas on the disk, at the last `measure`."""
 
     async def measure(self) -> None:
-        """Reads all names, in a thread."""
+        """Count the bytes of all replicas. Reads all names, in a thread."""
         self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
 
     async def drop_idle(self) -> None:
+        """Delete files that were sent ahead and never completed."""
         for writer, layer in list(self._layers.items()):
             async with self.lock_of(writer):
                 count = await self._in_thread(layer.drop_idle, STAGING_IDLE_S)
@@ -89,13 +95,14 @@ class ReplicaHost:
             return []
 
     def folder_of(self, writer: str) -> str:
-        """Return the directory of a writer's replicas. UsageError if it is no id of a node."""
+        """Return the directory of a writer's replicas. Raises UsageError if the id cannot be a directory name."""
         if not writer or "/" in writer or writer.startswith("."):
             raise UsageError(f"node {writer!r}", why="it can't be used as a directory name")
         return os.path.join(self._folder, writer)
 
     def persisted_version(self, path: bytes, pending: PendingVersion) -> Version | None:
-        """Return what the origin has of a file of a writer's that was persisted here in its place."""
+        """Return the origin's version of a writer's file that this node persisted in a failover; None if it persisted
+        none."""
         journal_path = os.path.join(self.folder_of(pending.writer), PERSISTED_FILE)
         if not os.path.exists(journal_path):
             return None
@@ -109,11 +116,12 @@ class ReplicaHost:
         return self._locks.setdefault(writer, asyncio.Lock())
 
     def forget(self, writer: str) -> None:
-        """Forget the state of a writer's replicas, as somebody else changed their directory."""
+        """Forget the state of a writer's replicas, after other code changed their directory."""
         self._layers.pop(writer, None)
 
     async def keep(self, request: Replicate) -> None:
-        """Apply snapshots. On return the replicas are as these say."""
+        """Apply snapshots of a writer. On return the replicas match them, on the disk if `is_durable`. Raises
+        HeadraceError if the writer can't be reached."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
             layer = await self._layer_of(request.writer)
@@ -135,12 +143,14 @@ class ReplicaHost:
             await self._disk.flush()
 
     async def keep_ahead(self, request: ReplicateAhead) -> None:
+        """Fetch a range of a large file before the snapshot of it arrives."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
             layer = await self._layer_of(request.writer)
         await self._fetch_range(node, layer, request.inode, (request.start, request.end))
 
     async def _fetch(self, node: NodeInfo, layer: ReplicaLayer, snapshot: Snapshot) -> None:
+        """Fetch the blocks of a large file that are not here yet."""
         gate = asyncio.Semaphore(RANGES_IN_FLIGHT_MAX)
 
         async def fetch_range(range_: Range) -> None:
@@ -158,6 +168,7 @@ class ReplicaHost:
         await self._in_thread(layer.write, inode, start, arrived.body)
 
     def _node(self, writer: str) -> NodeInfo:
+        """Return the writer's entry in the view. Raises PeerError if the writer is this node, or is not in the view."""
         if writer == self._me:
             raise PeerError(f"node {writer}", why="a node keeps no copies of its own files")
         node = self._view().nodes.get(writer)
@@ -182,13 +193,15 @@ class ReplicaHost:
 
 
 def forget_persisted(folder: str) -> None:
-    """Delete the journal of a take-over. The writer is back, and uploads what that journal does not have."""
+    """Delete the sync journal of a failover. The writer is back, and uploads the files that this journal does not
+    have."""
     for name in os.listdir(folder):
         if name.startswith(JOURNAL_FILE):
             os.unlink(os.path.join(folder, name))
 
 
 def _bytes_below(folder: str) -> int:
+    """Return the bytes that all files below a directory take of the disk."""
     total = 0
     for _, status in Root(os.fsencode(folder)).at(b"/").walk():
         if not stat.S_ISDIR(status.st_mode):

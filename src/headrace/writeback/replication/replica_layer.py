@@ -1,10 +1,9 @@
-"""Keep a replica of what another node wrote and has not persisted yet: an upper layer like that node's, made of
-snapshots.
+"""Keep a replica of another node's unpersisted files: an upper layer like that node's, built from snapshots.
 
-A process that opens the directory as an `Upper` can persist its files, with the conditions that the writer would have
-used. A large file is assembled in `work` (its staging) and then moves to its place by one rename; until then the
-previous state stays complete. Blocks that an earlier state of the file has here, also under an earlier name, are not
-sent again. Calls block, and run one at a time except `write`. Each may raise OSError.
+A process that opens the directory as an `Upper` can persist its files, under the writer's own preconditions. A large
+file is assembled in `work` (its staging), and then moves to its place by one rename. Until then the previous state
+stays complete. Blocks of the file's earlier state are reused, also under an earlier name. Calls block, and run one at a
+time except `write`. Each may raise OSError.
 """
 
 from __future__ import annotations
@@ -30,17 +29,22 @@ from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.syscalls import write_back
 from headrace.overlay.upper import Upper
 
-"""The writer's file that this one replicates: inode number, ctime in ns and size there."""
 RANGE_BYTES = 8 << 20
+"""Most bytes of one request for missing blocks."""
 COPY_BYTES = 64 << 20
+"""Most bytes that one system call copies."""
 
 Range = tuple[int, int]
+"""Start and end (exclusive) in bytes."""
 
 
 @dataclass(slots=True)
 class Staging:
-    """A large file that is being assembled. sums: of the blocks that it has. shared: it is a second name of an
-    installed file, so nothing may write to it. used_s: monotonic, the time of the last write."""
+    """Hold the state of a large file that is being assembled.
+
+    sums: checksums of the blocks that it has, by block number. shared: its path is a second name of an installed file,
+    so nothing may write to it. used_s: time of the last write, on the monotonic clock.
+    """
 
     path: SafePath
     sums: dict[int, int] = field(default_factory=dict)
@@ -50,7 +54,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A large file in its place. copy: the value of `copy_of` as long as the sums are those of its bytes."""
+    """Describe a large file in its place. copy: the value of `copy_of` while the sums are those of its bytes."""
 
     path: bytes
     copy: tuple[int, ...]
@@ -58,8 +62,8 @@ class Installed:
 
 
 class ReplicaLayer:
-    """The replicas of one writer. folder: created when needed. is_durable: a file's bytes are written back before it
-    gets its name; the caller flushes."""
+    """Keep the replicas of one writer. folder: created when needed. is_durable: a file's bytes are written back before
+    it gets its name; the caller flushes the disk."""
 
     def __init__(self, folder: str, *, is_durable: bool = False) -> None:
         self._is_durable = is_durable
@@ -70,6 +74,7 @@ class ReplicaLayer:
         self._staging = threading.Lock()
 
     def make(self) -> None:
+        """Create the directories, and delete incomplete files of an earlier run."""
         self.upper.make()
         for name in self.upper.work.at(b"/").names():
             self.upper.work.at(b"/" + name).throw_away()
@@ -92,7 +97,7 @@ class ReplicaLayer:
         return ranges
 
     def write(self, inode: int, start: int, body: bytes | bytearray) -> None:
-        """Write bytes into the staging of a file. start: of a block."""
+        """Write bytes into the staging of a file. start: first byte of a block."""
         with self._staging:  # several threads write ranges of one file
             staged = self._staged.get(inode)
             if staged is None:
@@ -113,8 +118,8 @@ class ReplicaLayer:
             staged.sums[(start + offset) // BLOCK_SIZE_BYTES] = xxhash.xxh3_64_intdigest(part)
 
     def drop_idle(self, idle_s: float) -> int:
-        """Delete stagings without a write for idle_s, and return how many there were. Their files were removed before
-        they were closed; if one is still being written, its writer sends it anew."""
+        """Delete stagings without a write for idle_s. Return their number. These files were removed before they were
+        closed; if one is still being written, its writer sends it again."""
         limit_s = time.monotonic() - idle_s
         with self._staging:
             idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
@@ -123,8 +128,8 @@ class ReplicaLayer:
         return len(idle)
 
     def _stage(self, snapshot: Snapshot) -> Staging:
-        """Create the staging of a file, with the blocks of its earlier state: of the same inode on the writer, here
-        under this name or another."""
+        """Create the staging of a file, with the blocks of its earlier state. That state has the same inode number on
+        the writer, and may have another name here."""
         placed = self._placed.get(snapshot.inode)
         staging = self._new_staging(snapshot.inode)
         earlier = None if placed is None else self.upper.at(placed.path)
@@ -136,11 +141,13 @@ class ReplicaLayer:
         return staging
 
     def _new_staging(self, inode: int) -> Staging:
+        """Create an empty staging."""
         path = self.upper.work.at(b"/%x" % inode)
         os.close(path.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         return Staging(path)
 
     def _unshare(self, inode: int, staged: Staging) -> Staging:
+        """Copy a staging that shares an installed file, so that it can be written."""
         copy = self.upper.work.at(staged.path.path + b".own")
         _copy(staged.path, copy)
         copy.rename(staged.path)
@@ -154,6 +161,7 @@ class ReplicaLayer:
         self._kept = set()
 
     def end(self) -> None:
+        """Delete every file that was not placed since `begin`, and every empty directory."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
@@ -169,7 +177,7 @@ class ReplicaLayer:
                     self.upper.at(path).rmdir()
 
     def place(self, snapshot: Snapshot) -> None:
-        """Make a name what the snapshot says. A large file needs all of `missing` written before."""
+        """Make a name match its snapshot. All ranges from `missing` must have been written for a large file."""
         if self._kept is not None:
             self._kept.add(snapshot.path)
         with self.upper.lock:
@@ -205,6 +213,8 @@ class ReplicaLayer:
             new.unlink()  # rename does nothing if both are names of one file
 
     def _build(self, snapshot: Snapshot) -> SafePath:
+        """Return a new entry in `work` with the snapshot's content. A large file is its staging, which leaves the table
+        of stagings."""
         new = self.upper.new()
         if snapshot.shape == EntryType.LINK:
             new.symlink(snapshot.content)
@@ -237,6 +247,7 @@ class ReplicaLayer:
                 _make_folder(self.upper.at(path[:end]))
 
     def _clear(self, path: bytes) -> None:
+        """Delete a path with everything below it, if it exists."""
         if path == b"/":
             return  # the root is always there
         with contextlib.suppress(NotADirectoryError):
@@ -269,6 +280,7 @@ def _truncate(path: SafePath, size_bytes: int) -> None:
 
 
 def _mark(path: SafePath, name: str, value: bytes | None) -> None:
+    """Set an extended attribute; None removes it."""
     if value is not None:
         path.setxattr(name, value)
         return

@@ -1,5 +1,5 @@
-"""Connect replication with write-back, in mode `back:2` and more: an observer that feeds the replicator, and the
-durability that it gives."""
+"""Connect replication with write-back in mode `back:2` and more, by an observer that feeds the replicator and by the
+durability that it provides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.writeback.replication.replicator import Replicator
 
 
 class ReplicaObserver(WriteObserver):
-    """Notes for the replicator what sessions wrote and what was persisted, in paths of which replicas are kept."""
+    """Report written and persisted paths to the replicator, if their mode has replicas."""
 
     def __init__(self, upper: Upper, modes: WriteModes, replicator: Replicator) -> None:
         self._upper = upper
@@ -37,7 +37,7 @@ class ReplicaObserver(WriteObserver):
             self._tasks.start(self._replicator.follow(path, copies))
 
     def on_changed(self, paths: list[bytes], source: int) -> None:
-        if source:  # what the node changed itself is noted after the round that persists it
+        if source:  # the node's own changes are noted after the round that persists them
             self._note(paths)
 
     async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
@@ -47,12 +47,13 @@ class ReplicaObserver(WriteObserver):
         return self._replicator.status()
 
     def _note(self, paths: list[bytes]) -> None:
+        """Note in the replicator the paths, and everything below them, that have replicas."""
         below = [path for top in paths for path, _ in self._upper.walk(top)]
         self._replicator.note([path for path in {*paths, *below} if self._modes.copies(path) > 1])
 
 
 class ReplicatedDurability(LocalDurability):
-    """Acknowledge mode `back:2` and more when so many nodes have the bytes. note: marks paths as dirty."""
+    """Acknowledge mode `back:2` and more when that many nodes have the bytes. note: marks paths as dirty."""
 
     def __init__(
         self,
@@ -71,7 +72,8 @@ class ReplicatedDurability(LocalDurability):
         return super().covers(path) or self._modes.copies(path) > 1
 
     async def secure(self, path: bytes) -> None:
-        """Return when enough nodes have the bytes. PeerError if there are too few nodes, or they don't answer."""
+        """Return when enough nodes have the bytes at and below a path. Raises PeerError if there are too few nodes, or
+        one does not answer."""
         copies = self._modes.copies(path)
         if copies < 2:
             return

@@ -1,12 +1,14 @@
-"""Replicate unpersisted changes of this node to other nodes (`back:2` and more): the writer's side. The holder's side
+"""Replicate unpersisted changes of this node to other nodes (`back:2` and more): the writer's side. The replica's side
 is replica_host.py.
 
-All files of a node have the same holders, chosen by a hash of the node ids, other zones first. Each holder has a
-stream, which sends it the changes in order: snapshots of names, not operations, so a repeated snapshot does no harm.
-A `close` waits until each holder has a snapshot of the file that was taken after the close (`secure`). Large files are
-sent ahead, several at a time; the stream then carries only their checksums, by which the holder finds the blocks that
-it lacks and fetches them from this node. A new stream, at the start or for a new holder, sends everything that is
-dirty, and the holder deletes the rest.
+All files of a node have the same replicas, chosen by a hash of the node ids, with nodes of other zones first. Each
+replica has a stream, which sends it the changes in order. It sends snapshots of names, not operations, so a repeated
+snapshot does no harm. A `close` waits until each replica has a snapshot of the file that was taken after the close
+(`secure`).
+
+Large files are sent ahead, several ranges at a time. The stream then sends only their checksums. By these the replica
+finds the blocks that it lacks, and fetches them from this node. A new stream, at the start or for a new replica, sends
+everything that is dirty, and the replica deletes the rest.
 """
 
 from __future__ import annotations
@@ -38,25 +40,33 @@ from headrace.writeback.replication.replica_layer import RANGE_BYTES
 log = logging.getLogger(__name__)
 
 BATCH_NAMES = 256
+"""Most paths of one pass over the pending changes. A pass begins at once when that many wait."""
 BATCH_BYTES = 4 << 20
+"""Bytes of file contents after which a pass sends the snapshots that it has."""
 SNAPSHOT_ATTEMPTS_MAX = 3
+"""Times that a snapshot is repeated because another file took the name meanwhile."""
 RANGES_IN_FLIGHT_MAX = 4
-"""Ranges of one file on their way to one holder."""
+"""Most ranges of one file that are on their way to one replica."""
 REPLICATE_LIMIT_S = 30.0
+"""Base time limit of one request to a replica, in seconds. The transfer of the bytes is added."""
 RETRY_S = 1.0
+"""Pause after a failure, in seconds."""
 BATCH_DELAY_S = 0.05
-"""Changes that nobody waits for are told together."""
+"""Most seconds for which changes wait to share one request, unless a caller waits for one of them."""
 FOLLOW_INTERVAL_S = 0.1
+"""Pause between two looks at the size of a growing file, in seconds."""
 FOLLOW_QUIET_S = 30.0
+"""Seconds without growth after which a file is no longer sent ahead."""
 StreamKey = tuple[str, str]
 """Id and instance of a node."""
 ABSENT_STATE = Snapshot(b"/", EntryType.GONE).state
+"""The state of a path that a replica does not have."""
 OFFER_TOKEN_PREFIX = "written/"
-"""Of a file of the layer, for the peers' door."""
+"""Prefix of the version token by which a replica fetches an offered file. The file's inode number in hex follows."""
 
 
 class OfferedFile(DirtyFileReader):
-    """A file as it is at the moment it is read. fd: duplicated; the caller keeps its own."""
+    """Read a file as it is at the moment of each read. fd: duplicated; the caller keeps its own."""
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(os.dup(fd), name)
@@ -69,14 +79,14 @@ class OfferedFile(DirtyFileReader):
 
 
 class ReplicaOffers:
-    """Files of the layer that holders fetch just now, by inode number."""
+    """Hold the open files of the layer that replicas may fetch at present, by inode number."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, int]] = {}
 
     @contextmanager
     def offer(self, safe_path: SafePath) -> Iterator[os.stat_result]:
-        """Offer a file to holders while the context lasts. OSError, also for what is no file."""
+        """Offer a file to replicas while the context lasts. Raises OSError, also if the path has no file."""
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(fd)
         if MARKS.single_owner and is_whiteout(status):
@@ -97,7 +107,7 @@ class ReplicaOffers:
                 os.close(known)
 
     def open(self, wanted: FileRange) -> OfferedFile:
-        """Open an offered file. PathNotFoundError when it is not offered."""
+        """Open an offered file. Raises PathNotFoundError if the file is not offered."""
         inode = int(wanted.token.removeprefix(OFFER_TOKEN_PREFIX), 16)
         offered = self._open.get(inode)
         if offered is None:
@@ -106,7 +116,7 @@ class ReplicaOffers:
 
 
 class ReplicaStream:
-    """Send changes to one holder of replicas."""
+    """Send changes to one replica, in order."""
 
     def __init__(self, copies: Replicator, node: NodeInfo) -> None:
         self.node = node
@@ -118,12 +128,13 @@ class ReplicaStream:
         self._sent_first: set[bytes] = set()
         self._urgent = asyncio.Event()
         self.has_caught_up = asyncio.Event()
-        """All that is dirty was told."""
+        """Set once the replica has everything that was dirty when the stream began."""
         self._tasks = OwnedTasks()
         self._tasks.start(self._run())
 
     def note(self, paths: Iterable[bytes]) -> None:
-        """Note changed paths. A large file is sent first, beside the lane, since other changes would wait for it."""
+        """Note changed paths. A large file is sent ahead first, beside the stream, because other changes would wait for
+        it."""
         for path in paths:
             if path in self._pending or path in self._sent_first:
                 continue
@@ -136,6 +147,7 @@ class ReplicaStream:
             self._urgent.set()
 
     async def _send_first(self, path: bytes) -> None:
+        """Send a large file ahead, then queue its path."""
         try:
             await self.send_ahead(path, last=True)
         except HeadraceError as error:
@@ -145,8 +157,8 @@ class ReplicaStream:
         self._pending.setdefault(path, [])
 
     async def secure(self, path: bytes) -> None:
-        """Return when the holder has a snapshot of the path that was taken after this call. PeerError with the holder's
-        reason."""
+        """Return when the replica has a snapshot of the path that was taken after this call. Raises PeerError with the
+        replica's reason."""
         await self.send_ahead(path, last=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(path, []).append(done)
@@ -154,7 +166,8 @@ class ReplicaStream:
         await done
 
     async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
-        """Send the new end of a large file. last: its checksums are needed next, and computed meanwhile."""
+        """Send the blocks that a large file gained. last: its checksums are needed next, and are computed at the same
+        time."""
         with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.locate(path)) as status:
             if status.st_size <= SMALL_BYTES_MAX:
                 return
@@ -162,7 +175,7 @@ class ReplicaStream:
                 await all_of([self._send_ahead(status), *([self._copies.take(path)] if last else [])])
 
     async def _send_ahead(self, status: os.stat_result) -> None:
-        """Send the new end of an offered file."""
+        """Send the complete blocks that an offered file gained."""
         inode = status.st_ino
         sent = self._sent_ahead.get(inode, 0)
         sent = 0 if sent > status.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
@@ -180,6 +193,7 @@ class ReplicaStream:
         self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
+        """Cancel the tasks. Every waiting `secure` fails with PeerError and this reason."""
         self._tasks.cancel()
         error = PeerError(f"node {self.node.id}", why=why)
         for waiting in self._pending.values():
@@ -187,10 +201,12 @@ class ReplicaStream:
         self._pending.clear()
 
     async def closed(self) -> None:
-        """Return when a stopped lane has ended."""
+        """Return when the tasks of a stopped stream have ended."""
         await self._tasks.close()
 
     async def _run(self) -> None:
+        """Send pending changes until the stream is stopped. A failure of the replica restarts the stream with
+        everything dirty."""
         while True:
             try:
                 if not self._pending and self.has_caught_up.is_set():
@@ -209,12 +225,13 @@ class ReplicaStream:
                 await asyncio.sleep(RETRY_S)
 
     async def _sleep(self) -> None:
+        """Wait for more changes, at most BATCH_DELAY_S, or until one is urgent."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BATCH_DELAY_S):
                 await self._urgent.wait()
 
     async def _send_pending(self) -> None:
-        """Send pending changes; where the lane begins, send everything that is dirty."""
+        """Send pending changes; a new stream sends everything that is dirty."""
         begin = not self.has_caught_up.is_set()
         if begin:
             self._sent.clear()
@@ -239,6 +256,7 @@ class ReplicaStream:
         self.has_caught_up.set()
 
     async def _send_snapshots_of(self, paths: list[bytes], *, begin: bool, end: bool) -> None:
+        """Send snapshots of paths, except those whose state the replica has. begin, end: bounds of a complete list."""
         with contextlib.ExitStack() as offered:
             snapshots: list[Snapshot] = []
             size_bytes = 0
@@ -255,7 +273,8 @@ class ReplicaStream:
                 await self._send(snapshots, begin=begin, end=end)
 
     async def _snapshot_and_offer(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
-        """Return a snapshot. The holder can fetch the file of a large one, whatever becomes of its name."""
+        """Return a snapshot of a path. A large file is offered as well, so that the replica can fetch it after a rename
+        or removal."""
         snapshot = await self._copies.take(path)
         for _ in range(SNAPSHOT_ATTEMPTS_MAX):
             if not snapshot.is_large:
@@ -266,12 +285,12 @@ class ReplicaStream:
                     == snapshot.inode
                 ):
                     break
-            snapshot = await self._copies.take(path)  # another file has the name by now
+            snapshot = await self._copies.take(path)  # another file has taken the name
         return snapshot
 
     def _removed_below(self, snapshot: Snapshot) -> list[Snapshot]:
-        """Return snapshots of names that left with a renamed directory, as nobody reports each. Whiteouts may stay in
-        its old place."""
+        """Return GONE snapshots of names that moved away with a renamed directory, because no session reports each of
+        them. The old place may keep whiteouts."""
         if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._sent:
             return []
         prefix = snapshot.path.rstrip(b"/") + b"/"
@@ -279,7 +298,8 @@ class ReplicaStream:
         return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.locate(path).exists()]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
-        # names that are there before those that are gone: what was renamed is found under its old one
+        # present names precede absent ones: the replica finds a renamed file's blocks under its old name
+        """Send snapshots in one request, and note that the replica has them."""
         snapshots = sorted(
             snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
         )
@@ -298,9 +318,12 @@ class ReplicaStream:
 
 
 class Replicator:
-    """Keep replicas of dirty files on other nodes. count: replicas of a file at most, this node's included. locate:
-    returns where a path lies. take: returns its snapshot; that of a persisted path says that it is gone. names: returns
-    all paths of the layer that are replicated."""
+    """Keep replicas of this node's dirty files on other nodes.
+
+    count: most nodes with a file's bytes, this one included. locate: returns where a path lies in the layer. take:
+    returns the snapshot of a path, which is GONE if the path is persisted. names: returns all paths of the layer that
+    are replicated.
+    """
 
     def __init__(
         self,
@@ -330,6 +353,7 @@ class Replicator:
         self._tasks = OwnedTasks()
 
     def is_large(self, path: bytes) -> bool:
+        """Return whether a path has a file whose bytes do not fit into a snapshot."""
         try:
             status = self.locate(path).lstat()
         except OSError:
@@ -343,8 +367,8 @@ class Replicator:
             stream.note(noted)
 
     async def secure(self, path: bytes, copies: int) -> None:
-        """Return when that many nodes, this one included, have what is at the path. PeerError if there are too few
-        nodes, or one does not answer."""
+        """Return when that many nodes, this one included, have the file at a path. Raises PeerError if there are too
+        few nodes, or one does not answer."""
         streams = self._current(copies)
         if len(streams) < copies - 1:
             raise PeerError(
@@ -354,7 +378,7 @@ class Replicator:
         await asyncio.gather(*(stream.secure(path) for stream in streams))
 
     async def follow(self, path: bytes, copies: int) -> None:
-        """Send a growing file ahead until it was quiet for a while."""
+        """Send a growing file ahead until it has not grown for FOLLOW_QUIET_S."""
         size, quiet_s = -1, 0.0
         while quiet_s < FOLLOW_QUIET_S:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
@@ -374,9 +398,11 @@ class Replicator:
                     return
 
     def on_view(self) -> None:
+        """Start streams to new replicas, and stop those to nodes that left."""
         self._current(self._count)
 
     async def stop(self) -> None:
+        """Stop all streams. Every waiting `secure` fails with PeerError."""
         await self._tasks.close()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -391,7 +417,8 @@ class Replicator:
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:
-        """Return the lanes of the view, and end the lanes of nodes that left it."""
+        """Return the first `copies` - 1 streams of the present view. Streams to nodes that are no replicas any more are
+        stopped."""
         able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
         keys = [(node.id, node.instance) for node in nodes]
@@ -408,8 +435,8 @@ class Replicator:
         return [self._streams[key] for key in keys[: copies - 1]]
 
     async def _record_replicas(self) -> None:
-        """Record the holders, with the former ones as long as the new ones lack something. Then other nodes with former
-        replicas drop them."""
+        """Record the replica set in the cluster. Former replicas stay in it until the new ones have everything. Then
+        other nodes delete the replicas that they still have."""
         while True:
             try:
                 now = {id for id, _ in self._streams}
@@ -426,6 +453,7 @@ class Replicator:
             await asyncio.sleep(RETRY_S)
 
     async def _drop_stale_replicas(self) -> None:
+        """Have nodes outside the replica set delete their replicas of this node's files."""
         for node in choose_replicas(self._view(), self.me):
             key = node.id, node.instance
             if key in self._streams or key in self._dropped:
@@ -437,6 +465,7 @@ class Replicator:
 
 
 def _fail_all(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
+    """Fail each future that is not done with a copy of the error."""
     for done in waiting:
         if not done.done():
             done.set_exception(error.copied())

@@ -1,5 +1,4 @@
-"""Take snapshots of the layer's names, for the nodes that hold replicas. On the node's loop; reads of files run in
-`threads`."""
+"""Take snapshots of the layer's names for replicas. Calls are on the node's loop; files are read in `threads`."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.writable_layer import WritableLayer
 
 CHECKSUMS_CACHED_MAX = 16
-"""Large files of which the checksums are remembered for a while."""
+"""Most large files whose checksums stay in memory."""
 
 
 class Snapshots:
@@ -41,6 +40,7 @@ class Snapshots:
         return await asyncio.get_running_loop().run_in_executor(self._threads, walk)
 
     async def of(self, path: bytes) -> Snapshot:
+        """Return the snapshot of a path. It is GONE if the path is persisted, has no replicas or does not exist."""
         safe_path = self._upper.at(path)
         try:
             status = safe_path.lstat()
@@ -60,8 +60,8 @@ class Snapshots:
             return Snapshot(path, EntryType.GONE)
 
     def _cache_checksums(self, taken: Snapshot) -> None:
-        """Keep the checksums of a large file until its ctime changes. A change in the same tick would not show in
-        it."""
+        """Keep the checksums of a large file until its ctime changes. They are not kept if a change within the same
+        tick could go unnoticed."""
         self._with_checksums.pop(taken.inode, None)
         if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
             self._with_checksums[taken.inode] = taken
