@@ -48,6 +48,8 @@ def register(app: typer.Typer) -> None:
         ("diff", diff),
         ("verify", verify),
         ("remove", remove),
+        ("push", push),
+        ("pull", pull),
     ):
         group.command(name)(command)
     app.add_typer(group, name="seal")
@@ -132,14 +134,91 @@ def mount(
     print_json(rows) if json else say(*(f"mounted: {row['seal']} at {row['mountpoint']}" for row in rows))
 
 
-def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+def list_(
+    from_origin: Annotated[
+        bool,
+        typer.Option(
+            "--origin", help="Print the seals that were pushed to the origins of the node's mounts instead."
+        ),
+    ] = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
     """Print the seals of a node, and where they are mounted.
 
-    Needs no running node.
+    Needs no running node, except for --origin.
     """
+    if from_origin:
+        _list_of_origins(socket, cache, as_json=json)
+        return
     node = known_node(socket, cache)
     rows = [row for seal in node.catalogue.seals() if (row := _row_of(node.catalogue, seal)) is not None]
     print_rows(rows, as_json=json, right=("files", "size_bytes"))
+
+
+def push(
+    name: SealName, socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
+) -> None:
+    """Put the content list of a seal to its origin.
+
+    Other clusters can pull it; no bytes of files are put. A version at an origin never changes: another seal of the same
+    name is refused.
+    """
+    from headrace.cli.job_progress import watch
+    from headrace.seal.catalogue import SealId
+    from headrace.wire.messages import JobStart
+
+    seal, node = SealId.parse(name), running_node(socket, cache, None)
+    record = node.catalogue.record(seal)
+    start = JobStart(kind="push-seal", path=record.path, options={"seal": str(seal)})
+    watch(start, node.socket, ("push", str(seal)), is_shown=not json)
+    row = {"seal": str(seal), "id": record.id, "path": record.path}
+    print_json(row) if json else say(f"pushed: {seal}, id {record.id[:12]}")
+
+
+def pull(
+    name: SealName,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            help="A path of the mount whose origin has the seal.", show_default="all mounts are searched"
+        ),
+    ] = None,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Make a seal of a version that another cluster pushed.
+
+    All its files are fetched and compared with the list. A file that has changed at its origin since is named, and then
+    there is no seal.
+    """
+    from headrace.cli.job_progress import show_result, watch
+    from headrace.seal.catalogue import SealId
+    from headrace.wire.messages import JobStart
+
+    seal, node, began_s = SealId.parse(name), running_node(socket, cache, path), time.monotonic()
+    searched = node.path if path is not None else ""
+    start = JobStart(kind="pull-seal", path=searched, options={"seal": str(seal)})
+    state = watch(start, node.socket, ("pull", str(seal)), is_shown=not json)
+    if state.failed_files or not json:
+        show_result("pull", str(seal), state, time.monotonic() - began_s, as_json=json)
+    if state.failed_files:
+        raise typer.Exit(SOME_FAILED)
+    _say_made(node.catalogue, node.catalogue.record(seal), [], as_json=json)
+
+
+def _list_of_origins(socket: str | None, cache: str | None, *, as_json: bool) -> None:
+    import msgspec
+
+    from headrace.cli.request import ask
+    from headrace.wire.messages import SealList, SealRows
+
+    answer = ask(SealList(from_origin=True), socket, cache)
+    assert isinstance(answer, SealRows)
+    rows = [msgspec.to_builtins(row) for row in answer.rows]
+    print_rows(rows, as_json=as_json, right=("files", "size_bytes"))
 
 
 def show(

@@ -26,6 +26,7 @@ from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
 from headrace.jobs.progress import FileAction, JobProgress, each_file
 from headrace.jobs.seal import Sealing
+from headrace.jobs.shared_seals import SharedSeals
 from headrace.jobs.walk import walk
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, SealId
@@ -38,7 +39,7 @@ REPORT_INTERVAL_S = 0.25
 
 FETCHING = ("load", "pin")
 """Kinds that fetch missing files; the others walk only the names in the index."""
-SEAL_KINDS = ("seal", "unseal", "verify-seal")
+SEAL_KINDS = ("seal", "unseal", "verify-seal", "push-seal", "pull-seal")
 KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 
 
@@ -63,6 +64,7 @@ class Jobs:
         self.store = store
         self.files = FileWork(store, reads, disk)
         self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes)
+        self.shared_seals = SharedSeals(namespace, store, self.sealing, catalogue)
         self.auto_seal = AutoSeal(
             namespace,
             AutomaticSeals(namespace, self.sealing, catalogue, disk),
@@ -141,6 +143,10 @@ class Jobs:
             await self.sealing.make(path, seal, progress)
         elif kind == "unseal":
             await self.sealing.remove(seal)
+        elif kind == "push-seal":
+            await self.shared_seals.push(seal, progress)
+        elif kind == "pull-seal":
+            await self.shared_seals.pull(seal, os.fsdecode(path), progress)
         else:
             await self.sealing.verify(seal, progress)
 

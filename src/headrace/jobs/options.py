@@ -15,6 +15,8 @@ ALLOWED = {
     "seal": ("seal",),
     "unseal": ("seal",),
     "verify-seal": ("seal",),
+    "push-seal": ("seal",),
+    "pull-seal": ("seal",),
 }
 """The options of each kind; other kinds have none."""
 
@@ -30,8 +32,8 @@ class Priority(IntEnum):
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a job. `replicas` is the number of owners that load each file; 0 means as many as the cluster
-    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, remove or verify, which
-    these kinds need."""
+    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, remove, verify,
+    push or pull, which these kinds need."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL

@@ -87,12 +87,12 @@ class Sealing:
             kept = self._store.sealed.begin(str(seal))
             try:
                 await self._freeze(path, draft, progress)
-                needed = await self._in_thread(self._keep_cached, draft, kept, progress)
-                await self._in_thread(self._check_room, needed, os.fsdecode(path))
-                await self._load_missing(draft, progress)
+                needed = await self.in_thread(self.keep_cached, draft, kept, progress)
+                await self.in_thread(self.check_room, needed, os.fsdecode(path))
+                await self.load_missing(draft, progress)
                 if not progress.failed_files:
                     record = self._record_of(draft.seal, path, progress, automatic=automatic)
-                    await self._in_thread(self._publish, draft, record)
+                    await self.in_thread(self._publish, draft, record)
             finally:
                 self._store.sealed.end(str(seal))
 
@@ -102,7 +102,7 @@ class Sealing:
 
     async def remove(self, seal: SealId) -> None:
         """Remove a seal that is not mounted. Its files may be evicted then. PathNotFoundError, UsageError."""
-        await self._in_thread(self._remove, seal)
+        await self.in_thread(self._remove, seal)
 
     def status(self) -> dict[str, object]:
         """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
@@ -132,13 +132,13 @@ class Sealing:
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the
         cache. InvalidImageError for a list or an image that is not the recorded one."""
-        record = await self._in_thread(self._catalogue.record, seal)
+        record = await self.in_thread(self._catalogue.record, seal)
         progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
-        ids = iter(await self._in_thread(self._catalogue.ids, seal))
+        ids = iter(await self.in_thread(self._catalogue.ids, seal))
         entries = self._catalogue.entries(record)
-        while batch := await self._in_thread(_next_files, entries):
+        while batch := await self.in_thread(_next_files, entries):
             for entry in batch:
-                why = await self._in_thread(self._fault, entry, next(ids, None))
+                why = await self.in_thread(self._fault, entry, next(ids, None))
                 if why:
                     progress.add_failure(os.fsdecode(entry.path), why)
                     continue
@@ -155,7 +155,7 @@ class Sealing:
         encoder = msgspec.msgpack.Encoder()
         with draft.create("rows") as out:
             async for below, entry in self._walk(top):
-                _write_row(out, encoder.encode((below, entry)))
+                write_row(out, encoder.encode((below, entry)))
                 if entry.kind is Kind.FILE:
                     progress.files_total += 1
                     progress.bytes_total += entry.version.size_bytes
@@ -182,12 +182,12 @@ class Sealing:
                 await listings.list(child.id)
                 stack.append((path + b"/", index.children(child.id)))
 
-    def _keep_cached(self, draft: Draft, kept: set[int], progress: JobProgress) -> int:
+    def keep_cached(self, draft: Draft, kept: set[int], progress: JobProgress) -> int:
         """Keep the files that are in the cache, and write the others to the draft. Return how many bytes of the disks
         those need."""
         needed, encoder = 0, msgspec.msgpack.Encoder()
         with draft.create("missing") as out:
-            for path, entry in _rows(draft, "rows"):
+            for path, entry in rows_of(draft, "rows"):
                 if entry.kind is not Kind.FILE:
                     continue
                 kept.add(entry.id)  # before it is read or loaded, so that it is not evicted from now on
@@ -196,7 +196,7 @@ class Sealing:
                     progress.bytes_done += entry.version.size_bytes
                 else:
                     needed += allocated_bytes(entry.version.size_bytes)
-                    _write_row(out, encoder.encode((path, entry)))
+                    write_row(out, encoder.encode((path, entry)))
         return needed
 
     def is_whole(self, entry: Entry) -> bool:
@@ -209,7 +209,7 @@ class Sealing:
             and self._store.holds(cached)
         )
 
-    def _check_room(self, needed: int, path: str) -> None:
+    def check_room(self, needed: int, path: str) -> None:
         """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already."""
         capacity = sum(volume.capacity_bytes for volume in self._store.disks)
         index_bytes = self._store.index.size_bytes
@@ -225,9 +225,9 @@ class Sealing:
                 hint="give the cache more capacity, or remove pins and seals",
             )
 
-    async def _load_missing(self, draft: Draft, progress: JobProgress) -> None:
+    async def load_missing(self, draft: Draft, progress: JobProgress) -> None:
         async def files() -> AsyncIterator[tuple[bytes, Entry]]:
-            for row in _rows(draft, "missing"):
+            for row in rows_of(draft, "missing"):
                 yield row
 
         async def load(entry: Entry) -> int:
@@ -265,7 +265,7 @@ class Sealing:
         drop_older_images(self._catalogue, record)
 
     def _image_entries(self, draft: Draft, snapshot: SnapshotWriter, ids: array[int]) -> Iterator[ImageEntry]:
-        for path, entry in _rows(draft, "rows"):
+        for path, entry in rows_of(draft, "rows"):
             row = self._snapshot_entry(path, entry)
             snapshot.add(row)
             if row.is_file:
@@ -282,10 +282,10 @@ class Sealing:
             uid, gid = entry.attributes.uid, entry.attributes.gid
         return SnapshotEntry(
             *(path, mode, entry.version.size_bytes, mtime_ns, uid, gid, entry.version.token),
-            checksum=self._checksum(os.fsdecode(path), entry),
+            checksum=self.checksum(os.fsdecode(path), entry),
         )
 
-    def _checksum(self, path: str, entry: Entry) -> int:
+    def checksum(self, path: str, entry: Entry) -> int:
         """Return the checksum of the whole file. StoreError if the cache has no longer all of that version."""
         size_bytes = entry.version.size_bytes
         if not size_bytes:
@@ -318,7 +318,7 @@ class Sealing:
             if not self._store.verifier.verify(id):
                 return "its bytes were damaged, and are removed from the cache"
             expected = Entry(id, FileId(0), b"", Kind.FILE, version_of(cached))
-            if self._checksum(os.fsdecode(entry.path), expected) != entry.checksum:
+            if self.checksum(os.fsdecode(entry.path), expected) != entry.checksum:
                 return "the cache has other bytes than those that were sealed"
         except HeadraceError as error:
             return str(error)
@@ -335,7 +335,7 @@ class Sealing:
         self._catalogue.remove(seal)
         self._store.sealed.renew()
 
-    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+    async def in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not
         be removed beneath it."""
         future = asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
@@ -351,11 +351,11 @@ class Sealing:
         return future.result()
 
 
-def _write_row(out: BinaryIO, row: bytes) -> None:
+def write_row(out: BinaryIO, row: bytes) -> None:
     out.write(len(row).to_bytes(_LENGTH_BYTES, "little") + row)
 
 
-def _rows(draft: Draft, name: str) -> Iterator[tuple[bytes, Entry]]:
+def rows_of(draft: Draft, name: str) -> Iterator[tuple[bytes, Entry]]:
     decoder = msgpack_decoder(tuple[bytes, Entry])
     with open(os.path.join(draft.folder, name), "rb") as file:
         while head := file.read(_LENGTH_BYTES):

@@ -26,6 +26,7 @@ from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import verifies_opens
+from headrace.origin.reserved import NamespaceOrigin
 from headrace.store.index import Index
 from headrace.store.recovery import doubt
 from headrace.wire.messages import Invalidated
@@ -128,7 +129,8 @@ class Attachments:
                 if not (known and self._has_written()):
                     raise
                 log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
-        mount = Mount(path, parse_origin(url), origin, self._config.sync_interval_s, origin.circuit)
+        shown = NamespaceOrigin(origin)
+        mount = Mount(path, parse_origin(url), shown, self._config.sync_interval_s, origin.circuit)
         self._namespace.mount_points.attach(mount, known=known)
         if verifies_opens(options):
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):

@@ -50,6 +50,7 @@ from headrace.node.requests import (
     NameRequests,
     ReadRequests,
     Requests,
+    SealRequests,
     WriteRequests,
 )
 from headrace.node.session_events import SessionEvents
@@ -192,6 +193,7 @@ class Node:
             **writes.handlers,
             **MountRequests(self.attachments, self.mounts, self.cluster).handlers,
             **jobs.handlers,
+            **SealRequests(self.jobs.shared_seals).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,

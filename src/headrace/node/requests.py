@@ -17,6 +17,7 @@ from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
+from headrace.jobs.shared_seals import SharedSeals
 from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
@@ -50,6 +51,8 @@ from headrace.wire.messages import (
     Request,
     Resolve,
     Resolved,
+    SealList,
+    SealRows,
     Secure,
     Touch,
 )
@@ -216,6 +219,19 @@ class MountRequests:
             for mount in self._mounts.all()
         ]
         return Mounts(rows=rows)
+
+
+class SealRequests:
+    """Answers what clients ask about seals."""
+
+    def __init__(self, seals: SharedSeals) -> None:
+        self._seals = seals
+        self.handlers: Handlers = {SealList: self._list}
+
+    async def _list(self, request: SealList) -> SealRows:
+        if request.from_origin:
+            return SealRows(rows=await self._seals.rows(request.path))
+        return SealRows(rows=await self._seals.own_rows())
 
 
 class JobRequests:

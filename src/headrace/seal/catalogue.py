@@ -102,6 +102,9 @@ class Draft:
     def create(self, name: str) -> BinaryIO:
         return open(os.path.join(self.folder, name), "w+b", opener=private)
 
+    def open(self, name: str) -> BinaryIO:
+        return open(os.path.join(self.folder, name), "rb")
+
     @contextmanager
     def create_list(self) -> Iterator[BinaryIO]:
         """Create the content list; its bytes depend on the contents only."""
@@ -146,6 +149,13 @@ class Catalogue:
             raise _missing(record.seal) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
+
+    def open_list(self, seal: SealId) -> BinaryIO:
+        """Open the content list as it is stored, packed. PathNotFoundError."""
+        try:
+            return open(self.path(seal, "list"), "rb")
+        except FileNotFoundError as error:
+            raise _missing(seal) from error
 
     def ids(self, seal: SealId) -> array[int]:
         """Return the ids of the cache files, in the order of the list. InvalidImageError for a damaged file."""

@@ -193,6 +193,14 @@ class OperationRow(msgspec.Struct, frozen=True):
     bytes_out: int
 
 
+class SealList(Message, frozen=True):
+    """List the seals of the node, or those at the origin of the mount that answers for a path. from_origin: at the
+    origins; path "" for those of all mounts. → SealRows."""
+
+    from_origin: bool = False
+    path: str = ""
+
+
 class GatewayCounts(Message, frozen=True):
     """Report what a gateway of this host has answered; sent every two seconds. kind: "s3", "webhdfs". → Done."""
 
@@ -324,6 +332,23 @@ class JobRows(Message, frozen=True):
     rows: list[JobRow]
 
 
+class SealRow(msgspec.Struct, frozen=True):
+    """A seal. path: of the namespace. id: a hash of the content list."""
+
+    seal: str
+    id: str
+    path: str
+    files: int
+    size_bytes: int
+    created_s: float
+
+
+class SealRows(Message, frozen=True):
+    """Seals, by name and version."""
+
+    rows: list[SealRow]
+
+
 class Failure(Message, frozen=True):
     """A HeadraceError as a message: `code` is HeadraceError.code."""
 
@@ -385,6 +410,7 @@ Request = (
     | Secure
     | AcquireLease
     | Describe
+    | SealList
     | GatewayCounts
     | Shutdown
 )
@@ -400,6 +426,7 @@ Answer = (
     | Report
     | JobState
     | JobRows
+    | SealRows
     | Failure
     | Invalidated
     | Written

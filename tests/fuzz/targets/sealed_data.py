@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 
 import msgspec
@@ -9,9 +10,12 @@ import msgspec
 from headrace.base.decoding import decode_json
 from headrace.base.errors import InvalidImageError, UsageError
 from headrace.seal.catalogue import Place, SealId, SealRecord
+from headrace.seal.shared import LIST_BYTES_MAX, SharedRecord, decode_record, list_key, read_packed
 from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
 from tests.fuzz.fuzzer import Fuzzer
 from tests.unit.seal.snapshots import TREE, written
+
+SEAL = SealId("a", 1)
 
 
 def _read_list(data: bytes) -> None:
@@ -36,6 +40,21 @@ def _read_record(data: bytes) -> None:
             continue
 
 
+def _read_shared(data: bytes) -> None:
+    """What is accepted names its own seal, and a directory below the root of a mount."""
+    record = decode_record(data, SEAL)
+    assert record.seal == SEAL and list_key(record.id).count("/") == 3
+    assert ".." not in record.path.split("/") and not record.path.startswith("/")
+    assert record.list_bytes <= LIST_BYTES_MAX
+
+
+def _read_packed(data: bytes) -> None:
+    """The record allows as much as a list of the corpus has; what is yielded is never more."""
+    record = msgspec.structs.replace(_SHARED, packed_bytes=max(1, len(data)))
+    size_bytes = sum(len(entry.path) for entry in read_packed(io.BytesIO(data), record))
+    assert size_bytes <= record.list_bytes
+
+
 def _lists() -> list[bytes]:
     lists = [TREE, TREE[:1], TREE[:3], [TREE[0], SnapshotEntry(b"a" * 255, TREE[2].mode, 1 << 62)]]
     return [written(entries)[0][len(MAGIC) :] for entries in lists]
@@ -43,6 +62,9 @@ def _lists() -> list[bytes]:
 
 _RECORD = msgspec.json.encode(SealRecord("a", 1, "/a", "0" * 64, "1" * 64, 3, 5, 1.5, 2))
 _PLACES = msgspec.json.encode([Place("/mnt/a", in_place=True), Place("/b", shared=True)])
+
+_TREE, _TREE_ID = written(TREE)
+_SHARED = SharedRecord(1, "a", 1, "d/e", _TREE_ID, 3, 5, 1.5, len(_TREE), 100)
 
 FUZZERS = [
     Fuzzer(
@@ -60,5 +82,25 @@ FUZZERS = [
         (),
         [_RECORD, _PLACES, b"imagenet@3", b"a@1000000000"],
         words=[b"@", b"..", b"/", b"null", b"1e999", b"[" * 20],
+    ),
+    Fuzzer(
+        "origin-seals",
+        "records of seals at an origin (seal/shared.py)",
+        _read_shared,
+        (InvalidImageError,),
+        [msgspec.json.encode(_SHARED), msgspec.json.encode(msgspec.structs.replace(_SHARED, path=""))],
+        words=[b"..", b"/", b"\\u0000", b"1e999", b"-1", b"9" * 20, b"null", b"[" * 20],
+    ),
+    Fuzzer(
+        "packed-lists",
+        "packed content lists at an origin (seal/shared.py)",
+        _read_packed,
+        (InvalidImageError,),
+        [
+            gzip.compress(_TREE, mtime=0),
+            gzip.compress(_TREE, 1, mtime=0) * 2,
+            gzip.compress(bytes(1 << 20), mtime=0),
+        ],
+        words=[b"\x1f\x8b\x08", b"\0" * 4, b"\xff\xff"],
     ),
 ]

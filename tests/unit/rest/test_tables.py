@@ -45,6 +45,7 @@ OF_THE_HOST = {
         "Secure",
         "AcquireLease",
         "Describe",
+        "SealList",
     ),
     "GatewayCounts",
     "Shutdown",

@@ -1,0 +1,43 @@
+"""Two hosts over one origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import seaweed
+from tests.integration.cli.host import Host
+from tests.integration.seal.shared_origin import Origin
+
+__all__ = ["hosts", "origin", "seaweed"]
+
+
+@pytest.fixture(params=["directory", "seaweedfs"])
+def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Origin:
+    server = request.getfixturevalue("seaweed") if request.param == "seaweedfs" else None
+    origin = Origin(tmp_path / "origin", server)
+    for number in range(8):
+        origin.put(f"images/{number % 2}/{number}.bin", os.urandom(3000 + number))
+    origin.put("images/large", os.urandom((2 << 20) + 7))
+    origin.put("images/empty", b"")
+    return origin
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, origin: Origin) -> Iterator[list[Host]]:
+    """Two hosts that have nothing in common but the origin."""
+    hosts = []
+    try:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            host = Host(tmp_path / name)
+            hosts.append(host)
+            words = origin.words(host)
+            host.up(words[0], host.mount, *words[1:])
+        yield hosts
+    finally:
+        for host in hosts:
+            host.close()
