@@ -162,8 +162,8 @@ def push(
 ) -> None:
     """Put the content list of a seal to its origin.
 
-    Other clusters can pull it; no bytes of files are put. A version at an origin never changes: another seal of the same
-    name is refused.
+    Other clusters can pull it; no bytes of files are put. A version at an origin never changes: another seal of the
+    same name is refused.
     """
     from headrace.cli.job_progress import watch
     from headrace.seal.catalogue import SealId
