@@ -1,7 +1,7 @@
 """Mounts by descriptors (Linux 5.2): a file system is made first and attached to a directory when it is whole.
 
-The authority is fsopen(2), fsconfig(2), fsmount(2) and move_mount(2), and the kernel's include/uapi/linux/mount.h. Most
-C libraries lack these calls, but their numbers are the same on every architecture.
+The authority is fsopen(2), fsconfig(2), fsmount(2), open_tree(2), mount_setattr(2) and move_mount(2), and the kernel's
+include/uapi/linux/mount.h. Most C libraries lack these calls, but their numbers are the same on every architecture.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from headrace.base.libc import c_library, last_errno
+from headrace.base.libc import c_library, c_struct, last_errno
 
+_OPEN_TREE, _MOUNT_SETATTR = 428, 442
+_OPEN_TREE_CLONE, _AT_EMPTY_PATH, _PRIVATE = 1, 0x1000, 1 << 18
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
 _CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
 _SET_STRING, _SET_FD, _CREATE = 1, 5, 6
@@ -39,9 +41,21 @@ def detached_mount(kind: str, options: Sequence[Option]) -> int:
         os.close(context)
 
 
+def detached_directory(directory: int) -> int:
+    """Make a mount of a directory in which no set-user-id bit and no device counts, and return a descriptor of its
+    root. It is mounted nowhere, and goes with the last descriptor. directory: a descriptor. OSError."""
+    mount = _call(_OPEN_TREE, directory, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
+    try:
+        _call(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, *c_struct(_NOSUID | _NODEV, 0, _PRIVATE, 0))
+    except OSError:
+        os.close(mount)
+        raise
+    return mount
+
+
 def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
-    """Mount what `detached_mount` made on a directory. Both are descriptors, so nobody can exchange a path. beneath:
-    put it under the mount whose root the directory is (Linux 6.5). OSError."""
+    """Mount what one of the functions above made on a directory. Both are descriptors, so nobody can exchange a path.
+    beneath: put it under the mount whose root the directory is (Linux 6.5). OSError."""
     flags = _FROM_EMPTY_PATH | _TO_EMPTY_PATH | (_BENEATH if beneath else 0)
     _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
 

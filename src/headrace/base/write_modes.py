@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,9 +19,15 @@ class WriteMode(StrEnum):
     THROUGH = "through"
 
 
+EXCLUSIVE = "exclusive"
+"""Follows the mode of a directory that programs of this node write without a session."""
+EXCLUSIVE_MODES = (WriteMode.LOCAL,)
+
+
 class _Promise(NamedTuple):
     mode: WriteMode
     copies: int = 1
+    is_exclusive: bool = False
 
     @classmethod
     def parse(cls, text: str) -> _Promise:
@@ -38,8 +45,25 @@ class _Promise(NamedTuple):
     def waits(self) -> bool:
         return self.mode is WriteMode.THROUGH or self.copies > 1
 
+    def made_exclusive(self, path: bytes) -> _Promise:
+        """Return the promise of an exclusive directory. UsageError where there can be none."""
+        if path == b"/":
+            raise UsageError(
+                "write mode 'exclusive'",
+                why="it is for one directory, not for the whole namespace",
+                hint="name one, for example /scratch=local,exclusive",
+            )
+        if self.mode not in EXCLUSIVE_MODES or self.copies > 1:
+            raise UsageError(
+                f"write mode {self.text()!r} of {os.fsdecode(path)}",
+                why="no session sees the writes of an exclusive directory, so no close can wait",
+                hint=f"exclusive directories can be {' or '.join(EXCLUSIVE_MODES)}",
+            )
+        return self._replace(is_exclusive=True)
+
     def text(self) -> str:
-        return f"{self.mode}:{self.copies}" if self.copies > 1 else str(self.mode)
+        mode = f"{self.mode}:{self.copies}" if self.copies > 1 else str(self.mode)
+        return f"{mode},{EXCLUSIVE}" if self.is_exclusive else mode
 
 
 _SLASH = 0x2F
@@ -55,6 +79,8 @@ class WriteModes:
         self.any = any(promise.mode is not WriteMode.OFF for promise in promises.values())
         """Whether anything at all can be written."""
         self.any_waits = any(promise.waits for promise in promises.values())
+        self.exclusive_tops = [path for path, promise in promises.items() if promise.is_exclusive]
+        """The exclusive directories."""
         self.copies_max = max(promise.copies for promise in promises.values())
         self._depth_max = max(path.count(b"/") for path in promises)
         self._above_written = {
@@ -63,16 +89,32 @@ class WriteModes:
 
     @classmethod
     def parse(cls, text: str) -> WriteModes:
-        """Parse `back`, or `off,/scratch=local,/checkpoints=back:2`: a mode for all paths, and modes of single paths
-        with everything below them. UsageError."""
-        promises = {b"/": _Promise(WriteMode.OFF)}
+        """Parse `back`, or `off,/scratch=local,exclusive,/checkpoints=back:2`: a mode for all paths, and modes of
+        single paths with everything below them. UsageError."""
+        promises, last = {b"/": _Promise(WriteMode.OFF)}, b"/"
         for part in filter(None, (part.strip() for part in text.split(","))):
+            if part == EXCLUSIVE:
+                promises[last] = promises[last].made_exclusive(last)
+                continue
             path, equals, mode = part.rpartition("=")
             promise = _Promise.parse(mode)
             if equals and (not path.startswith("/") or any(name in (".", "..") for name in path.split("/"))):
                 raise UsageError(f"write mode of {path!r}", why="the path must be absolute, without . and ..")
-            promises[_normal(path.encode(errors="surrogateescape"))] = promise
-        return cls(promises)
+            last = _normal(path.encode(errors="surrogateescape"))
+            promises[last] = promise
+        modes = cls(promises)
+        modes._check_exclusive()
+        return modes
+
+    def _check_exclusive(self) -> None:
+        for path in self._promises:
+            top = next((top for top in self.exclusive_tops if path.startswith(top + b"/")), None)
+            if top is not None:
+                raise UsageError(
+                    f"write mode of {os.fsdecode(path)}",
+                    why=f"it lies in the exclusive directory {os.fsdecode(top)}, which has one mode",
+                    hint="leave it out, or choose directories of which none lies in another",
+                )
 
     def of(self, path: bytes) -> WriteMode:
         """Return the mode of a path. path: absolute, normal (b"/a/b")."""
@@ -85,6 +127,16 @@ class WriteModes:
     def waits(self, path: bytes) -> bool:
         """Return whether close waits for more than this node's disk."""
         return self._promise(path).waits
+
+    def is_exclusive(self, path: bytes) -> bool:
+        """Return whether a path is an exclusive directory or lies in one."""
+        return bool(self.exclusive_tops) and self._promise(path).is_exclusive
+
+    def takes_changes(self, path: bytes) -> bool:
+        """Return whether sessions, gateways and the library may change a path. In an exclusive directory only programs
+        may that use the mount."""
+        promise = self._promise(path)
+        return promise.mode is not WriteMode.OFF and not promise.is_exclusive
 
     def _promise(self, path: bytes) -> _Promise:
         probe = path or b"/"

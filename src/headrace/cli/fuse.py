@@ -31,6 +31,7 @@ def fuse(
     began_s = time.monotonic()
     from headrace.base.places import check_places
     from headrace.cli import lowered
+    from headrace.cli.exclusive_mounts import ExclusiveMounts
     from headrace.cli.process import MountOptions
     from headrace.cli.supervise import Supervisor
     from headrace.cli.up import check_io, log_path_of, show_ready
@@ -49,9 +50,10 @@ def fuse(
         log=log_path_of(node_socket),
     )
     check_places([], node["urls"], mountpoint)
-    options = MountOptions(io, allow_other, writable=bool(node["writable"]))
+    options = MountOptions(io, allow_other, writable=node["modes"].any)
     if owner is None:
-        supervisor = Supervisor(state, run_folder, config=None, mount=options)
+        exclusive = ExclusiveMounts(node["upper"], node["modes"])
+        supervisor = Supervisor(state, run_folder, config=None, mount=options, exclusive=exclusive)
     else:
         owner.result_of(lowered.check_program)
         mounted = lowered.mount_as_root(owner, mountpoint, run_folder, options)
@@ -65,7 +67,7 @@ def fuse(
 
 
 def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
-    """Return the socket of the node, the URLs of its origins, and whether it accepts writes."""
+    """Return the socket of the node, the URLs of its origins, its write modes and its upper layer."""
     from headrace.base.write_modes import WriteModes
     from headrace.cli.target import find_target
     from headrace.client.node_client import connect
@@ -73,7 +75,11 @@ def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
     node_socket = find_target(socket, cache).socket
     client = connect(node_socket, role="cli")
     try:
-        writable = WriteModes.parse(client.write).any
-        return {"socket": node_socket, "writable": writable, "urls": list(client.mounts().values())}
+        return {
+            "socket": node_socket,
+            "modes": WriteModes.parse(client.write),
+            "upper": client.upper,
+            "urls": list(client.mounts().values()),
+        }
     finally:
         client.close()

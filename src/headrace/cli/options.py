@@ -93,7 +93,7 @@ Write = Annotated[
         "--write",
         "MODE",
         "Write mode: off, local, back, back:2 or through; PATH=MODE sets it for one path, "
-        "and commas separate several.",
+        "and commas separate several. PATH=local,exclusive makes a directory that the kernel serves.",
         default="the setting write, or off",
     ),
 ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
 from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
+from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmount_exclusive
 from headrace.cli.gateways import KeptGateway, configured_kinds
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
@@ -44,7 +45,7 @@ BACKOFF_S_MAX = 10.0
 FD_STORE_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
 COVER_INTERVAL_S = 1.0
-"""How soon a seal that the node made by itself is mounted."""
+"""How soon a seal that the node made by itself is mounted, and an exclusive directory whose mount was lost."""
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
 
@@ -53,7 +54,8 @@ class Supervisor:
     """Runs a node, its mount and its gateways until a signal arrives. Handles SIGTERM, SIGINT and SIGHUP.
 
     config: of the node to run; None if the node runs already and listens at `state.socket`. state: written to
-    run_folder when all is ready. mounted: the mount that root made before this process became another user.
+    run_folder when all is ready. mounted: the mount that root made before this process became another user. exclusive:
+    what is mounted over the mount.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Supervisor:
         config: Config | None,
         mount: MountOptions,
         mounted: RootsMount | None = None,
+        exclusive: ExclusiveMounts | None = None,
     ) -> None:
         make_run_folder(run_folder)
         self.state = state
@@ -71,6 +74,8 @@ class Supervisor:
         self._config = config
         self._mount = mount
         self._mounted = mounted
+        self._exclusive = exclusive
+        self._exclusive_watch: ExclusiveWatch | None = None
         self._node: Child | None = None
         self._fd_store: Child | None = None
         self._gateways: list[KeptGateway] = []
@@ -135,6 +140,7 @@ class Supervisor:
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._fd_store_exit_fd = self._fd_store.exit_fd
+            self._mount_exclusive()
         for kind in kinds:
             assert self._config is not None
             gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
@@ -144,10 +150,18 @@ class Supervisor:
             if answer["credentials"]:
                 self.state.credentials[kind.word] = str(answer["credentials"])
 
+    def _mount_exclusive(self) -> None:
+        if not self._exclusive:
+            return
+        self._exclusive.mount(self.state.mountpoint)
+        self._exclusive_watch = ExclusiveWatch(self._exclusive, self.state.mountpoint)
+        self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
+
     def _uncover_dead(self, mountpoint: str) -> None:
-        """Unmount the seals over a mount that killed processes left."""
+        """Unmount the seals and exclusive directories over a mount that killed processes left."""
         if not may_be_served(self._run_folder, mountpoint):
             uncover(mountpoint)
+            unmount_exclusive(mountpoint)
 
     def _await_node(self) -> None:
         """Wait for the node. Restart it once with a new index if it crashed: LMDB crashes on a damaged index."""
@@ -211,9 +225,7 @@ class Supervisor:
         ready = self._wait()
         if self._stopping:
             return
-        if self._cover_at_s is not None and time.monotonic() >= self._cover_at_s:
-            self._cover.look()
-            self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
+        self._look_at_mounts()
         if self._wake in ready:
             os.read(self._wake, 64)
         for gateway in self._gateways:
@@ -228,6 +240,16 @@ class Supervisor:
             self._read_ready_again()
         elif self._node is not None and self._node.exit_fd in ready:
             self._on_node_ended(f"status {self._node.process.wait()}")
+
+    def _look_at_mounts(self) -> None:
+        """Mount what is to lie over the mount: seals that the node made by itself, and exclusive directories."""
+        if self._cover_at_s is None or time.monotonic() < self._cover_at_s:
+            return
+        if self._config is not None and self._config.seal == "auto":
+            self._cover.look()
+        if self._exclusive_watch is not None:
+            self._exclusive_watch.look()
+        self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
 
     def _wait(self) -> list[int]:
         """Wait for a descriptor or the next restart that is due; return the descriptors that are ready."""
@@ -310,6 +332,7 @@ class Supervisor:
             gateway.stop()
         if self.state.mountpoint:
             uncover(self.state.mountpoint)
+            unmount_exclusive(self.state.mountpoint)
         if self._fd_store is not None:
             self._fd_store.stop(FD_STORE_STOP_S)
         elif self._fd_store_exit_fd >= 0:
@@ -339,6 +362,7 @@ def detach(mountpoint: str) -> None:
     from headrace.fuse import device
 
     uncover(mountpoint)
+    unmount_exclusive(mountpoint)
     mounted = mounted_at(mountpoint)
     if os.geteuid() and not only_root_moves(mountpoint):
         return  # the path comes from a folder that this user writes, and may lead elsewhere by now

@@ -13,6 +13,7 @@ from headrace.base.account import Account
 from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, lowered, options
+from headrace.cli.exclusive_mounts import ExclusiveMounts
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.sealed_mounts import restore
@@ -220,6 +221,7 @@ def _supervisor_of(
         config=config,
         mount=mount,
         mounted=mounted,
+        exclusive=ExclusiveMounts(config.upper_folder, WriteModes.parse(config.write)),
     )
 
 

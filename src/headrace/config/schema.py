@@ -253,7 +253,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="Write mode: off, local (files stay on this node's disk), back (the node persists files in the "
             "background), back:2 (the same, and another node has a replica before close returns) or through (the "
-            "origin has the file before close returns). PATH=MODE sets single paths, separated by commas."
+            "origin has the file before close returns). PATH=MODE sets single paths, separated by commas. "
+            "PATH=local,exclusive makes a directory that the kernel serves from this node's disk."
         ),
     ] = "off"
     durable_puts: Annotated[
@@ -394,12 +395,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why="must be 0 to 1 MiB (one block)",
             )
         _check_cluster(self)
-        if WriteModes.parse(self.write).copies_max > 1 and self.user:
-            raise UsageError(
-                f"setting write = {self.write!r}",
-                why="only root can keep the owners of other nodes' files",
-                hint="use back, or leave out user",
-            )
+        _check_write(self)
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
         longest = broker_socket_of(self.socket_path) if self.open_to_others else self.socket_path
@@ -469,6 +465,28 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
     folders = [os.path.realpath(volume.folder) for volume in volumes]
     if len(set(folders)) < len(folders):
         raise UsageError("cache directories", why="one is named twice")
+
+
+def _check_write(config: Config) -> None:
+    modes = WriteModes.parse(config.write)
+    if modes.copies_max > 1 and config.user:
+        raise UsageError(
+            f"setting write = {config.write!r}",
+            why="only root can keep the owners of other nodes' files",
+            hint="use back, or leave out user",
+        )
+    if modes.exclusive_tops and (config.user or os.geteuid()):
+        raise UsageError(
+            f"setting write = {config.write!r}",
+            why="only root can mount an exclusive directory",
+            hint="leave out exclusive, or run the node as root without user",
+        )
+    if modes.exclusive_tops and config.cluster:
+        raise UsageError(
+            f"setting write = {config.write!r}",
+            why="a node of a cluster can have no exclusive directories",
+            hint="leave out exclusive, or cluster",
+        )
 
 
 def _check_cluster(config: Config) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from headrace.base.beneath import SafePath
 from headrace.base.cancel import Cancel
 from headrace.base.namespace_path import join
-from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
@@ -74,7 +73,7 @@ class WritableOperations(NamespaceOperations):
         if not flags & _WRITES:
             return super().open(unique, node, request)
         path = self._path_to_change(node)
-        if self._tree.modes.of(path) is WriteMode.OFF:
+        if not self._tree.modes.takes_changes(path):
             return errno.EROFS
         truncate = bool(flags & os.O_TRUNC)
 
@@ -86,6 +85,8 @@ class WritableOperations(NamespaceOperations):
 
     def _open_upper(self, unique: int, node: int, flags: int, *, drop_set_ids: bool) -> Answer | Deferred:
         with self._tree.lock:
+            if flags & _WRITES:
+                self._check_exclusive(node)
             with self._open_files.use(node) as file:
                 if file is not None:
                     if flags & os.O_TRUNC:
@@ -106,6 +107,11 @@ class WritableOperations(NamespaceOperations):
             if not flags & _WRITES or path is None or self._tree.other_nodes.know(path):
                 return answer
         return lambda cancel: self._answer_when_published(path, answer, cancel)
+
+    def _check_exclusive(self, node: int) -> None:
+        """Raise EROFS in an exclusive directory: only programs change it that the kernel serves."""
+        if self._tree.modes.exclusive_tops:
+            self._tree.view.check_writable(self._path(node))
 
     def _answer_when_published(self, path: bytes, answer: bytes, cancel: Cancel) -> bytes:
         self._publish(path, cancel)
@@ -251,6 +257,7 @@ class WritableOperations(NamespaceOperations):
         fields = abi.SETATTR_IN.unpack_from(request, 40)
 
         def work() -> Answer:
+            self._check_exclusive(node)
             with self._open_files.use(node) as file:
                 if file is not None:
                     _set_attributes(file.fd, fields)
@@ -307,6 +314,7 @@ class WritableOperations(NamespaceOperations):
 
     def _change_xattr(self, node: int, change: Callable[[bytes | int], None]) -> Answer | Deferred:
         def work() -> Answer:
+            self._check_exclusive(node)
             with self._open_files.use(node) as file:
                 if file is not None:
                     change(file.fd)

@@ -99,10 +99,21 @@ class Attachments:
     async def add(self, path: str, url: str, options: dict[str, str], *, by_operator: bool = False) -> None:
         """Attach a mount on this node, after its origin answered. The index keeps its public options only."""
         check_places([volume.folder for volume in self._config.cache], [url])
+        self._check_exclusive(path)
         await self._attach(path, url, options, check=True)
         mark = {BY_OPERATOR: "true"} if by_operator else {}
         self._index.mounts.put(path, {"url": url, **public_options(options), **mark})
         self._invalidate(path)
+
+    def _check_exclusive(self, path: str) -> None:
+        """Refuse names that an exclusive directory of a running node would not show."""
+        for top in map(os.fsdecode, WriteModes.parse(self._config.write).exclusive_tops):
+            if f"{top}/".startswith(path.rstrip("/") + "/") or path.startswith(f"{top}/"):
+                raise UsageError(
+                    f"mount {path}",
+                    why=f"the exclusive directory {top} would not show its names",
+                    hint="attach it by the configuration, while the node does not run",
+                )
 
     async def remove(self, path: str) -> None:
         """Detach a mount on this node, and close its origin."""

@@ -73,6 +73,7 @@ from headrace.wire.messages import (
     StatusAsk,
     Welcome,
 )
+from headrace.writeback.exclusive_claims import ExclusiveClaims
 
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
@@ -252,7 +253,7 @@ class Node:
             link = _build_link(config, store)
             node = cls(config, store, link)
             await node.attachments.attach_configured(check=not again)
-            await node._join()
+            await node._join(again=again)
             make_private(os.path.dirname(config.socket_path))
             await node.server.start(config.socket_path)
             node._serve_others()
@@ -269,9 +270,9 @@ class Node:
             node.scrub.start()
         return node
 
-    async def _join(self) -> None:
+    async def _join(self, *, again: bool) -> None:
         """Serve peers and join the cluster, and begin to persist. The cluster's mounts are attached on return, or soon
-        after."""
+        after. again: the node was killed."""
         if self.cluster is not None:
             from headrace.node.shared_mounts import MountRecord
 
@@ -284,6 +285,8 @@ class Node:
         if self.write is not None:
             if self.cluster is not None:
                 await self.cluster.come_back()
+            claims = ExclusiveClaims(self.namespace, self.write.layer, limit_s=self.config.origin_timeout_s)
+            await claims.claim(again=again)
             await self.write.start()
 
     def _serve_others(self) -> None:

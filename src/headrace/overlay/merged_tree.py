@@ -111,6 +111,8 @@ class MergedTree:
             raise NeedsContentError(path, content=not truncate)
         if stat.S_ISDIR(status.st_mode):
             raise os_error(errno.EISDIR, path)
+        if truncate or flags & (os.O_WRONLY | os.O_RDWR):
+            self.view.check_writable(path)
         upper_path = self.upper.at(path)
         fd = upper_path.open(os.O_RDWR)
         if not _same(fd, upper_path):  # demoted to the cache, or replaced, since it was opened

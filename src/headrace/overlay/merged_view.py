@@ -86,7 +86,7 @@ class MergedView:
 
     def check_writable(self, *paths: bytes) -> None:
         for path in paths:
-            if self.modes.of(path) is WriteMode.OFF:
+            if not self.modes.takes_changes(path):
                 raise os_error(errno.EROFS, path)
 
     def is_put(self, path: bytes) -> bool:
@@ -114,7 +114,10 @@ class MergedView:
         return any(not visible for _, visible in self.names(path))
 
     def check_same_area(self, source: bytes, target: bytes) -> None:
-        """Raise EXDEV between mounts of origins, or modes of writing. `mv` then copies."""
+        """Raise EXDEV between mounts of origins, or modes of writing. `mv` then copies. EBUSY for a directory above an
+        exclusive one, which is a mountpoint."""
+        if any(top.startswith(source + b"/") for top in self.modes.exclusive_tops):
+            raise os_error(errno.EBUSY, source)
         if self.modes.of(source) is not self.modes.of(target) or (
             self._lower.mount_of(source) != self._lower.mount_of(target)
         ):

@@ -60,6 +60,7 @@ class Upper:
         self.tree = Root(self._mount.path + b"/tree", self._mount)
         self.work = Root(self._mount.path + b"/work", self._mount)
         self.gone = Root(self._mount.path + b"/gone", self._mount)
+        self._beside = Root(self._mount.path)
         self.lock = LayerLock(f"{folder}/lock")
         """Held by every thread that changes names."""
         self.pressure_path = f"{folder}/pressure"
@@ -76,7 +77,7 @@ class Upper:
 
     def _check_kind(self) -> None:
         """Refuse a layer whose marks this process can't read, and record the kind of a new one."""
-        folder, root = os.fsdecode(self._mount.path), Root(self._mount.path)
+        folder, root = os.fsdecode(self._mount.path), self._beside
         record = root.at(_SINGLE_OWNER)
         is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
@@ -94,7 +95,7 @@ class Upper:
     def close(self) -> None:
         """Close all descriptors. The object can be used again."""
         self.lock.close()
-        for root in (self.tree, self.work, self.gone):
+        for root in (self.tree, self.work, self.gone, self._beside):
             root.close()
         self._mount.close()
 
@@ -102,6 +103,10 @@ class Upper:
         """Return where a path of the namespace lies; b"/" and b"" are the root. Users may exchange directories and
         links there at any time."""
         return SafePath(self.tree, path)
+
+    def beside(self, path: bytes) -> SafePath:
+        """Return where a file beside the tree lies, which only this process's user reaches."""
+        return self._beside.at(path)
 
     def new(self) -> SafePath:
         """Return a new name in `work`."""

@@ -23,7 +23,6 @@ from headrace.base.errors import (
 )
 from headrace.base.namespace_path import join, split
 from headrace.base.os_errors import read_only, translating_os_errors
-from headrace.base.write_modes import WriteMode
 from headrace.client.connection import Connection
 from headrace.client.node_client import NodeClient
 from headrace.overlay.copy_up import NeedsContentError
@@ -184,7 +183,7 @@ class LocalVfs(VfsReader):
 
     def check_writable(self, path: bytes) -> None:
         self._refresh_modes()
-        if self.tree.modes.of(path) is WriteMode.OFF:
+        if not self.tree.modes.takes_changes(path):
             raise read_only(os.fsdecode(path))
 
     def _publish(

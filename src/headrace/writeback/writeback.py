@@ -256,6 +256,10 @@ class WriteBack:
         return WrittenFilesOfScrub(self.known, self._layer.upper.at, drop=self._demoter.drop_damaged)
 
     @property
+    def layer(self) -> WritableLayer:
+        return self._layer
+
+    @property
     def known(self) -> SyncJournal:
         return self._layer.journal
 

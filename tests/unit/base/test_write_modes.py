@@ -63,3 +63,24 @@ def test_where_a_path_first_leads_to_what_can_be_written(text: str, path: bytes,
 def test_what_is_no_mode(text: str) -> None:
     with pytest.raises(UsageError):
         WriteModes.parse(text)
+
+
+def test_an_exclusive_directory_takes_no_changes_of_sessions() -> None:
+    modes = WriteModes.parse("back,/scratch=local,exclusive,/else=local")
+    assert modes.exclusive_tops == [b"/scratch"]
+    for path, is_exclusive in ((b"/scratch", True), (b"/scratch/a/b", True), (b"/scratchy", False)):
+        assert (modes.is_exclusive(path), modes.takes_changes(path)) == (is_exclusive, not is_exclusive)
+    assert modes.of(b"/scratch/a") is WriteMode.LOCAL
+    assert modes.takes_changes(b"/else/f")
+    assert (
+        WriteModes.parse(modes.text()).text() == modes.text() == "back,/else=local,/scratch=local,exclusive"
+    )
+
+
+@pytest.mark.parametrize("text", [
+    "exclusive", "local,exclusive", "/a=back:2,exclusive", "/a=through,exclusive", "/a=off,exclusive",
+    "/a=local,exclusive,/a/b=back", "/a=local,exclusive,/a/b=local,exclusive", "/a=exclusive",
+])  # fmt: skip
+def test_exclusive_modes_that_cannot_be(text: str) -> None:
+    with pytest.raises(UsageError):
+        WriteModes.parse(text)

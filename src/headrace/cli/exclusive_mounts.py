@@ -1,0 +1,120 @@
+"""Mounts the exclusive directories of a node over its mount, and unmounts them.
+
+The kernel then serves them from the upper layer itself, and no session. Only root mounts them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.base.beneath import Root
+from headrace.base.errors import MountError
+from headrace.base.libc import c_library, last_errno
+from headrace.base.mount_api import attach, detached_directory
+from headrace.base.mount_table import MountTableRow, mount_table
+from headrace.cli.render import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.base.write_modes import WriteModes
+
+TREE = "/upper/tree"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
+
+
+class ExclusiveMounts:
+    """The exclusive directories below a mount. upper: the directory of the upper layer."""
+
+    def __init__(self, upper: str, modes: WriteModes) -> None:
+        self._tops = modes.exclusive_tops
+        self._tree = f"{upper}/tree"
+
+    def __bool__(self) -> bool:
+        return bool(self._tops)
+
+    def mount(self, mountpoint: str) -> list[str]:
+        """Mount those that are not mounted. Return where. MountError."""
+        mounted = {row.mountpoint for row in _rows_below(mountpoint)}
+        places = []
+        for top in self._tops:
+            place = mountpoint + os.fsdecode(top)
+            if place not in mounted:
+                self._mount_at(place, top)
+                places.append(place)
+        return places
+
+    def _mount_at(self, place: str, top: bytes) -> None:
+        source = Root(os.fsencode(self._tree))
+        try:
+            with _closing(source.at(top).open(_FOLDER)) as directory:
+                with _closing(detached_directory(directory)) as mount, _opened(place) as target:
+                    attach(mount, target)
+        except OSError as error:
+            raise MountError(
+                f"cannot mount the exclusive directory {place}", why=error.strerror or str(error)
+            ) from error
+        finally:
+            source.close()
+
+
+class ExclusiveWatch:
+    """Mounts exclusive directories again that were lost. The kernel drops a mount when the name below it changes."""
+
+    def __init__(self, mounts: ExclusiveMounts, mountpoint: str) -> None:
+        self._mounts = mounts
+        self._mountpoint = mountpoint
+        self._failed = ""
+
+    def look(self) -> None:
+        """Mount what is not mounted; stderr names it, and a failure once."""
+        try:
+            for place in self._mounts.mount(self._mountpoint):
+                warn(f"the exclusive directory {place} was unmounted; it is mounted again")
+            self._failed = ""
+        except MountError as error:
+            if str(error) != self._failed:
+                self._failed = str(error)
+                warn(self._failed)
+
+
+def unmount_exclusive(mountpoint: str) -> None:
+    """Unmount all exclusive directories below a mount that begins or ends. Open files go on."""
+    if os.geteuid() != 0:
+        return  # only root mounts them
+    for row in reversed(_rows_below(mountpoint)):
+        if c_library().umount2(os.fsencode(row.mountpoint), _DETACH | _NOFOLLOW) != 0:
+            warn(f"cannot unmount {row.mountpoint}: {os.strerror(last_errno())}")
+
+
+def _rows_below(mountpoint: str) -> list[MountTableRow]:
+    """Return the rows of the mount table of directories of an upper layer below a mountpoint."""
+    prefix = mountpoint.rstrip("/") + "/"
+    return [
+        row
+        for row in mount_table()
+        if row.mountpoint.startswith(prefix)
+        and (row.root + "/").endswith(f"{TREE}/{row.mountpoint.removeprefix(prefix)}/")
+    ]
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """Open a directory without following a link anywhere in its path."""
+    root = Root(b"/")
+    try:
+        with _closing(root.at(os.fsencode(path)).open(_FOLDER)) as descriptor:
+            yield descriptor
+    finally:
+        root.close()

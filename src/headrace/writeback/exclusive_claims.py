@@ -1,0 +1,161 @@
+"""Check that a directory can be exclusive: its programs see the upper layer alone, so no name of the origin may be
+missing there.
+
+A directory is claimed when that was checked once. The claim is kept beside the tree, because names that are missing
+later were removed by programs of this node, perhaps while no node ran.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+
+import msgspec
+
+from headrace.base.deadline import Deadline
+from headrace.base.decoding import decode_json
+from headrace.base.errors import DeadlineExceededError, OriginUnavailableError, UsageError
+from headrace.base.namespace_path import join
+from headrace.namespace.namespace import Namespace
+from headrace.origin.origin import Origin
+from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.marks import is_removed, is_whiteout
+from headrace.overlay.upper import Upper
+from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.writable_layer import WritableLayer
+
+log = logging.getLogger(__name__)
+
+_CLAIMS = b"/exclusive"
+NAMES_MAX = 1000
+"""Foreign names that are counted before the search ends."""
+_Foreign = list[bytes]
+
+
+class ExclusiveClaims:
+    """Claim the exclusive directories of a layer. limit_s: of a listing."""
+
+    def __init__(self, namespace: Namespace, layer: WritableLayer, *, limit_s: float) -> None:
+        self._mounts = namespace.tree.mounts
+        self._upper = layer.upper
+        self._journal = layer.journal
+        self._modes = layer.modes
+        self._limit_s = limit_s
+
+    async def claim(self, *, again: bool) -> None:
+        """Check all exclusive directories, and record them. again: the node was killed, and programs may use the
+        directories now, so a claimed one is not refused. UsageError where the origin has names that this node did not
+        write; the errors of a listing."""
+        claimed = self._read()
+        for top in self._modes.exclusive_tops:
+            self._check_mounts(top)
+            foreign = await self._foreign(top, is_claimed=top in claimed)
+            if foreign and not (again and top in claimed):
+                raise _not_empty(top, foreign)
+            if foreign:
+                log.warning(
+                    "an exclusive directory lacks names of its origin path=%s name=%s",
+                    *(os.fsdecode(top), os.fsdecode(foreign[0])),
+                )
+            if top not in claimed:
+                drop_markers(self._upper, top)
+        if claimed != set(self._modes.exclusive_tops):
+            self._write()
+
+    def _check_mounts(self, top: bytes) -> None:
+        for mount in self._mounts.all():
+            if os.fsencode(mount.path).startswith(top + b"/"):
+                raise UsageError(
+                    f"exclusive directory {os.fsdecode(top)}",
+                    why=f"an origin is attached below it, at {mount.path}",
+                    hint="leave out exclusive, or attach the origin elsewhere",
+                )
+
+    async def _foreign(self, top: bytes, *, is_claimed: bool) -> _Foreign:
+        """Return names that the origin has and the directory would not show. Of a claimed one only the first level is
+        compared: it may have millions of names."""
+        place = self._mounts.find(top)
+        if place is None:
+            return []
+        mount, key = place
+        foreign: _Foreign = []
+        waiting = [(top, key)]
+        try:
+            while waiting and len(foreign) < NAMES_MAX:
+                folder, folder_key = waiting.pop()
+                below = await self._compare(mount.origin, folder, folder_key, foreign, is_claimed=is_claimed)
+                waiting += [] if is_claimed else below
+        except (OriginUnavailableError, DeadlineExceededError) as error:
+            if not is_claimed:
+                raise
+            log.warning(
+                "an exclusive directory is not compared with its origin path=%s error=%s",
+                *(os.fsdecode(top), error),
+            )
+        return foreign
+
+    async def _compare(
+        self, origin: Origin, folder: bytes, key: str, foreign: _Foreign, *, is_claimed: bool
+    ) -> list[tuple[bytes, str]]:
+        """Add the foreign names of a directory of the origin. Return its directories that this node wrote."""
+        below: list[tuple[bytes, str]] = []
+        deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
+        async for page in origin.list_directory(key, deadline=deadline):
+            files = [item.key.rsplit("/", 1)[-1] for item in page.objects]
+            for name in [*files, *page.directories]:
+                path = join(folder, os.fsencode(name))
+                if not _is_ours(self._journal, path) or not (is_claimed or self._upper.at(path).exists()):
+                    foreign.append(path)
+            below += [(join(folder, os.fsencode(n)), f"{key}/{n}" if key else n) for n in page.directories]
+        return below
+
+    # ------------------------------------------------------------ the record
+
+    def _read(self) -> set[bytes]:
+        try:
+            with open(self._upper.beside(_CLAIMS).open(os.O_RDONLY), "rb") as file:
+                return {os.fsencode(path) for path in decode_json(file.read(), list[str])}
+        except FileNotFoundError:
+            return set()
+        except msgspec.DecodeError as error:
+            log.warning("the record of exclusive directories is damaged error=%s", error)
+            return set()
+
+    def _write(self) -> None:
+        new, paths = self._upper.beside(_CLAIMS + b".new"), map(os.fsdecode, self._modes.exclusive_tops)
+        with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(sorted(paths)))
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self._upper.beside(_CLAIMS))
+        self._upper.beside(b"/").sync()
+
+
+def _is_ours(journal: SyncJournal, path: bytes) -> bool:
+    row = journal.get(path)
+    return row is not None and not row.is_absent
+
+
+def _not_empty(top: bytes, foreign: _Foreign) -> UsageError:
+    count = f"{len(foreign)}{' or more' if len(foreign) >= NAMES_MAX else ''}"
+    return UsageError(
+        f"exclusive directory {os.fsdecode(top)}",
+        why=f"the origin has {count} names there that this node did not write, {os.fsdecode(foreign[0])} among them",
+        hint="name a directory that is empty at the origin, or leave out exclusive",
+    )
+
+
+def drop_markers(upper: Upper, top: bytes) -> None:
+    """Remove what other write modes left in a directory for names that do not exist: programs would see it."""
+    for path, status in reversed(list(upper.walk(top))):
+        safe_path = upper.at(path)
+        try:
+            if is_whiteout(status):
+                safe_path.unlink()
+            elif path != top and stat.S_ISDIR(status.st_mode) and is_removed(safe_path):
+                safe_path.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
