@@ -16,9 +16,8 @@ def processor_s(pids: Iterable[int]) -> float:
         fields = stat_fields(pid)
         if fields is None:
             continue
-        total += sum(
-            int(fields[index]) for index in (11, 12, 13, 14)
-        )  # utime, stime, cutime, cstime: proc(5)
+        # utime, stime, cutime, cstime: proc(5)
+        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
     return total / ticks
 
 

@@ -270,9 +270,8 @@ class JuiceFS(MountedSystem):
             shutil.copytree(self._data, mountpoint, dirs_exist_ok=True)
             os.sync()
         finally:
-            subprocess.run(
-                ["umount", mountpoint], capture_output=True, timeout=600, check=False
-            )  # it uploads first
+            # it uploads first
+            subprocess.run(["umount", mountpoint], capture_output=True, timeout=600, check=False)
             unmount(mountpoint)
             end(process, patience_s=120)
         shutil.rmtree(cache, ignore_errors=True)

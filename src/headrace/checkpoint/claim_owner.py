@@ -56,9 +56,8 @@ def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
         storage.remove(note)
     except PathNotFoundError:
         pass
-    with contextlib.suppress(
-        CheckpointFailedError, CheckpointNoSpaceError
-    ):  # or another process has just noted it
+    # or another process has just noted it
+    with contextlib.suppress(CheckpointFailedError, CheckpointNoSpaceError):
         writer = storage.create(note)
         try:
             writer.write(memoryview(f"{int(boot_clock.now_s())} {state}".encode()), 0)

@@ -64,10 +64,8 @@ def decompress(packed: memoryview, target: Bytes, item_bytes: int, name: str) ->
         tool = _local.decompressor = zstandard.ZstdDecompressor()
     try:
         declared_bytes = zstandard.frame_content_size(packed)
-        if declared_bytes not in (
-            len(target),
-            -1,
-        ):  # zstd allocates the declared size, whatever max_output_size is: a bomb
+        # zstd allocates the declared size, whatever max_output_size is: a bomb
+        if declared_bytes not in (len(target), -1):
             raise CorruptCheckpointError(
                 name, why=f"it decompresses to {declared_bytes} bytes instead of {len(target)}"
             )

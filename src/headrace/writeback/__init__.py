@@ -1,1 +1,1 @@
-"""The write path: persists what was written on this node to its origins. Read `writeback.py` first."""
+"""Persist writes of this node to their origins. Read `writeback.py` first."""

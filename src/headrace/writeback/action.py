@@ -15,7 +15,7 @@ from headrace.writeback.reconcile import UpperEntry, UpperKind
 
 @dataclass(slots=True)
 class WriteBackCounts:
-    """Count what write-back did since the start."""
+    """Count what write-back has done since the start."""
 
     files_persisted: int = 0
     bytes_persisted: int = 0
@@ -26,8 +26,8 @@ class WriteBackCounts:
 def upper_entry(
     path: bytes, safe_path: SafePath, status: os.stat_result, *, is_mode_root: bool
 ) -> UpperEntry:
-    """Read what a step depends on of the entry at a path, which looks like `status`. Of a file that is only `status`: a
-    scan reads no attribute of a million files."""
+    """Read the entry at a path, as far as a step depends on it. Only `status` is read of a file, because a scan cannot
+    afford attributes of a million files."""
     if is_whiteout(status):  # first: with `--user` a whiteout is a file
         return UpperEntry(UpperKind.WHITEOUT, status)
     if stat.S_ISREG(status.st_mode):
@@ -52,8 +52,8 @@ def attributes_of(status: os.stat_result) -> Attributes:
 
 
 def by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
-    """Group directories by depth, upper ones first. Those of one depth do not depend on each other, and share one flush
-    of the disk."""
+    """Group directories by depth, upper ones first. Directories of one depth are independent, and share one flush of
+    the disk."""
     levels: dict[int, list[bytes]] = {}
     for path in folders:
         levels.setdefault(path.count(b"/"), []).append(path)

@@ -1,4 +1,4 @@
-"""Note what changed in the upper layer: a path becomes dirty, and all observers learn of it by one call."""
+"""Track changes of the upper layer: a changed path becomes dirty, and all observers are notified by one call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headrace.writeback.writable_layer import WritableLayer
 
 
 class ChangeTracker:
-    """Mark paths as dirty and pass changes on. delay_s: how long a path is quiet before it is persisted. wake: set when
-    there is something to persist."""
+    """Mark paths as dirty and notify observers. delay_s: seconds for which a path must be quiet before it is persisted.
+    wake: set when a path becomes dirty."""
 
     def __init__(
         self, layer: WritableLayer, dirty: DirtySet, observers: WriteObserver, *, delay_s: float
@@ -28,18 +28,19 @@ class ChangeTracker:
         self.wake = asyncio.Event()
 
     def changed(self, paths: Iterable[bytes], source: int) -> None:
-        """Note what a session wrote. source: its number."""
+        """Note paths that a session wrote. source: the session's number."""
         changed = list(paths)
         self.note(changed, self.delay_s)
         self.observers.on_changed(changed, source)
 
     def changed_here(self, paths: list[bytes]) -> None:
-        """Note what the node itself changed; it is due at once."""
+        """Note paths that the node itself changed. They are due at once."""
         self.note(paths, 0.0)
         self.observers.on_changed(paths, 0)
 
     def note(self, paths: Iterable[bytes], delay_s: float) -> None:
-        """Mark paths as dirty; observers do not learn of it."""
+        """Mark paths as dirty without notifying observers. A path that changes again and again is due after ten times
+        its delay."""
         now_s = monotonic_s()
         for path in paths:
             if self._layer.persists(path):
@@ -49,7 +50,7 @@ class ChangeTracker:
                 self.wake.set()
 
     def hide(self, rows: list[JournalRecord]) -> None:
-        """Hide names of which nothing is left here: what the origin may have of them is removed."""
+        """Hide names whose file no longer exists here, so that the origin's file is removed."""
         if not rows:
             return
         upper = self._layer.upper

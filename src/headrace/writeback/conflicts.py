@@ -1,5 +1,5 @@
-"""Keep our version under another name where the origin has somebody else's, or where no origin takes the name. Users
-see each in the list of conflicts. On the node's loop."""
+"""Keep this node's version under another name if another writer changed the file at the origin, or no origin accepts
+its name. Users see each in the list of conflicts. Calls are on the node's loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ConflictCopies:
-    """Rename our versions. on_written: called with paths whose meaning the node itself changed."""
+    """Rename this node's versions. on_written: called with paths whose meaning the node itself changed."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class ConflictCopies:
         self._journal = known
         self._on_written = on_written
         self.count = 0
-        """Of what got another name."""
+        """Number of names that were changed since the start."""
 
     def check_blocked(self, path: bytes, error: HeadraceError) -> None:
-        """Find out whether an upload is blocked by this node's own earlier work: a file whose place a directory above
-        it has now, or a directory that is not removed yet. OriginUnavailableError: the upload waits for that."""
+        """Raise OriginUnavailableError if this node's own earlier entry blocks an upload. That is a file whose place a
+        directory above it has now, or a directory that is not removed yet. The upload is then retried."""
         if self.blocking_directories(path) or any(
             prefix == path for _, prefix in pending_removals(self._upper)
         ):
@@ -61,8 +61,8 @@ class ConflictCopies:
         return ways
 
     def keep(self, path: bytes, before: os.stat_result, why: str) -> None:
-        """Give our version another name: a file, or a directory with everything in it. The old name then means what the
-        origin has, and ours is persisted under the new name."""
+        """Rename this node's file, or directory with everything below it. The old name then shows the origin's version,
+        and the new name is persisted."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
         kept = self._rename(path, before, split(path)[1], b".conflict-" + stamp, why)
         if kept is not None:
@@ -72,8 +72,8 @@ class ConflictCopies:
             )
 
     def keep_by_plain_name(self, path: bytes, error: NotSupportedError) -> bool:
-        """Rename the path, or a directory above it, if no origin takes its name. Otherwise nobody could persist
-        everything, as one user's name would always fail. Return False if the names are not the reason."""
+        """Rename the path, or a directory above it, if no origin accepts its name. Otherwise one user's name would
+        block every `persist` of the layer. Return False if the name is not the reason."""
         end = 0
         while end < len(path):
             start, end = end + 1, (path + b"/").find(b"/", end + 1)
@@ -96,7 +96,8 @@ class ConflictCopies:
     def _rename(
         self, path: bytes, before: os.stat_result, name: bytes, tail: bytes, why: str
     ) -> bytes | None:
-        """Return the new path; None if something else is at the path by now."""
+        """Rename the entry that looked like `before`, and return its new path; None if the path has another entry by
+        now."""
         with self._upper.lock:
             status = self._upper.look(path)
             if not isinstance(status, os.stat_result) or status.st_ino != before.st_ino:
@@ -112,6 +113,7 @@ class ConflictCopies:
         return kept
 
     def _free_name(self, directory: bytes, name: bytes, tail: bytes) -> bytes:
+        """Return a path in the directory that neither the upper layer nor the index has."""
         for number in itertools.count():
             end = tail + (b"-%d" % number if number else b"")
             candidate = join(directory, name[: 255 - len(end)] + end)
@@ -121,8 +123,8 @@ class ConflictCopies:
 
 
 def plain_name(name: bytes) -> bytes:
-    """Return a name that origins take: bytes that are no UTF-8, and control characters, are replaced by their number. A
-    name that origins take stays the same."""
+    """Return a name that origins accept. Control characters and bytes that are not UTF-8 are replaced by their numbers;
+    other names stay the same."""
     if name.startswith(HIDDEN.encode()):
         name = b"%2E" + name[1:]
     text = name.decode(errors="surrogateescape")

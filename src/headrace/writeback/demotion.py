@@ -1,10 +1,10 @@
-"""Move clean files out of the upper layer, when it takes too much of the disk, or when the cache needs them for a load
-or another node. A rename makes the file itself the cache's copy, so nobody fetches it from the origin. It can then be
-evicted like any other.
+"""Move clean files from the upper layer to the cache. This happens when the layer takes too much of the disk, or when
+the cache needs them for a load or another node. A rename makes the file itself the cache file, so it is not fetched
+from the origin. It can then be evicted like any other.
 
-A file is moved only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE).
-Opening a name of the layer needs the layer's lock, which this code holds, too. What the origin can't hold of the file
-is lost then, as docs/semantics/names.md says. A file with a user's extended attributes stays.
+A file is moved only while no process has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE).
+Sessions open names of the layer under the layer's lock, which this code holds, too. Attributes that the origin cannot
+store are lost, as docs/semantics/names.md says. A file with a user's extended attributes stays.
 """
 
 from __future__ import annotations
@@ -36,16 +36,22 @@ from headrace.writeback.writable_layer import WritableLayer
 log = logging.getLogger(__name__)
 
 CACHE_MODE = 0o600
+"""Mode of a cache file."""
 DEMOTE_NOW_BYTES_MAX = 1 << 30
-"""All of a file is read before the first byte of it can be had: half a second or more a GiB."""
+"""Largest file that `demote` moves. All of it is read before its first byte can be served: half a second or more per
+GiB."""
 HEAD_LIMIT_S = 10.0
+"""Time limit of the request about a damaged file, in seconds."""
 Take = Callable[[SafePath], bool]
-"""Takes the file at a place of the layer away from there; False: it stays."""
+"""Move a file of the layer away from its place. Return False if it stays."""
 
 
 class Demoter:
-    """Move clean files from the upper layer to the cache. store: the cache that takes them, of the same disk; None:
-    they are dropped. owns: whether this node is an owner of a path. on_left: called with a path that left."""
+    """Move clean files from the upper layer to the cache.
+
+    store: the cache that takes them, on the same disk; None to delete them. owns: returns whether this node is an owner
+    of a path. on_demoted: called with paths that left the layer.
+    """
 
     def __init__(
         self,
@@ -67,11 +73,10 @@ class Demoter:
         self._on_demoted = on_demoted
         self._tasks = OwnedTasks()
         self.count = 0
-        """Of the files that left since the start."""
+        """Number of files that left the layer since the start."""
 
     def begin(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
-        """Let clean files leave the layer when it takes more than its share; what is persisted doesn't wait for
-        that."""
+        """Start to demote clean files in the background if the layer exceeds its limit."""
         surplus_bytes = self.quota.surplus_bytes
         if surplus_bytes > 0 and not self._tasks:
             self._tasks.start(self.demote_clean(clean, surplus_bytes))
@@ -82,13 +87,13 @@ class Demoter:
     async def demote_clean(
         self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int
     ) -> None:
-        """Move that many bytes of clean files out of the layer, beginning with those that were written longest ago."""
+        """Move that many bytes of clean files out of the layer, beginning with the oldest writes."""
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
             self._record_demoted(path, await self._demote_one(rows[path]))
 
     async def demote(self, path: bytes, entry: Entry) -> bool:
-        """Move a clean file into the cache. Return whether the cache has that version of it now."""
+        """Move a clean file into the cache. Return whether the cache has that version now."""
         row, store = self._journal.get(path), self._store
         if store is None or row is None or row.begun or row.version != entry.version:
             return False
@@ -98,8 +103,8 @@ class Demoter:
         return _is_cached(store, entry)
 
     async def drop_damaged(self, row: JournalRecord) -> bool:
-        """Drop a clean file whose bytes are wrong, without moving it into the cache, if the origin still has that
-        version. HeadraceError if the origin can't be asked."""
+        """Delete a clean file whose bytes are damaged, if the origin still has its version. Return whether it was
+        deleted. Raises HeadraceError if the origin does not answer."""
         place = self._tree.mounts.find(row.path)
         if place is None:
             return False
@@ -115,6 +120,7 @@ class Demoter:
         return freed > 0
 
     def _record_demoted(self, path: bytes, freed: int) -> None:
+        """Record a file that left the layer. freed: the bytes that this freed; 0 if it stayed."""
         if freed:
             self._journal.drop(path)
             self.quota.left(freed)
@@ -122,6 +128,7 @@ class Demoter:
             self._on_demoted([path])
 
     async def _demote_one(self, row: JournalRecord) -> int:
+        """Move a file to the cache, or delete it if the cache has it already. Return the bytes that this freed."""
         entry = self._tree.entry_at(row.path)
         if entry is None or entry.version != row.version:
             return 0
@@ -147,13 +154,15 @@ class Demoter:
 
         try:
             return remove(adopt)
-        except NoSpaceError:  # of the cache it would be the next to go
+        except NoSpaceError:  # the cache would evict it next
             return remove(None)
         except HeadraceError as error:
             log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(row.path), error)
             return 0
 
     def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
+        """Return a check of whether the index has the row's version at a path."""
+
         def shown(path: bytes) -> bool:
             entry = self._tree.entry_at(path)
             return entry is not None and entry.version == row.version
@@ -167,15 +176,15 @@ def _is_cached(store: Store, entry: Entry) -> bool:
 
 
 def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
-    """Return the checksums of the blocks of a clean file; None if it is not clean any more. A later change shows in its
-    ctime. Reads all of it."""
+    """Return the checksums of a clean file's blocks; None if it is no longer clean. A later change shows in its ctime.
+    Reads the whole file."""
     fd = row.open(safe_path)
     if fd is None:
         return None
     try:
         count = block_count(row.size_bytes)
         sums = [sum for sum in block_checksums(fd, row.size_bytes, range(count)) if sum is not None]
-        return sums if len(sums) == count else None  # it became shorter
+        return sums if len(sums) == count else None  # the file was truncated
     except OSError as error:
         log.warning("a clean file can't be read path=%s error=%s", os.fsdecode(row.path), error)
         return None
@@ -184,7 +193,7 @@ def checksums_of(safe_path: SafePath, row: JournalRecord) -> list[int] | None:
 
 
 def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> list[bytes]:
-    """Return paths of clean files, oldest writes first, until they have that many bytes together."""
+    """Return paths of clean files, oldest writes first, that have that many bytes together."""
     paths: list[bytes] = []
     for row, status in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
         if bytes_wanted <= 0:
@@ -204,9 +213,12 @@ def remove_clean_file(
     keep_users: bool = False,
 ) -> int:
     """Remove a clean file from the layer. Return the bytes that this frees; 0 if the file is in use, was written, or
-    has other names. is_shown: whether the index has the row's version at the path, so that the name stays. take: takes
-    the file away; None drops it. empty_too: an empty file counts as 1. keep_users: a file with a user's extended
-    attributes stays."""
+    has other names.
+
+    is_shown: whether the index has the row's version at the path, so that the name stays visible. take: moves the file
+    away; None deletes it. empty_too: count an empty file as 1 byte. keep_users: keep a file with a user's extended
+    attributes.
+    """
     safe_path = upper.at(row.path)
     with upper.lock:
         try:
@@ -219,9 +231,8 @@ def remove_clean_file(
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
-            if is_removal_pending(
-                upper, row.path
-            ):  # it came back with its folder, which the node does not know yet
+            # a removed directory came back with it, and the node has not handled that yet
+            if is_removal_pending(upper, row.path):
                 return 0
             upper.mark_demoted(split(row.path)[0])
             if take is None:
@@ -236,19 +247,21 @@ def remove_clean_file(
 
 
 def _apply_cache_attributes(fd: int) -> None:
-    """Make a file the node's own, as other cache files are. The index keeps its owner and mode."""
+    """Give a file the owner and mode of a cache file. The index keeps its own."""
     if not MARKS.single_owner:
         os.fchown(fd, os.geteuid(), os.getegid())
     os.fchmod(fd, CACHE_MODE)
 
 
 def _has_attributes(fd: int) -> bool:
+    """Return whether a file has extended attributes of a user."""
     return any(
         name.startswith("user.") and not name.startswith(HIDDEN_FROM_USERS) for name in os.listxattr(fd)
     )
 
 
 def _in_use(fd: int) -> bool:
+    """Return whether a process has the file open or mapped."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:

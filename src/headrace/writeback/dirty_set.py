@@ -1,5 +1,4 @@
-"""Keep the paths of the upper layer that their origins may not have yet: since when, when each is due, how many
-bytes."""
+"""Hold the dirty paths of the upper layer: since when each is dirty, when it is due, and how many bytes it has."""
 
 from __future__ import annotations
 
@@ -10,13 +9,18 @@ from dataclasses import dataclass
 from headrace.base.clock import monotonic_s
 
 BACKOFF_S_MAX = 60.0
+"""Longest pause before a failed path is tried again, in seconds."""
 ERRORS_SHOWN_MAX = 20
+"""Most failures in the status."""
 
 
 @dataclass(slots=True)
 class DirtyPath:
-    """State of a dirty path. since_s: monotonic. due_s: when it is to be persisted. size_bytes: set by
-    `DirtySet.resize`. noted: how often it was added; a task that works on it looks again if that happened meanwhile."""
+    """Hold the state of a dirty path.
+
+    since_s, due_s: when it became dirty, and when it is to be persisted, on the monotonic clock. size_bytes: set by
+    `DirtySet.resize`. noted: how often the path was added; a task that persists it checks whether the number grew.
+    """
 
     since_s: float
     due_s: float
@@ -26,13 +30,15 @@ class DirtyPath:
     noted: int = 0
 
     def failed(self, why: str) -> None:
-        """Note a failure: the path is tried again later, and later still after each further failure."""
+        """Record a failure. The path backs off: each further failure doubles the pause, up to BACKOFF_S_MAX."""
         self.attempts += 1
         self.error = why
         self.due_s = monotonic_s() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
 
 
 class DirtySet:
+    """Hold dirty paths with their state."""
+
     def __init__(self) -> None:
         self._all: dict[bytes, DirtyPath] = {}
         self._size_bytes = 0
@@ -50,7 +56,7 @@ class DirtySet:
         return self._all.get(path)
 
     def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> DirtyPath:
-        """Add a path. One that is known stays as it is, except for `noted`."""
+        """Add a path, due after delay_s. A path that is dirty already keeps its state, except for `noted`."""
         entry = self._all.get(path)
         if entry is None:
             entry = self._all[path] = DirtyPath(now_s, now_s + delay_s, size_bytes)
@@ -59,34 +65,38 @@ class DirtySet:
         return entry
 
     def resize(self, entry: DirtyPath, size_bytes: int) -> None:
+        """Set the bytes that a path has to upload."""
         self._size_bytes += size_bytes - entry.size_bytes
         entry.size_bytes = size_bytes
 
     def drop(self, path: bytes, only: DirtyPath | None = None) -> None:
-        """Drop a path. only: unless it was made dirty anew since that entry."""
+        """Remove a path. only: remove it only if its state is still this one, so that a later change keeps it dirty."""
         entry = self._all.get(path)
         if entry is not None and only in (None, entry):
             self._size_bytes -= entry.size_bytes
             del self._all[path]
 
     def expedite(self, path: bytes) -> None:
-        """Make everything at and below a path due."""
+        """Make all dirty paths at and below a path due now."""
         for dirty_path in self.below(path):
             self._all[dirty_path].due_s = 0.0
 
     def defer(self, paths: Iterable[bytes], delay_s: float) -> None:
+        """Make paths due after delay_s."""
         for path in paths:
             if path in self._all:
                 self._all[path].due_s = monotonic_s() + delay_s
 
     def due(self, now_s: float, most: int) -> list[bytes]:
+        """Return the first `most` paths that are due."""
         return [path for path, entry in self._all.items() if entry.due_s <= now_s][:most]
 
     def next_due_s(self) -> float | None:
+        """Return when the first path is due, on the monotonic clock; None if nothing is dirty."""
         return min((entry.due_s for entry in self._all.values()), default=None)
 
     def below(self, path: bytes, since_s: float | None = None) -> list[bytes]:
-        """Return the dirty paths at and below a path. since_s: only those that are at least that old."""
+        """Return the dirty paths at and below a path. since_s: only those that were dirty by then."""
         prefix = path.rstrip(b"/") + b"/"
         return [
             name
@@ -95,7 +105,7 @@ class DirtySet:
         ]
 
     def waiting(self, path: bytes) -> tuple[int, int]:
-        """Return how many names and bytes are dirty at and below a path."""
+        """Return the number of dirty names at and below a path, and their bytes."""
         if path == b"/":
             return len(self._all), self._size_bytes
         mine = self.below(path)

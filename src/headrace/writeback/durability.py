@@ -8,19 +8,19 @@ from headrace.base.write_modes import WriteMode, WriteModes
 
 
 class Durability(Protocol):
-    """Give a write what its mode promises, where that is not the origin."""
+    """Provide what a mode promises without the origin."""
 
     def covers(self, path: bytes) -> bool:
-        """Return whether `secure` is enough for the path. Otherwise the origin must have it."""
+        """Return whether `secure` fulfils the promise of the path's mode. Otherwise the origin must have it."""
         ...
 
     async def secure(self, path: bytes) -> None:
-        """Return when what is at the path, and below it, is as safe as its mode promises. HeadraceError."""
+        """Return when everything at and below the path is as safe as its mode promises. Raises HeadraceError."""
         ...
 
 
 class LocalDurability:
-    """Acknowledge mode `back` by the disk of this host, which has the bytes already."""
+    """Acknowledge mode `back` as soon as this host's disk has the bytes, which it has already."""
 
     def __init__(self, modes: WriteModes) -> None:
         self._modes = modes

@@ -1,7 +1,7 @@
-"""Carry out at the origins what a round of write-back needs, and postpone what fails.
+"""Apply a round's actions to the origins, and defer those that fail.
 
-Directories and files come first and removals after them, so a renamed file is never missing at the origin. On the
-node's loop.
+Directories and files come first and removals after them, so a renamed file is never missing at the origin. Calls are on
+the node's loop.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from headrace.writeback.writable_layer import WritableLayer
 log = logging.getLogger(__name__)
 
 CONCURRENCY_MAX = 64
-"""Puts and removals at one time."""
+"""Most uploads and removals at the same time."""
 RETRY_S = 1.0
+"""Pause before a deferred path or pending removal is tried again, in seconds."""
 
 
 class SyncExecutor:
-    """Persist paths, each by one task at a time. gone_due_s: when a round looks at what was put aside, though nothing
-    else is dirty."""
+    """Persist paths. One task at a time works on a path.
+
+    removals_due_s: time on the monotonic clock at which a round handles pending removals, even if no path is dirty.
+    """
 
     def __init__(
         self,
@@ -65,15 +68,16 @@ class SyncExecutor:
         self.counts = WriteBackCounts()
 
     def start(self) -> None:
-        """Have the namespace keep names of which the origin may have a put whose answer was lost."""
+        """Have the namespace keep the names of uploads whose answer was lost, as the origin may have them."""
         self._names.add_in_flight(self._layer.journal.unsure)
 
     def stop(self) -> None:
+        """Have the namespace no longer keep those names."""
         self._names.remove_in_flight(self._layer.journal.unsure)
 
     def folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
-        """Return the directories whose listings change: those of the paths; and, where the origin has no such directory
-        yet (a mode's, which nobody made), the one above it."""
+        """Return the directories whose listings at the origin change: those of the paths and, where the index lacks
+        such a directory, its ancestors up to the first that it has."""
         folders = {split(path)[0] for path in paths}
         for folder in list(folders):
             while folder != b"/" and self._tree.entry_at(folder) is None:
@@ -82,7 +86,8 @@ class SyncExecutor:
         return folders
 
     async def run(self, actions: dict[bytes, SyncStep]) -> list[HeadraceError]:
-        """Do all that can be done; what failed stays dirty. Removals wait until nothing else fails."""
+        """Apply all actions, and return the errors. A path that failed stays dirty. Removals are deferred if anything
+        else failed."""
         errors = await self._remove_pending()
         errors += await self._run_all([p for p, do in actions.items() if do is SyncStep.CLEAR], self._clear)
         for level in by_depth(path for path, do in actions.items() if do is SyncStep.MAKE):
@@ -101,13 +106,13 @@ class SyncExecutor:
         return errors
 
     def find_pending_removals(self) -> None:
-        """Have the next round look at what an earlier one left aside."""
+        """Make pending removals of an earlier run due in the next round."""
         if self.pending_removals():
             self.removals_due_s = 0.0
 
     def pending_removals(self) -> list[tuple[SafePath, bytes]]:
-        """Return what is to be removed at the origin: nothing of mode `local`, whose settings may be others some
-        day."""
+        """Return the directories that wait for their removal at the origin, with their former paths. Mode `local` is
+        left out: its settings may change later."""
         return [pair for pair in pending_removals(self._upper) if self._layer.persists(pair[1])]
 
     # ------------------------------------------------------------ one path
@@ -115,7 +120,7 @@ class SyncExecutor:
     async def _run_all(
         self, paths: list[bytes], work: Callable[[bytes], Awaitable[None]]
     ) -> list[HeadraceError]:
-        """Run as many at one time as there may be."""
+        """Run a task for each path, CONCURRENCY_MAX at the same time. Return the errors."""
         errors: list[HeadraceError] = []
         left = iter(paths)
 
@@ -129,7 +134,7 @@ class SyncExecutor:
         return errors
 
     async def _run_one(self, path: bytes, work: Callable[[bytes], Awaitable[None]]) -> HeadraceError | None:
-        """Run one task for a path at a time, however many rounds want it."""
+        """Run one task for a path, after those that other rounds run for it. Return its error."""
         async with self._gate, self._turns.at(path):
             try:
                 entry = self._dirty.get(path)
@@ -137,19 +142,18 @@ class SyncExecutor:
                     noted = entry.noted
                     await work(path)
                     if entry.noted != noted and self._planner.needs_work(path):
-                        self._changes.note(
-                            [path], self._changes.delay_s
-                        )  # it became something else meanwhile
+                        self._changes.note([path], self._changes.delay_s)  # it changed while the task ran
                 return None
             except HeadraceError as error:
                 self._note_failure(path, error)
                 return error
-            except OSError as error:  # the layer changed under us: looked at again
+            except OSError as error:  # a session changed the layer meanwhile
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
 
     def _note_failure(self, path: bytes, error: HeadraceError) -> None:
+        """Count a failure, back off its path, and log the first and the fifth as a warning."""
         entry = self._dirty.get(path)
         self.counts.failures += 1
         if entry is None:
@@ -165,7 +169,7 @@ class SyncExecutor:
 
     async def _clear(self, path: bytes) -> None:
         await self._removals.clear(path)
-        await self._make_directory(path)  # nothing for what is no directory
+        await self._make_directory(path)  # does nothing unless a directory is there
 
     async def _make_directory(self, path: bytes) -> None:
         changed = await self._removals.make_directory(path)
@@ -192,8 +196,8 @@ class SyncExecutor:
             self._dirty.drop(path, only=before)
 
     async def _drop_whiteouts(self, gone: list[bytes]) -> list[HeadraceError]:
-        """Drop the whiteouts of what was removed. Listings that began before the removal may bring the names back; one
-        that begins now does not."""
+        """Drop the whiteouts of removed names, after a new listing of their directories. A listing that began before
+        the removal could bring a name back; one that begins now does not."""
         errors: list[HeadraceError] = []
         stale: set[bytes] = set()
         for directory in {split(path)[0] for path in gone}:
@@ -206,7 +210,7 @@ class SyncExecutor:
         for path in gone:
             if split(path)[0] not in stale and self._removals.drop_whiteout(path):
                 self._dirty.drop(path)
-                if self._upper.at(path).exists():  # it came back meanwhile, perhaps as it was
+                if self._upper.at(path).exists():  # a session created it again, perhaps unchanged
                     self._changes.note([path], 0.0)
             else:
                 self._defer([path])
@@ -219,7 +223,7 @@ class SyncExecutor:
             self._defer([path])
 
     async def _remove_pending(self) -> list[HeadraceError]:
-        """Remove directories in whose place a file is now: where the origin has real ones, they are in its way."""
+        """Remove at the origin the directories whose place a file has taken, because they would block its upload."""
         async with self._clearing:
             self.removals_due_s = math.inf
             try:

@@ -1,4 +1,4 @@
-"""Tell observers of writes: the sessions of this host, the nodes with replicas, and the other nodes of the cluster."""
+"""Notify observers of writes: this host's sessions, the replicas, and the other nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Iterable, Sequence
 
 
 class WriteObserver:
-    """Follow what write-back does. Calls are on the node's loop; those of this class do nothing."""
+    """Follow write-back. Calls are on the node's loop; this base class does nothing."""
 
     def start(self, dirty: Iterable[bytes]) -> None:
-        """Begin with the paths that an earlier node left dirty."""
+        """Begin with the paths that an earlier run left dirty."""
 
     async def stop(self) -> None:
-        """End before the upper layer is closed. Calls may come until then."""
+        """Stop before the upper layer is closed. Other calls may come until then."""
 
     def on_opened(self, path: bytes) -> None:
-        """Learn that a session has the file open for writing."""
+        """Handle that a session opened a file for writing."""
 
     def on_changed(self, paths: list[bytes], source: int) -> None:
-        """Learn that paths mean something else. source: the session that wrote them; 0: the node."""
+        """Handle changed entries. source: the number of the session that changed them; 0 for the node."""
 
     def on_demoted(self, paths: list[bytes]) -> None:
-        """Learn that names left the upper layer: they mean what the origin has."""
+        """Handle that names left the upper layer, and now show the origin's entries."""
 
     async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
-        """Learn that a round over these paths ended, with or without errors. folders: those whose listings at the
-        origin may have changed."""
+        """Handle the end of a round over these paths, with or without errors. folders: the directories whose listings
+        at the origin may have changed."""
 
     async def before_acknowledged(self, path: bytes) -> None:
-        """Do what must be done before a write at or below a path is acknowledged. HeadraceError."""
+        """Finish the work that must precede the acknowledgement of a write at or below a path. Raises HeadraceError."""
 
     def status(self) -> dict[str, object]:
-        """Return what `headrace status` shows of it."""
+        """Return this observer's fields of `headrace status`."""
         return {}
 
 

@@ -1,8 +1,8 @@
-"""Drop clean files of the upper layer that somebody else replaced or removed at the origin. The name then means what
-the origin has.
+"""Drop clean files of the upper layer that another writer replaced or removed at the origin. The name then shows the
+origin's entry.
 
-A listing shows such a change. It may be older than our own upload, so the origin is asked for that object first. A
-dirty file is never touched. One that is in use stays until it is closed.
+A listing shows such a change. It may be older than this node's own upload, so the origin is asked for that object
+first. A dirty file is never dropped. A file in use stays until it is closed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 log = logging.getLogger(__name__)
 
 QUERIES_IN_FLIGHT_MAX = 32
+"""Most requests to the origin at the same time."""
 INDEX_BATCH_ROWS = 1000
+"""Rows that one transaction of the index corrects."""
 
 
 class OriginChangeReconciler:
-    """Find and drop such files. limit_s: of a request to the origin. on_written: called with paths that mean something
-    else now."""
+    """Find and drop such files. limit_s: time limit of a request to the origin. on_written: called with paths whose
+    entry changed."""
 
     def __init__(
         self,
@@ -52,17 +54,18 @@ class OriginChangeReconciler:
         self._on_written = on_written
         self._waiting: set[bytes] = set()
         self._emptied: set[bytes] = set()
-        """Folders out of which such files went: they go when the index knows them no more. Not any empty folder: an
-        object store has none, and then the index has none either."""
+        """Directories from which such files were dropped. They are removed once the index does not have them. Other
+        empty directories stay: an object store has no empty directory, so the index lacks them, too."""
 
     def suspect(self, paths: Iterable[bytes]) -> bool:
-        """Note paths about which the index changed. Return whether there is something to look at."""
+        """Note paths whose entry in the index changed. Return whether any of them must be checked."""
         self._waiting.update(path for path in paths if self._upper.at(path).exists())
         return bool(self._waiting or self._emptied)
 
     async def expect(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
-        """Correct the index at a start. It may be older than the journal, or lack a change that an earlier node did not
-        look at. It then has what this node uploaded, so that the next listing shows what somebody else changed."""
+        """Correct the index at a start, from the clean files and their rows. The index may be older than the journal,
+        or lack a change that an earlier run did not check. It then has this node's uploads, so the next listing shows
+        other writers' changes."""
         for start in range(0, len(clean), INDEX_BATCH_ROWS):
             with self._index.batch():
                 for row, status in clean[start : start + INDEX_BATCH_ROWS]:
@@ -73,11 +76,12 @@ class OriginChangeReconciler:
 
     @property
     def has_waiting(self) -> bool:
+        """Return whether paths wait for a check."""
         return bool(self._waiting)
 
     async def look(self) -> None:
-        """Look at all paths that wait. A path whose origin can't be asked waits on; so does one that is dirty here and
-        was written by another node, too."""
+        """Check all waiting paths. A path stays in the queue if its origin does not answer, or if it is dirty here and
+        another node wrote it, too."""
         paths, self._waiting = sorted(self._waiting), set()
         self._emptied.update(directory for path in paths for directory in self._demoted_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
@@ -101,11 +105,12 @@ class OriginChangeReconciler:
             self._on_written(gone)
 
     def _demoted_below(self, path: bytes) -> list[bytes]:
-        """Return directories of which files were demoted to the cache."""
+        """Return the directories at and below a path whose files were demoted to the cache."""
         below = [directory for directory, status in self._upper.walk(path) if stat.S_ISDIR(status.st_mode)]
         return [directory for directory in below if self._upper.has_demoted_files(directory)]
 
     def _clean_below(self, path: bytes) -> list[JournalRecord]:
+        """Return the rows of clean files at and below a path."""
         rows = []
         for clean_path, status in self._upper.walk(path):
             row = self._journal.get(clean_path) if stat.S_ISREG(status.st_mode) else None
@@ -114,12 +119,14 @@ class OriginChangeReconciler:
         return rows
 
     async def _check(self, row: JournalRecord) -> None:
-        if self._names.is_pending(row.path):  # by another node, later than what the origin has
+        """Drop a clean file if the origin has another version, or none. Ask the origin unless another node's pending
+        file decides."""
+        if self._names.is_pending(row.path):  # another node's file is newer than the origin's
             self._drop(row)
             return
         entry = self._tree.entry_at(row.path)
         if entry is not None and entry.version == row.version:
-            return  # the listing brought what we put, before its answer did
+            return  # the listing showed this node's own upload before its answer came
         place = self._tree.mounts.find(row.path)
         if place is None:
             return
@@ -147,19 +154,21 @@ class OriginChangeReconciler:
             self._drop(row)
 
     def _drop(self, row: JournalRecord) -> None:
+        """Drop a clean file from the layer; one that is in use waits."""
         if remove_clean_file(self._upper, row, lambda _: True, empty_too=True):
             self._journal.drop(row.path)
             self._names.invalidate(split(row.path)[0])
             self._emptied.add(split(row.path)[0])
             self._on_written([row.path])
         elif self._is_here(row.path):
-            self._waiting.add(row.path)  # in use; or dirty by now, and then it is a matter of its put
+            self._waiting.add(row.path)  # it is in use, or dirty by now; then its upload decides
 
     def _is_here(self, path: bytes) -> bool:
         return self._upper.at(path).exists()
 
     def _drop_empty(self, directory: bytes) -> list[bytes]:
-        """Remove directories that the origin removed together with their content."""
+        """Remove an emptied directory that the origin no longer has, and then its ancestors. Return the removed
+        directories."""
         gone: list[bytes] = []
         with self._upper.lock:
             if self._upper.names(directory):

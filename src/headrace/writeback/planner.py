@@ -1,4 +1,4 @@
-"""Find what is dirty in the upper layer, and order a round of it. `writeback/reconcile.py` decides on each path."""
+"""Find what is dirty in the upper layer, and plan a round. `writeback/reconcile.py` decides on each path."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headrace.writeback.writable_layer import WritableLayer
 
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
 STEPS_WITH_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
-"""Actions on a directory that bring all that is in it."""
+"""Steps of a directory that may require steps for everything below it."""
 TURN_S = 0.05
-"""A missing file whose put is under way is looked at again after that."""
+"""Seconds after which a dirty path without an entry is planned again, if its upload still runs."""
 
 
 class ActionPlanner:
-    """Decide what a path needs, by what is there and what the journal says of it."""
+    """Decide which step a path needs, from the upper layer and the journal."""
 
     def __init__(self, layer: WritableLayer) -> None:
         self._upper = layer.upper
@@ -32,27 +32,28 @@ class ActionPlanner:
         self._tops = {b"/", *layer.modes.tops()}
 
     def action(self, path: bytes, status: os.stat_result) -> SyncStep | None:
-        """Return what a path needs, which looks like that; None: nothing."""
+        """Return the step that a path needs; None if its origin has the same. status: the path's, from the upper
+        layer."""
         return self.action_by(path, status, self._journal.get(path))
 
     def action_by(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncStep | None:
-        """Return the same, where the row of the journal is at hand."""
+        """Return the same for a given row of the journal."""
         entry = upper_entry(path, self._upper.at(path), status, is_mode_root=path in self._tops)
         return step_of(entry, row)
 
     def needs_work(self, path: bytes) -> bool:
-        """Return whether a path needs something now; also where nothing is left."""
+        """Return whether a path needs a step now. A path without an entry does."""
         status = self._upper.at(path).seen()
         return status is None or self.action(path, status) is not None
 
     def is_persisted(self, path: bytes, status: os.stat_result) -> bool:
-        """Return whether the origin has the file that is at a path."""
+        """Return whether the origin has the file at a path."""
         return stat.S_ISREG(status.st_mode) and self.action(path, status) is None
 
 
 class LayerScan:
-    """Find what is dirty in the layer, and say what a round has to do for it. On the node's loop, but for the walks
-    over the whole layer."""
+    """Find dirty paths in the layer, and plan a round for them. Calls are on the node's loop; walks over the layer run
+    in a thread."""
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class LayerScan:
         self._turns = turns
 
     async def scan_all(self) -> tuple[CleanFiles, int]:
-        """Mark all that is dirty. Reads all names of the layer, in a thread. → the clean files; bytes of all."""
+        """Mark everything dirty, and return the clean files and the bytes of all files. Reads all names of the layer,
+        in a thread."""
         self._journal.forget_old_removals()
         self.hide_unanswered()
         rows = {row.path: row for row in self._journal.all()}
@@ -86,7 +88,7 @@ class LayerScan:
         return clean, size_bytes
 
     def _walk_all(self, rows: dict[bytes, JournalRecord]) -> tuple[list[tuple[bytes, int]], CleanFiles, int]:
-        """Return what is dirty, as (path, bytes); the clean files; the bytes of all."""
+        """Return the dirty paths with their sizes, the clean files, and the bytes that all files take of the disk."""
         dirty: list[tuple[bytes, int]] = []
         clean: CleanFiles = []
         size_bytes = 0
@@ -102,7 +104,7 @@ class LayerScan:
         return dirty, clean, size_bytes
 
     async def scan_below(self, top: bytes) -> None:
-        """Mark what is dirty at and below a path."""
+        """Mark everything dirty at and below a path."""
         self.hide_unanswered()
         rows = {top: self._journal.get(top), **self._journal.below(top)}
 
@@ -120,27 +122,27 @@ class LayerScan:
             self._dirty.add(path, now_s, size)
 
     def hide_unanswered(self) -> None:
-        """Hide the names of puts whose answer was lost and of which nothing is left here."""
+        """Hide the names of uploads whose answer was lost and whose file no longer exists here."""
         self._hide(self._removals.unanswered_rows)
 
     def _hide(self, find: Callable[[], list[JournalRecord]]) -> None:
-        """Hide the names that `find` returns. It looks again under the lock: a session may have been moving the
-        directory above such a name aside, which hides it."""
+        """Hide the names that `find` returns. `find` runs again under the lock, because a session may have deferred the
+        removal of a directory above such a name, which hides it."""
         if find():
             with self._upper.lock:
                 self._changes.hide(find())
 
     def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
-        """Return what each path needs now; those that need nothing are clean. A directory that came from elsewhere
-        brings all that is in it."""
+        """Return the step that each path needs now. Paths that need none become clean. A new, moved or removed
+        directory adds the paths below it."""
         actions: dict[bytes, SyncStep] = {}
         for path in paths:
             entry = self._dirty.get(path)
-            if entry is None or path in actions:  # of a directory that came before
+            if entry is None or path in actions:  # or a directory before it added the path
                 continue
             status = self._upper.at(path).seen()
             if status is None:
-                if path in self._turns:  # a put of it is under way, and sees to it
+                if path in self._turns:  # its upload still runs, and handles it
                     self._dirty.defer([path], TURN_S)
                 else:
                     self._drop_missing(path)
@@ -156,11 +158,12 @@ class LayerScan:
         return actions
 
     def _drop_missing(self, path: bytes) -> None:
-        """Drop a path where nothing is any more, and nothing hides it."""
+        """Drop a dirty path without an entry, and hide what the origin may have there."""
         self._dirty.drop(path)
         self._hide(partial(self._removals.rows_without_entry, path))
 
     def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
+        """Add the steps of everything below a directory."""
         now_s, rows = monotonic_s(), self._journal.below(top)
         for path, status in self._upper.walk(top):
             if path == top or path in actions:

@@ -1,5 +1,5 @@
-"""Gather what this node knows of a path's state at the origin, and ask where it can't know. Each upload and removal is
-conditional on that state; `writeback/reconcile.py` decides by it."""
+"""Gather this node's knowledge of a path's state at the origin, and ask the origin or other nodes where it is missing.
+Each upload and removal is conditional on that state; `writeback/reconcile.py` decides by it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 
 class Preconditions:
-    """Gather the state that a change of the origin depends on. ask_others: notes in the journal what other nodes
-    persisted in this node's place. settle: has another node persist a file that it wrote; returns the origin's version.
-    Both None where there are no other nodes. On the node's loop."""
+    """Gather the state that a change at the origin depends on. Calls are on the node's loop.
+
+    query_replicas: records in the journal what other nodes persisted in a failover of this node. resolve_version: has
+    another node persist a file that it wrote, and returns the origin's version. Both are None in a single node.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,8 @@ class Preconditions:
         self._resolve_version = resolve_version
 
     def locate(self, path: bytes) -> tuple[Mount, str]:
-        """Return the mount of a path, and its key below the origin."""
+        """Return the mount of a path, and its key below the mount's origin. Raises NotSupportedError if no origin is
+        mounted there."""
         mount_and_key = self._tree.mounts.find(path)
         if mount_and_key is None:
             raise NotSupportedError(
@@ -53,9 +56,9 @@ class Preconditions:
         return mount_and_key
 
     async def resolve_base(self, path: bytes, safe_path: SafePath) -> bool:
-        """Wait until another node persisted the file that this path replaces or removes; then there is a version to
-        replace. Return False if there is none, as that node wrote the file again, or is gone. HeadraceError: it can't
-        be asked now."""
+        """Wait until another node has persisted the file that this path replaces or removes, and set that version as
+        the base. Return False if there is none, because that node replaced the file or left. Raises HeadraceError if no
+        node can answer now."""
         base = base_version(safe_path, path)
         if base is None or not is_pending(base):
             return True
@@ -66,18 +69,15 @@ class Preconditions:
             if version is not None:
                 set_base(safe_path, path, version)
                 self._names.record_put(path, version)
-            elif not is_whiteout(
-                safe_path.lstat()
-            ):  # a whiteout without a base would stand for whatever is there
+            elif not is_whiteout(safe_path.lstat()):  # a whiteout without a base would hide any version
                 drop_base(safe_path, path)
             return version is not None
 
     async def ask_origin(
         self, row: JournalRecord, origin: Origin, key: str, deadline: Deadline
     ) -> JournalRecord:
-        """Learn what became of an upload, or a removal, whose answer was lost. Return the row as if the answer had been
-        noted, where the origin has the object, or has it no more; else the same row. The file may be another one by
-        now."""
+        """Ask the origin what became of an upload or a removal whose answer was lost. If it succeeded, record and
+        return the row of its success; otherwise return the same row. The layer's file may be another one by now."""
         try:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
@@ -90,8 +90,8 @@ class Preconditions:
         return self._note(replace(row, version=info.version, begun=False))
 
     def _note(self, row: JournalRecord) -> JournalRecord:
-        """Note a row, and correct the index. Otherwise the index's older version would look as if somebody had put it
-        there since."""
+        """Record a row, and correct the index. Otherwise the index's older version would look like another writer's
+        later one."""
         with self._upper.lock:
             entry = self._tree.entry_at(row.path)
             if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
@@ -103,21 +103,21 @@ class Preconditions:
         return row
 
     def state(self, path: bytes, base: Version | None) -> PathState:
-        """Return the state of a path as journal, index and layer have it now. base: the version that it replaces."""
+        """Return the present state of a path, from journal, index and layer. base: the version that it replaces."""
         return PathState(
             *(self._journal.get(path), base, self._tree.entry_at(path)),
             *(self._names.is_pending(path), self._upper.at(path).seen()),
         )
 
     def condition(self, path: bytes, base: Version | None) -> Version | Absent:
-        """Return the condition of an upload whose questions are answered. base: what the file says that it
-        replaces."""
+        """Return the condition of an upload whose questions are answered. base: the version that the file's BASE mark
+        names."""
         row = self._journal.get(path)
         needs_index = row is not None and base is not None
         return upload_condition(self.state(path, base) if needs_index else PathState(row, base))
 
     def replaces(self, path: bytes, safe_path: SafePath, status: os.stat_result) -> Version | None:
-        """Return the origin's version that the entry at a path stands for, or hides; None if there is none."""
+        """Return the origin's version that the entry at a path replaces or hides; None if there is none."""
         base = base_version(safe_path, path)
         if is_whiteout(status):  # first: with `--user` a whiteout is a file
             return version_to_remove(self.state(path, base))
@@ -127,8 +127,8 @@ class Preconditions:
         return condition if isinstance(condition, Version) else None
 
     async def query_failover(self, path: bytes) -> bool:
-        """Return whether the origin has an earlier state of our file, which another node uploaded in this node's
-        place."""
+        """Ask other nodes what they persisted for this node. Return whether that changed the journal's row of the
+        path."""
         before = self._journal.get(path)
         if self._query_replicas is not None:
             await self._query_replicas()

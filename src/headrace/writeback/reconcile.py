@@ -1,8 +1,8 @@
 """Decide what a path of the upper layer needs, so that its origin has the same: three states become one action.
 
-The states are the upper layer's, the origin's as the journal and BASE record it, and the index's, which others may have
-changed. The decision has two stages. `step_of` is asked of every name by the scan, and needs no index. `reconcile` is
-asked when it is the path's turn, with what is known by then, and returns the action with its precondition.
+The states are the upper layer's, the origin's as the journal and BASE record it, and the index's, which other writers
+may have changed. The decision has two stages. `step_of` runs for every name of a scan, and needs no index. `reconcile`
+runs when the path's turn comes, with the state of that moment, and returns the action with its precondition.
 
 Nothing here reads or writes. docs/internals/reconcile.md has the table of all cases, which is also the unit test.
 """
@@ -21,13 +21,14 @@ from headrace.overlay.pending_version import is_pending
 from headrace.writeback.sync_journal import JournalRecord
 
 WRITTEN_AGAIN = "another node wrote it again"
+"""Reason of a conflict that users see."""
 
 
 class SyncStep(IntEnum):
     """Order the work of a round: the steps of all its paths are taken in this order."""
 
     CLEAR = 1
-    """Remove a file at the origin whose place a directory, a link or a special file has now."""
+    """Remove a file at the origin in whose place the layer now has a directory, a link or a special file."""
     MAKE = 2
     PUT = 3
     REMOVE = 4
@@ -35,8 +36,8 @@ class SyncStep(IntEnum):
 
 
 class UpperKind(Enum):
-    """Name what the upper layer has at a path. MODE_ROOT: a directory that exists because of the settings.
-    REMOVED_DIRECTORY: one that hides the origin's. OTHER: a link, or a special file."""
+    """Name the kind of an upper entry. MODE_ROOT: a directory that exists because of the settings. REMOVED_DIRECTORY: a
+    directory that hides the origin's. OTHER: a link, or a special file."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -47,8 +48,8 @@ class UpperKind(Enum):
 
 
 class UpperEntry(msgspec.Struct, frozen=True, gc=False):
-    """The entry of the upper layer at a path. base: the version that it replaces; not read, so None, for a file and for
-    a whiteout."""
+    """Hold the upper layer's entry at a path. base: the version that it replaces; None for a file and a whiteout, where
+    it is not read."""
 
     kind: UpperKind
     status: os.stat_result
@@ -56,19 +57,19 @@ class UpperEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriterAnswer(Enum):
-    """The answer of a writer for a base that it had not persisted. PERSISTED: the base is an origin's version now.
-    REPLACED: the writer wrote the file again, or is gone."""
+    """Name the answer of a writer about a base that it had not persisted. PERSISTED: the base is a version of the
+    origin now. REPLACED: the writer replaced the file, or left the cluster."""
 
     PERSISTED = 1
     REPLACED = 2
 
 
 class PathState(msgspec.Struct, frozen=True):
-    """State of a path when its step is taken.
+    """Hold the state of a path when its step is taken.
 
-    row: of the journal. base: the version that the upper entry replaces, or removes. entry: of the index. is_shadowed:
-    the index shows another node's write there. status: of what the upper layer has there by now. writer: the answer to
-    AskFirst.WRITER. origin_asked: AskFirst.ORIGIN was answered, and the journal has what came of it.
+    row: the journal's. base: the version that the upper entry replaces or removes. entry: the index's. is_shadowed: the
+    index shows another node's pending file there. status: the upper layer's entry at this moment. writer: the answer to
+    AskFirst.WRITER. origin_asked: AskFirst.ORIGIN was answered, and the journal has the result.
     """
 
     row: JournalRecord | None
@@ -86,8 +87,8 @@ class PathState(msgspec.Struct, frozen=True):
 
 
 class AskFirst(Enum):
-    """Ask before deciding. WRITER: have the node that wrote the base persist it. ORIGIN: learn from the origin what
-    became of an upload or a removal whose answer was lost."""
+    """Name a question that precedes the decision. WRITER: have the node that wrote the base persist it. ORIGIN: ask the
+    origin what became of an upload or a removal whose answer was lost."""
 
     WRITER = "ask the writer"
     ORIGIN = "ask the origin"
@@ -114,12 +115,13 @@ class RemoveFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory:
-    """Remove the origin's directory if nothing is in it."""
+    """Remove the origin's directory if it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRemoval:
-    """Ask nothing of the origin, which has no file of ours. in_journal, in_index: where that is to be recorded."""
+    """Record a removal without a request, as the origin has no file of this node. in_journal, in_index: where to record
+    it."""
 
     in_journal: bool = False
     in_index: bool = False
@@ -127,15 +129,15 @@ class RecordRemoval:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """Drop our change: the name means what somebody else has there. conflict: the reason that users see; "": no
-    conflict."""
+    """Drop this node's change, so that the name shows the other writer's entry. conflict: the reason that users see; ""
+    if it is no conflict."""
 
     conflict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepFile:
-    """Leave the origin as it is: the removed file is back, as the origin has it."""
+    """Leave the origin as it is: the removed file is back, in the version that the origin has."""
 
 
 Removal = RemoveFile | RemoveDirectory | RecordRemoval | GiveWay | KeepFile | AskFirst
@@ -143,7 +145,7 @@ Action = PutFile | MakeDirectory | Removal
 
 
 def step_of(upper: UpperEntry, row: JournalRecord | None) -> SyncStep | None:
-    """Return the step that a path needs; None if its origin has the same. row: of the journal."""
+    """Return the step that a path needs; None if its origin has the same. row: the journal's."""
     kind = upper.kind
     if kind is UpperKind.FILE:
         return None if row is not None and row.describes(upper.status) else SyncStep.PUT
@@ -160,7 +162,7 @@ def step_of(upper: UpperEntry, row: JournalRecord | None) -> SyncStep | None:
 
 
 def reconcile(step: SyncStep, state: PathState) -> Action:
-    """Return how a step is taken, and under which precondition. AskFirst: ask, then call again with the answer."""
+    """Return the action of a step with its precondition. For AskFirst, ask, then call again with the answer."""
     match step:
         case SyncStep.PUT:
             return _upload(state)
@@ -169,14 +171,14 @@ def reconcile(step: SyncStep, state: PathState) -> Action:
         case SyncStep.CLEAR:
             is_directory = state.row is not None and state.row.is_directory
             return RemoveDirectory() if is_directory and state.base is None else _removal(state)
-        case SyncStep.MAKE:  # a file may have come there while the path waited for its turn
+        case SyncStep.MAKE:  # a file may have been uploaded there while the path waited
             return _removal(state) if state.row is not None and state.row.is_file else MakeDirectory()
         case SyncStep.REMOVE_DIRECTORY:
             return RemoveDirectory()
 
 
 def replaces_file(row: JournalRecord | None, base: Version | None) -> bool:
-    """Return whether the origin has a file, or may have one, where the upper layer has none now."""
+    """Return whether the origin has a file, or may have one, where the upper layer has none."""
     return base is not None or (row is not None and row.is_file)
 
 
@@ -191,19 +193,20 @@ def upload_condition(state: PathState) -> Version | Absent:
 
 
 def version_to_remove(state: PathState) -> Version | None:
-    """Return the version that a removal is about; None if the origin has none of ours."""
+    """Return the version that a removal removes; None if the origin has none of this node's."""
     row, base = state.row, state.base
     if row is not None and row.is_there and not row.is_directory:
         return row.version
     if base is not None and (row is None or _is_newer(base, row, state)):
         return base
     if row is not None and row.is_absent:
-        return None  # removed already; what the name means since then is somebody else's
+        return None  # this node removed it already; a later file is another writer's
     return None if is_pending(state.listed_file) else state.listed_file
 
 
 def must_hide(state: PathState) -> bool:
-    """Return whether a whiteout must stay after its removal and a new listing: the index has the removed file still."""
+    """Return whether a whiteout must stay after its removal and a new listing, because the index still has the removed
+    file."""
     version, row = state.listed_file, state.row
     if version is None:
         return False
@@ -228,7 +231,7 @@ def _removal(state: PathState) -> Removal:
     if _is_unanswered(state):
         return AskFirst.ORIGIN
     if row is not None and row.begun and not row.is_there and state.base is None:
-        return GiveWay()  # our upload did not happen: the origin's file, if any, is somebody else's
+        return GiveWay()  # the upload did not happen: a file of the origin is another writer's
     if row is not None and state.status is not None and row.describes(state.status):
         return KeepFile()
     version = version_to_remove(state)
@@ -241,7 +244,7 @@ def _record_removal(state: PathState) -> RecordRemoval:
     row = state.row
     if row is None or not row.is_absent:
         return RecordRemoval(in_journal=True)
-    # a node that removed it died before the index said so
+    # a node died between the removal and the index's update
     return RecordRemoval(in_index=state.listed_file is not None and row.was_removed(state.listed_file))
 
 
@@ -252,8 +255,8 @@ def _is_unanswered(state: PathState) -> bool:
 
 
 def _is_newer(base: Version, row: JournalRecord, state: PathState) -> bool:
-    """Return whether somebody put the base there after this node removed what the row describes. Then the index has it,
-    unless it shows another node's write instead."""
+    """Return whether another writer created the base there after this node removed the row's version. The index then
+    has the base, or shows another node's pending file in its place."""
     if row.was_removed(base):
         return False
     return state.is_shadowed or (state.entry is not None and state.entry.version == base)

@@ -1,7 +1,7 @@
 """Persist removals and directories of the upper layer; `writeback/upload.py` persists files.
 
-Each removal is conditional on the version that was there when the path was removed here. What somebody else put there
-stays, and shows again. On the node's loop.
+Each removal is conditional on the version that the origin had when the path was removed here. Another writer's later
+entry stays, and shows again. Calls are on the node's loop.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 
 
 class RemovalPropagator:
-    """Persist removals and directories. turns: one task at a time works on a path. limit_s: of a request. on_written:
-    called with paths whose meaning the node itself changed."""
+    """Persist removals and directories. turns: one task at a time works on a path. limit_s: time limit of a request.
+    on_written: called with paths whose meaning the node itself changed."""
 
     def __init__(
         self,
@@ -86,9 +86,12 @@ class RemovalPropagator:
     # ------------------------------------------------------------ removals
 
     async def remove(self, path: bytes, marker: SafePath, *, asked: bool = False) -> bool:
-        """Remove at the origin what the entry at `marker` hides: a whiteout, a directory in a file's place, or a file
-        that was put aside. Return whether the listing that had the name must be taken again, after which the whiteout
-        can go. asked: other nodes were asked what they persisted."""
+        """Remove at the origin what the entry at `marker` hides. The entry is a whiteout, a directory in a file's
+        place, or a file of a pending removal.
+
+        Return True if the directory must be listed again, after which the whiteout can be dropped. asked: the replicas
+        were queried about this conflict already.
+        """
         mount, key = self._preconditions.locate(path)
         state, deadline = await self._ask_first(path, marker, mount.origin, key)
         match reconcile(SyncStep.REMOVE, state):
@@ -129,7 +132,7 @@ class RemovalPropagator:
     async def _ask_first(
         self, path: bytes, marker: SafePath, origin: Origin, key: str
     ) -> tuple[PathState, Deadline]:
-        """Return the state of a removal when its questions are answered, and the deadline of its requests."""
+        """Return the state of a removal once its questions are answered, and the deadline of its requests."""
         state = self._state(path, marker)
         if reconcile(SyncStep.REMOVE, state) is AskFirst.WRITER:
             is_persisted = await self._preconditions.resolve_base(path, marker)
@@ -147,7 +150,7 @@ class RemovalPropagator:
         return self._preconditions.state(path, base_version(marker, path))
 
     def _give_way(self, path: bytes, marker: SafePath, conflict: str) -> None:
-        """Drop our change: the name means what the origin, or another node, has there."""
+        """Drop this node's change: the name shows the entry of the origin, or of another node."""
         if conflict:
             self._journal.add_conflict(Conflict(path, b"", conflict, time.time()))
         self.drop_marker(path, marker)
@@ -156,8 +159,8 @@ class RemovalPropagator:
         self._on_written([path])
 
     async def remove_pending(self, aside: list[tuple[SafePath, bytes]]) -> None:
-        """Remove at the origin what `Upper.put_away` put aside, directories too, and then here; but not what is there
-        again by now. aside: of `Upper.put_aside`."""
+        """Remove pending removals with everything below them, first at the origin and then here. A path that has an
+        entry again is kept. aside: from `pending_removals`."""
         for top, prefix in aside:
             for safe_path, status in reversed(list(top.walk())):
                 path = prefix + safe_path.path[len(top.path) :]
@@ -170,15 +173,16 @@ class RemovalPropagator:
             top.throw_away()
 
     def _report_new_entry(self, path: bytes) -> None:
-        """Report what came to a path while it was removed at the origin: it may look as it did when the origin had
-        it."""
+        """Report an entry that was created at a path while it was removed at the origin. It may look like the entry
+        that the journal records."""
         if self._upper.at(path).exists():
             self._on_written([path])
 
     async def _remove_pending_directory(self, path: bytes) -> None:
+        """Remove the directory of a pending removal at the origin, and record it."""
         status = self._upper.look(path)
         if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
-            return  # there is one again
+            return  # a directory was created there again
         was_removed = await self._remove_directory_at_origin(path)
         row, entry = self._journal.get(path), self._tree.entry_at(path)
         if was_removed and row is not None and row.is_directory:
@@ -187,7 +191,7 @@ class RemovalPropagator:
             self._names.record_removal(path, folder=True)
 
     async def _remove_directory_at_origin(self, path: bytes) -> bool:
-        """Remove a directory at the origin; there may be none any more, or a file. Return False if it stays."""
+        """Remove a directory at the origin. Return False if it stays because another writer created a name in it."""
         try:
             await self._request_directory_removal(path)
         except DirectoryNotEmptyError:
@@ -198,7 +202,7 @@ class RemovalPropagator:
         return True
 
     def drop_whiteout(self, path: bytes) -> bool:
-        """Drop the whiteout of a removed name after a new listing. Return False if the listing still has the removed
+        """Drop the whiteout of a removed name after a new listing. Return False if the index still has the removed
         file."""
         with self._upper.lock:
             safe_path = self._upper.at(path)
@@ -208,29 +212,34 @@ class RemovalPropagator:
             return True
 
     def rows_without_entry(self, path: bytes) -> list[JournalRecord]:
-        """Return rows of what the origin may have at and below a path where the layer has nothing any more, and which
-        is to be removed: an upload that was not noted, and one that was removed or renamed by a session that could not
-        know of it, since an older listing had taken it out of the index. What was demoted to the cache is in the
-        index."""
+        """Return the rows of files that the origin may have at and below a path without an entry here, and that must be
+        removed.
+
+        One case is an upload whose answer was lost. In the other, a session removed or renamed files while an older
+        listing had taken them out of the index. A file that the index has was demoted to the cache: it is not returned,
+        and its row is dropped.
+        """
         row = self._journal.get(path)
         if row is None or row.is_absent:
             return []
-        if (
-            row.begun
-        ):  # what is put aside is removed with its directory; what is left of it then is unheard of
+        # a pending removal covers it; if the row is still begun then, `unanswered_rows` returns it
+        if row.begun:
             return [] if is_removal_pending(self._upper, path) else [row]
         if self._tree.entry_at(path) is not None:
             with self._upper.lock:
-                if not is_removal_pending(self._upper, path):  # else the row says what is to be removed
+                if not is_removal_pending(self._upper, path):  # otherwise the row names what must be removed
                     self._journal.drop(path)
             return []
         below = self._journal.below(path).values() if row.is_directory else ()
         return [row, *(below_row for below_row in below if not below_row.is_absent)]
 
     def unanswered_rows(self) -> list[JournalRecord]:
-        """Return rows of uploads whose answer was lost and of which nothing is here any more: the origin may have them.
-        A session that removed such a file, or renamed a directory above it, did not know of it, and reports the
-        directory alone. What is put aside is removed with its directory."""
+        """Return the rows of uploads whose answer was lost and whose file no longer exists here. The origin may have
+        them.
+
+        A session that removed such a file, or renamed a directory above it, did not know of it, and reported only the
+        directory. Files of pending removals are not returned, because they are removed with their directory.
+        """
         upper = self._upper
         waiting = [path for path in self._journal.unsure if path not in self._turns]
         gone = [
@@ -239,6 +248,7 @@ class RemovalPropagator:
         return [row for path in gone if (row := self._journal.get(path)) is not None]
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
+        """Drop a whiteout, or the BASE mark of a directory or special file."""
         with self._upper.lock:
             status = safe_path.seen()
             if status is None:
@@ -251,7 +261,7 @@ class RemovalPropagator:
     # ------------------------------------------------------------ directories
 
     async def clear(self, path: bytes) -> None:
-        """Remove what the origin has at a path in whose place something else is now."""
+        """Remove the origin's entry at a path in whose place the layer has another kind of entry."""
         safe_path = self._upper.at(path)
         if reconcile(SyncStep.CLEAR, self._state(path, safe_path)) == RemoveDirectory():
             await self.unmake(path)
@@ -260,10 +270,10 @@ class RemovalPropagator:
         self.drop_marker(path, safe_path)
 
     async def make_directory(self, path: bytes) -> list[bytes]:
-        """Make a directory at the origin. Return the paths that must be looked at again."""
+        """Create a directory at the origin. Return the paths that need another look."""
         mount, key = self._preconditions.locate(path)
         if reconcile(SyncStep.MAKE, PathState(self._journal.get(path))) != MakeDirectory():
-            await self.clear(path)  # a file came there while this one waited for its turn
+            await self.clear(path)  # a file was uploaded there while this path waited
         status = self._upper.look(path)
         if isinstance(status, Hidden):
             return [path]
@@ -286,16 +296,15 @@ class RemovalPropagator:
             return []
         failpoint.hit("persist.made")
         with self._upper.lock:
-            hidden = hide_missing(
-                self._upper, path, None, directory=True
-            )  # removed, or renamed, while it was made
+            # removed, or renamed, while it was made
+            hidden = hide_missing(self._upper, path, None, directory=True)
             self._names.record_directory(path)
             self._journal.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
 
     async def unmake(self, path: bytes) -> None:
-        """Remove a directory that this node made at the origin, or was making, since something else is in its place
-        now. Do nothing where this node made none."""
+        """Remove a directory that this node created at the origin, or began to create, because something else has its
+        place now. Do nothing if it created none."""
         row = self._journal.get(path)
         if row is None or not row.is_directory:
             return
@@ -307,7 +316,7 @@ class RemovalPropagator:
         self._journal.note(JournalRecord.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
-        """Remove a directory that is marked as removed, when nothing is left in it. Return False if something is, or if
+        """Remove a directory that is marked as removed, once it is empty. Return False if it is not empty, or if
         another directory is there by now."""
         safe_path = self._upper.at(path)
         if not is_removed(safe_path):
@@ -317,12 +326,13 @@ class RemovalPropagator:
         try:
             await self._request_directory_removal(path)
         except (DirectoryNotEmptyError, NotADirectoryPathError):
-            pass  # somebody else put something there, or a file in its place: it shows again
+            pass  # another writer created a name in it, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
         with self._upper.lock:
             row = self._journal.get(path)
             removed = JournalRecord.removed(path, ABSENT if row is None else row.last_removed)
-            if not is_removed(safe_path):  # one came there meanwhile, perhaps the one that was there before
+            # a directory was created there meanwhile, perhaps the same one again
+            if not is_removed(safe_path):
                 if row is not None and row.is_directory:
                     self._journal.note(removed)
                 return False
@@ -334,10 +344,10 @@ class RemovalPropagator:
         return True
 
     async def _request_directory_removal(self, path: bytes) -> None:
-        """Ask the origin to remove a directory. The answer may be lost: the row must not say then that the directory is
-        made, since it may come back with the same inode."""
+        """Remove a directory at the origin. The row is marked as begun first: if the answer is lost, it must not say
+        that the directory exists, because a new one could have the same inode."""
         mount, key = self._preconditions.locate(path)
-        if not key:  # of a whole origin
+        if not key:  # the root of an origin stays
             return
         row = self._journal.get(path)
         if row is not None and row.is_directory:

@@ -1,8 +1,8 @@
 """Read the clean files of the upper layer for the scrub.
 
-Their writers store no checksums, which would slow each `write`. The scrub notes the checksums of a file when it first
-reads it, and compares them with the disk from then on. It skips a dirty file, and one that is never persisted. On the
-node's loop, but for `read_sums`.
+Writers store no checksums, which would slow each `write`. The scrub records the checksums of a file when it first reads
+it, and compares later reads with them. It skips dirty files, and files that are never persisted. Calls are on the
+node's loop, except `read_sums`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from headrace.store.disk_reader import checksums_on_disk
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 ROWS_PER_QUERY = 1000
+"""Rows of the journal that one query returns."""
 UNREADABLE = -1
+"""Checksum of a block that the disk cannot read."""
 
 
 class WrittenFilesOfScrub:
     """Compare clean files with their checksums. locate: returns where a path of the layer lies. drop: removes a damaged
-    file from the layer if the origin still has it and nobody has it open; returns whether it did."""
+    file from the layer if the origin still has its version and no process has it open, and returns whether it did."""
 
     def __init__(
         self,
@@ -42,8 +44,8 @@ class WrittenFilesOfScrub:
             after = rows[-1].path
 
     def is_damaged(self, row: JournalRecord, sums: list[int] | None) -> bool:
-        """Return whether a file's bytes changed since the scrub first met it. sums: of `read_sums`. The first ones are
-        noted."""
+        """Return whether a file's bytes changed since the scrub first read it. sums: the result of `read_sums`. The
+        first result is recorded."""
         if sums is None or self._journal.get(row.path) != row:
             return False
         if UNREADABLE in sums:
@@ -55,16 +57,18 @@ class WrittenFilesOfScrub:
         return noted != sums
 
     def ended(self) -> None:
-        """Note that all files were looked at."""
+        """Delete the checksums of files that have no row, after a pass over all files."""
         self._journal.forget_old_sums()
 
 
 def read_sums(
     safe_path: SafePath, row: JournalRecord, before_read: Callable[[int], None]
 ) -> list[int] | None:
-    """Return the checksums of the blocks as the disk has them; UNREADABLE for a block that can't be read; None: the
-    file is not the one that the row describes. Call it in a thread. before_read: called with the number of bytes; an
-    exception that it raises ends the reading. OSError."""
+    """Return the checksums of a file's blocks as the disk has them, with UNREADABLE for a block that can't be read.
+    Return None if the path no longer has the file of the row.
+
+    before_read: called with the number of bytes; an exception that it raises ends the reading. Blocks; raises OSError.
+    """
     fd = row.open(safe_path)
     if fd is None:
         return None

@@ -1,10 +1,10 @@
-"""Record what the origins have of the upper layer: a table beside the layer that only the node uses.
+"""Record what the origins have of the upper layer, in a table beside the layer that only the node uses.
 
-A row says: the file at this path, with this inode number, size and ctime, is at the origin as this version. As long as
-the file still looks like that, it is clean. The node writes a row as `begun` before an upload. After a crash such a row
+A row says that the origin has the file at this path, with this inode number, size and ctime, as this version. The file
+is clean while it still looks like that. The node writes a row as `begun` before an upload. After a crash such a row
 means that the origin may have that file, although no result was recorded.
 
-The table is SQLite in WAL mode: recorded rows survive kill -9, and after `sync` a power loss. The node syncs the rows
+The table is SQLite in WAL mode. Recorded rows survive kill -9 and, after `sync`, a power loss. The node syncs the rows
 of a change before it makes the change at the origin. It does not sync the rows of results, so a power loss may leave
 them begun.
 """
@@ -44,26 +44,31 @@ CREATE TABLE IF NOT EXISTS conflicts (
 INSERT OR IGNORE INTO told_conflicts SELECT path, kept, why, at_s FROM conflicts;
 DROP TABLE conflicts;
 """
-"""`conflicts` is the table of older releases, which kept only the last conflict of a path."""
+"""The statements that create the tables. `conflicts` is the table of older releases, which kept only the last conflict
+of a path."""
 
 
 ABSENT = Version(-1, 0)
+"""The version of a path without an entry at the origin, if no earlier version is known."""
 CACHED_ROWS_MAX = 10_000
-"""Rows that are kept in memory: each is read some times around its upload, and a query takes 25 µs."""
+"""Most rows in memory. Each row is read several times around its upload, and a query takes 25 µs."""
 CHECKPOINT_ROWS = 2_000
+"""Recorded rows after which the log is copied into the table."""
 REMOVED_ROWS_MAX = 100_000
-"""Rows of removed paths that are kept, the newest ones."""
+"""Most rows of removed paths. Older ones are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """A row: the origin's state of one path of the upper layer.
+    """Hold a row: the origin's state of one path of the upper layer.
 
-    version: the last one at the origin, as far as this node knows. ABSENT, or any version of -1 bytes: the origin has
-    nothing there. Such a row that is not begun means that this node removed the path: a later upload to it replaces
-    nothing, whatever its BASE says. The row keeps mtime and token of the removed version, since a late listing may show
-    it once more. A directory's version keeps those of what was removed before it, too; besides them only the
-    directory's inode counts. size_bytes -1 and begun: the node is removing the path.
+    version: the last one at the origin, as far as this node knows. A version of -1 bytes, like ABSENT, means that the
+    origin has no entry there. If such a row is not begun, this node removed the path: a later upload to it replaces
+    nothing, whatever its BASE says. The row then keeps the mtime and token of the removed version, because a late
+    listing may still show it.
+
+    A directory's version keeps those of the file that was removed before it, too. Otherwise only the directory's inode
+    number counts. size_bytes -1 and begun: the node is removing the path.
     """
 
     path: bytes
@@ -76,12 +81,13 @@ class JournalRecord:
 
     @property
     def is_there(self) -> bool:
-        """Return whether the origin has an entry at the path, as far as this node knows; if begun, perhaps another
+        """Return whether the origin has an entry at the path, as far as this node knows. If begun, it may be another
         one."""
         return self.version.size_bytes >= 0
 
     @property
     def is_directory(self) -> bool:
+        """Return whether the row describes a directory."""
         return self.ctime_ns == 0 and self.is_there
 
     @property
@@ -101,8 +107,7 @@ class JournalRecord:
 
     @property
     def last_removed(self) -> Version:
-        """Return the version that this node removed at the path before it uploaded the present one; ABSENT if
-        unknown."""
+        """Return the version that this node removed at the path before the present entry; ABSENT if unknown."""
         is_recorded = self.is_directory or not self.is_there
         return Version(-1, self.version.mtime_ns, self.version.token) if is_recorded else ABSENT
 
@@ -118,7 +123,7 @@ class JournalRecord:
 
     @classmethod
     def removed(cls, path: bytes, last: Version = ABSENT) -> JournalRecord:
-        """Return the row of a completed removal. last: the version that was removed."""
+        """Return the row of a completed removal. last: the removed version."""
         return cls(path, 0, time.time_ns(), -1, Version(-1, last.mtime_ns, last.token))
 
     @classmethod
@@ -133,7 +138,7 @@ class JournalRecord:
         return f"{self.inode:x}-{self.ctime_ns:x}"
 
     def describes(self, status: os.stat_result) -> bool:
-        """Return whether a file still looks like the row, so that it is clean."""
+        """Return whether a file still looks like the row. It is clean then."""
         return not self.begun and (self.inode, self.ctime_ns, self.size_bytes) == (
             status.st_ino,
             status.st_ctime_ns,
@@ -141,7 +146,7 @@ class JournalRecord:
         )
 
     def open(self, safe_path: SafePath) -> int | None:
-        """Open the file that the row describes, to read it; None if the path has another file now, or none. The caller
+        """Open the file that the row describes, for reading; None if the path has another file, or none. The caller
         closes the descriptor."""
         try:
             fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
@@ -155,7 +160,8 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A name that the origin changed too. kept: path of this node's version now; b"" if only a removal was given up."""
+    """Describe a name that another writer changed, too. kept: the path of this node's version now; b"" if only a
+    removal was dropped."""
 
     path: bytes
     kept: bytes
@@ -164,8 +170,8 @@ class Conflict:
 
 
 class SyncJournal:
-    """Read and write the journal's table. One thread at a time writes, and no other process. reserve: reserves space
-    for it on a disk that gets full."""
+    """Read and write the journal's table. Only one thread at a time writes, and no other process. reserve: space for
+    the table on a disk that becomes full."""
 
     def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path
@@ -192,7 +198,7 @@ class SyncJournal:
             raise StoreError(f"table {path} can't be used", why=os.strerror(error.errno or 0)) from error
         self.reserve_space()
         self.unsure = {row.path for row in self.begun()}
-        """The paths of rows that are begun."""
+        """Paths whose row is begun."""
 
     def get(self, path: bytes) -> JournalRecord | None:
         """Return the row of a path; None if there is none."""
@@ -211,6 +217,7 @@ class SyncJournal:
         self._cached[path] = row
 
     def note(self, row: JournalRecord) -> None:
+        """Record a row."""
         self.note_all([row])
 
     def note_all(self, rows: list[JournalRecord]) -> None:
@@ -223,8 +230,8 @@ class SyncJournal:
             (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
     def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-        """Execute a statement for all values in one transaction. NoSpaceError if the log can't grow and a checkpoint
-        does not help."""
+        """Execute a statement for all values in one transaction. Raises NoSpaceError if the log cannot grow even after
+        a checkpoint."""
         try:
             self._transact(statement, values)
         except NoSpaceError:
@@ -250,10 +257,10 @@ class SyncJournal:
         return (NoSpaceError if full else StoreError)(subject, why=str(error))
 
     def reserve_space(self) -> None:
-        """Allocate blocks ahead of the table's use, and all blocks that its log needs between two checkpoints."""
+        """Allocate blocks before the table needs them, and all blocks that its log needs between two checkpoints."""
         if self._reserve is None:
             return
-        with contextlib.suppress(OSError):  # any other error of the disk appears when the table is used
+        with contextlib.suppress(OSError):  # another error of the disk appears when the table is used
             ahead_bytes = self._reserve.ahead_bytes
             self._reserve.allocate(self._fd, os.fstat(self._fd).st_size + ahead_bytes)
             log_fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -263,13 +270,14 @@ class SyncJournal:
                 os.close(log_fd)
 
     def drop(self, path: bytes) -> None:
+        """Delete the row of a path."""
         self._write("DELETE FROM known WHERE path = ?", [(path,)])
         self._cache(path, None)
         self.unsure.discard(path)
 
     def sync(self) -> None:
-        """Make recorded rows durable, and all earlier changes, by any process, of names and attributes on the table's
-        file system. Blocks for the disk; may run in any thread while others record rows. OSError."""
+        """Make all recorded rows durable, with all earlier changes, by any process, of names and attributes on the
+        table's file system. Blocks for the disk. May run in any thread while others record rows. Raises OSError."""
         flush_file_system(self._log)
 
     @property
@@ -288,10 +296,11 @@ class SyncJournal:
         self.reserve_space()
 
     def all(self) -> Iterator[JournalRecord]:
+        """Return all rows."""
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
 
     def below(self, path: bytes) -> dict[bytes, JournalRecord]:
-        """Return the rows below a path, by path. This takes a tenth of the time of as many `get`."""
+        """Return the rows below a path, by path, in a tenth of the time of as many calls of `get`."""
         top = path.rstrip(b"/")
         selected = self._db.execute(
             "SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0")
@@ -299,8 +308,8 @@ class SyncJournal:
         return {row.path: row for row in map(_row, selected.fetchall())}
 
     def clean_files(self, after: bytes, most: int) -> list[JournalRecord]:
-        """Return rows of files that the origin has, as far as this node knows, sorted by path, beginning after
-        `after`."""
+        """Return up to `most` rows of files that the origin has, as far as this node knows. They are sorted by path and
+        follow `after`."""
         selected = self._db.execute(
             "SELECT * FROM known WHERE path > ? AND NOT begun AND version_bytes >= 0 AND ctime_ns != 0 "
             "ORDER BY path LIMIT ?",
@@ -309,7 +318,7 @@ class SyncJournal:
         return [*map(_row, selected.fetchall())]
 
     def sums(self, row: JournalRecord) -> list[int] | None:
-        """Return the checksums of the blocks of exactly that state of a file; None if they were not recorded."""
+        """Return the checksums of the blocks of exactly that state of a file; None if none were recorded."""
         selected = self._db.execute(
             "SELECT blocks FROM sums WHERE path = ? AND inode = ? AND ctime_ns = ?",
             (row.path, row.inode, row.ctime_ns),
@@ -317,6 +326,7 @@ class SyncJournal:
         return None if selected is None else [sum for (sum,) in struct.iter_unpack("<Q", selected[0])]
 
     def note_sums(self, row: JournalRecord, sums: list[int]) -> None:
+        """Record the checksums of a file's blocks."""
         blocks = struct.pack(f"<{len(sums)}Q", *sums)
         self._notes += 1
         self._write(
@@ -324,7 +334,7 @@ class SyncJournal:
         )
 
     def forget_old_sums(self) -> None:
-        """Delete checksums of paths that have no row any more."""
+        """Delete the checksums of paths without a row."""
         self._write("DELETE FROM sums WHERE path NOT IN (SELECT path FROM known) AND path >= ?", [(b"",)])
 
     def forget_old_removals(self) -> None:
@@ -337,10 +347,12 @@ class SyncJournal:
         )
 
     def begun(self) -> list[JournalRecord]:
+        """Return the rows that are begun."""
         return [_row(values) for values in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
 
     def add_conflict(self, conflict: Conflict) -> None:
-        why = printable(conflict.why)  # a key that is not UTF-8 is in the error of the origin that refused it
+        """Record a conflict until the user clears the list."""
+        why = printable(conflict.why)  # an origin's error may name a key that is not UTF-8
         self._write(
             "INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)",
             [(conflict.path, conflict.kept, why, conflict.at_s)],

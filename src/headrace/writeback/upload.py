@@ -1,7 +1,7 @@
 """Upload files of the upper layer to their origins. docs/format/persist-commits.md has the steps.
 
-Requests dominate the cost of small files. So the work before and after a request is done at one time for many files
-that are at the same step. On the node's loop; work that touches the disk for long runs in `threads`.
+Requests dominate the cost of small files. Work before and after a request is therefore done in batches of files that
+are at the same step. Calls are on the node's loop; longer work on the disk runs in `threads`.
 """
 
 from __future__ import annotations
@@ -48,24 +48,27 @@ from headrace.writeback.sync_journal import ABSENT, JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
 COMPARE_BYTES = 8 << 20
+"""Bytes that are read at once to compare a file with the origin's."""
 CONTENT_BYTES_MAX = 256 << 10
-"""Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
-time are in memory."""
+"""Largest file that is read when it is opened, because another turn of a thread costs 50 µs. Memory holds as many such
+files as uploads run at the same time."""
 SYNC_LATER_BYTES_MIN = 64 << 20
-"""A file of more is sent while it is still being written to the disk, which it is before the put takes place."""
+"""Smallest file that is sent before its dirty pages are on the disk. They are synced before the upload completes."""
 OPEN_BATCH_MAX = 8
-"""A thread opens them one by one."""
+"""Most files that one thread opens in a batch, one after the other."""
 COMMIT_BATCH_MAX = 64
+"""Most uploads whose begin, or whose result, one transaction records."""
 UNBATCHED_UPLOADS_MAX = 4
+"""Number of uploads in progress up to which a result does not wait for others."""
 COMMIT_DELAY_S = 0.004
-"""What more than a few puts wait for others, so that a transaction is shared: while so many are under way, another one
-takes longer than that."""
+"""Seconds for which a result waits for others to share its transaction. With more uploads than UNBATCHED_UPLOADS_MAX in
+progress, the next transaction takes longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """Result of an upload. changed: paths that must be looked at again: the path if the file was written meanwhile, and
-    its whiteout if it was removed."""
+    """Report an upload. changed: paths that need another look: the file if it was written meanwhile, and its new
+    whiteout if it was removed."""
 
     size_bytes: int
     changed: list[bytes]
@@ -73,8 +76,8 @@ class UploadResult:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A file that is open for upload. base: the version that it replaces. extras: metadata of the object beside its
-    bytes."""
+    """Hold a file that is open for upload. base: the version that it replaces. extras: the object's metadata besides
+    its bytes."""
 
     path: bytes
     source: FilePutSource
@@ -88,7 +91,7 @@ class _Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A file whose upload has begun, as the journal says."""
+    """Hold an upload whose begin is in the journal."""
 
     opened: _Opened
     condition: Condition
@@ -97,13 +100,15 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Uploaded:
+    """Hold an upload that the origin has answered."""
+
     path: bytes
     status: os.stat_result
     version: Version
 
 
 class Uploader:
-    """Persist files. limit_s: how long the upload of an object may take, by its bytes."""
+    """Upload files. limit_s: returns the time limit of an upload by its bytes."""
 
     def __init__(
         self,
@@ -129,8 +134,8 @@ class Uploader:
         self._committing = GroupCommit(self._commit_all, most=COMMIT_BATCH_MAX, delay_s=COMMIT_DELAY_S)
 
     async def put(self, path: bytes) -> UploadResult | None:
-        """Upload a file. Return None if there is nothing to upload any more. ConflictError is handled here; other
-        HeadraceErrors leave the file as dirty as it was."""
+        """Upload a file. Return None if the path has no file to upload. A ConflictError is handled here; after another
+        HeadraceError the file is still dirty."""
         mount, key = self._preconditions.locate(path)
         opened = await self._opened(path)
         if opened is None:
@@ -146,7 +151,7 @@ class Uploader:
             opened.close()
 
     async def _opened(self, path: bytes) -> _Opened | None:
-        """Open a file as soon as the origin has the version that it replaces."""
+        """Open a file once the origin has the version that it replaces."""
         safe_path = self._upper.at(path)
         while True:
             opened = await self._open(path, safe_path)
@@ -156,7 +161,7 @@ class Uploader:
             await self._preconditions.resolve_base(path, safe_path)
 
     async def _open(self, path: bytes, safe_path: SafePath) -> _Opened | None:
-        """Open a file. A large one has a thread for itself: it may have to wait for the disk."""
+        """Open a file. A large one has its own batch, because it may have to wait for the disk."""
         return await self._opening.submit(path, soon=True, alone=size_of(safe_path) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
@@ -167,6 +172,8 @@ class Uploader:
     async def _put_opened(
         self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
     ) -> _Uploaded | None:
+        """Upload an open file under its condition. Return None if it was renamed instead, because the origin refused
+        it. asked: the replicas were queried about this conflict already."""
         path, source, status = opened.path, opened.source, opened.status
         deadline = Deadline.after(self._limit_s(status.st_size), patience_s=PATIENCE_S)
         before = self._journal.get(path)
@@ -199,14 +206,15 @@ class Uploader:
         return _Uploaded(path, status, version)
 
     def _clear_intent(self, path: bytes, before: JournalRecord | None) -> None:
-        """Restore the row from before: the origin takes no such object, so nobody need ask for one."""
+        """Restore the row from before the upload. The origin refused the object, so there is no lost answer to ask
+        for."""
         if before is None:
             self._journal.drop(path)
         else:
             self._journal.note(before)
 
     async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
-        """Note durably that these uploads begin."""
+        """Record durably that these uploads begin."""
         begun: list[_Begun | Exception] = []
         rows = []
         for opened in files:
@@ -222,9 +230,9 @@ class Uploader:
         return begun
 
     async def _commit_all(self, uploaded: list[_Uploaded]) -> list[UploadResult | Exception]:
-        """Record what the origin has: names and journal in one step under the layer's lock."""
+        """Record what the origin has: names and journal in one step, under the layer's lock."""
         with self._upper.lock:
-            # those that were removed meanwhile must not come back
+            # a name that was removed meanwhile must stay hidden
             hidden = [hide_missing(self._upper, file.path, file.version) for file in uploaded]
             with self._index.batch():
                 for file in uploaded:
@@ -243,8 +251,8 @@ class Uploader:
     async def _same_at_origin(
         self, origin: Origin, key: str, source: FilePutSource, deadline: Deadline
     ) -> Version | None:
-        """Return the origin's version if its bytes are ours: this node uploaded them before a crash, or somebody else
-        uploaded the same."""
+        """Return the origin's version if it has the same bytes: this node uploaded them before a crash, or another
+        writer did."""
         loop = asyncio.get_running_loop()
         try:
             version = (await origin.head(key, deadline=deadline)).version
@@ -266,12 +274,15 @@ def _asks_writer(opened: _Opened) -> bool:
 
 
 def _open_files(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
-    """Open files for upload, and read the content of small ones; None where there is no file any more. The caller
-    closes them. Except for large files, dirty pages are on the disk. Any later change, also through a mapping, shows in
-    the ctime."""
+    """Open files for upload, and read the content of small ones; None where the path has no file. The caller closes
+    them.
+
+    Dirty pages are on the disk on return, except those of large files. Every later change shows in the ctime, also one
+    through a mapping. Blocks.
+    """
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
     for fd in files.values():
-        with contextlib.suppress(OSError):  # whoever waits for it hears of that
+        with contextlib.suppress(OSError):  # `write_back` below raises the same error
             begin_write_back(fd)
     left_s = max((tick_left_s(os.fstat(fd)) for fd in files.values()), default=0.0)
     if left_s:
@@ -281,13 +292,15 @@ def _open_files(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | 
 
 
 def _is_synced_later(upper: Upper, fd: int) -> bool:
+    """Return whether a file is large enough to be synced later, and no process can write to it now."""
     if os.fstat(fd).st_size < SYNC_LATER_BYTES_MIN:
         return False
-    with upper.lock:  # who opens it has that
-        return not may_be_written(fd)  # else its pages are to be protected now
+    with upper.lock:  # a session opens files under this lock
+        return not may_be_written(fd)  # otherwise its pages must be written and protected now
 
 
 def _prepare(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
+    """Write back an open file, and return it ready for upload; StoreError if the disk fails."""
     name = os.fsdecode(path)
     try:
         if not later:
@@ -304,10 +317,10 @@ def _prepare(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
 
 
 def _at_rest(fd: int) -> os.stat_result:
-    """Wait like `seen_at_rest`, and until a later change shows in the ctime."""
+    """Wait until all writes that the ctime covers have ended, and a later one would change the ctime. Return fstat."""
     status = seen_at_rest(fd)
     left_s = tick_left_s(status)
-    if left_s:  # it was written since all of the round were opened
+    if left_s:  # it was written after the batch was opened
         time.sleep(left_s)
         status = seen_at_rest(fd)
     return status

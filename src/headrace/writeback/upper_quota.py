@@ -1,4 +1,4 @@
-"""Limit how much of its disk the upper layer takes, and slow its writers down."""
+"""Limit the disk space of the upper layer: by demotion of clean files, and by delays of its writers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from headrace.store.store import Store
 
 
 class UpperQuota:
-    """Compare what the layer takes with what it may take. bytes_max: of the layer, before clean files leave it. store:
-    its first volume gives the free bytes of the disk. used_bytes: of the layer, at the last scan."""
+    """Compare the layer's size with its limit.
+
+    bytes_max: most bytes of the layer. store: its first volume reports the free space of the disk. used_bytes: the
+    layer's size at the last scan, less the files that have left since.
+    """
 
     def __init__(self, bytes_max: int, pressure: DirtyThrottle, store: Store | None) -> None:
         self._bytes_max = bytes_max
@@ -20,34 +23,34 @@ class UpperQuota:
         return self._store is not None and self._store.disks[0].disk_is_full
 
     def measured(self, used_bytes: int) -> None:
-        """Note what the layer takes, as it was looked over."""
+        """Set the layer's size, as a scan measured it."""
         self.used_bytes = used_bytes
 
     @property
     def surplus_bytes(self) -> int:
-        """Return how many bytes should leave the layer."""
+        """Return by how many bytes the layer exceeds its limit; negative below it."""
         return self.used_bytes - self._limit_bytes(self.used_bytes)
 
     @property
     def pause_s(self) -> float:
-        """Return for how long a writer is held up just now."""
+        """Return the present delay of a writer, in seconds."""
         return self._pressure.pause_s
 
     def slow_writers(self, waiting_bytes: int) -> None:
-        """Hold writers up by what waits to be persisted."""
+        """Set the delay of writers by the bytes that are not persisted yet."""
         self._pressure.set(waiting_bytes, self._limit_bytes(waiting_bytes))
 
     def left(self, freed_bytes: int) -> None:
-        """Count a file that left the layer."""
+        """Subtract a file that left the layer."""
         self.used_bytes = max(0, self.used_bytes - freed_bytes)
 
     def close(self) -> None:
-        """Slow nobody down any more."""
+        """End the delay of writers."""
         self._pressure.set(0, 1)
         self._pressure.close()
 
     def _limit_bytes(self, own_bytes: int) -> int:
-        """Return half of what can be had, of the capacity or of the disk, which others use, too. own_bytes: of the
-        layer."""
+        """Return half of the space that the layer could use: of its capacity, or of the disk, which others use too.
+        own_bytes: bytes that the layer has already."""
         free_bytes = 2 * self._bytes_max if self._store is None else self._store.space.room_for_written()
         return min(self._bytes_max, (own_bytes + free_bytes) // 2)

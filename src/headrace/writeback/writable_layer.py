@@ -1,4 +1,4 @@
-"""Hold the upper layer of a node together with the journal of what its origins have."""
+"""Hold the upper layer of a node together with its sync journal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headrace.writeback.write_ahead import WriteAhead
 
 @dataclass(frozen=True, slots=True)
 class WritableLayer:
-    """An upper layer that a node persists. journal: what origins have of it. write_ahead: flushes the journal before an
-    origin changes. threads: for what touches the disk for long."""
+    """Hold an upper layer that a node persists. journal: records what the origins have of it. write_ahead: flushes the
+    journal before an origin changes. threads: run longer work on the disk."""
 
     upper: Upper
     journal: SyncJournal
@@ -25,7 +25,7 @@ class WritableLayer:
     threads: Executor
 
     def persists(self, path: bytes) -> bool:
-        """Return whether the mode of a path sends it to an origin."""
+        """Return whether the mode of a path persists it."""
         return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
 
     async def in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]

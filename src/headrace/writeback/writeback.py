@@ -1,17 +1,17 @@
-"""Persist writes, from the upper layer to the origin. Open this first.
+"""Persist writes, from the upper layer to the origin. Read this module first.
 
 A session writes into the upper layer (`overlay/upper.py`), where the data survives the death of any process. WriteBack
 then persists it:
 
-    changed ─── a session reports the paths that it touched ───┐
-    rescan ──── the scan of the layer finds unreported paths ──┤  (of a killed session, or of a write through a mapping)
+    changed ─── a session reports the paths that it wrote ─────┐
+    rescan ──── a scan of the layer finds unreported paths ────┤  (a killed session, or writes through a mapping)
                                                                ▼
                                               the set of dirty paths (`dirty_set.py`)
-                                                               │  quiet for a moment, or `persist` waits for it
+                                                               │  a path is quiet, or `persist` waits for it
                                                                ▼
-    a round ─── plan an action for each path (`planner.py`, by the rules of `reconcile.py`)
-      │ ─────── execute the actions: directories and files first, then removals (`executor.py`)
-      └──────── notify the observers (`observers.py`): replicas, other nodes
+    a round ─── plan a step for each path (`planner.py`, by the rules of `reconcile.py`)
+      │ ─────── execute the steps: directories and files first, then removals (`executor.py`)
+      └──────── notify the observers (`observers.py`): sessions, replicas, other nodes
 
 `secure` waits until a path is as safe as its mode promises: on other nodes (`durability.py`), or at the origin.
 `demotion.py` moves clean files to the cache when the layer takes too much of the disk.
@@ -45,11 +45,13 @@ from headrace.writeback.writable_layer import WritableLayer
 log = logging.getLogger(__name__)
 
 ROUND_PATHS_MAX = 4096
+"""Most paths of one round."""
 SCAN_INTERVAL_S = 30.0
+"""Least pause between two scans of the whole layer, in seconds."""
 SCAN_SHARE = 20
-"""The pause between two scans is at least that many times the duration of a scan, which takes seconds for a million
-names."""
+"""Least pause between two scans, as a multiple of the duration of a scan. A scan of a million names takes seconds."""
 PERSIST_POLL_S = 0.05
+"""Pause before `persist` plans its paths again, in seconds."""
 
 
 class WriteBack:
@@ -84,7 +86,7 @@ class WriteBack:
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Find the paths that an earlier node left dirty, and begin to persist them."""
+        """Find the paths that an earlier run left dirty, and begin to persist them."""
         for top in self._layer.modes.tops():
             self._layer.upper.at(top).make_folders(0o755)
         await self._clear_work()
@@ -94,7 +96,7 @@ class WriteBack:
         self._observers.start(self._dirty)
 
     async def stop(self) -> None:
-        """Stop persisting. The next node repeats what is under way."""
+        """Stop persisting, and close the layer. The next run repeats unfinished work."""
         await self._tasks.close()
         await self._observers.stop()
         await self._demoter.stop()
@@ -103,8 +105,7 @@ class WriteBack:
         await self._layer.close()
 
     async def _clear_work(self) -> None:
-        """Finish the renames that a dead session had begun: of a directory to another name, or to the place of removed
-        directories."""
+        """Finish the renames that a dead session began, and find pending removals of directories."""
         moved = await self._layer.in_thread(clear_work, self._layer.upper)
         if moved:
             self._changes.changed_here(moved)
@@ -113,7 +114,7 @@ class WriteBack:
     # ------------------------------------------------------------ what changed
 
     def changed(self, paths: Iterable[bytes], source: int) -> None:
-        """Note the paths that a session wrote."""
+        """Note paths that a session wrote. source: the session's number."""
         self._changes.changed(paths, source)
 
     def writing(self, path: bytes) -> None:
@@ -121,13 +122,14 @@ class WriteBack:
         self._observers.on_opened(path)
 
     def names_changed(self, paths: Iterable[bytes]) -> None:
-        """Note paths whose entry in a listing differs from the index."""
+        """Note paths whose entry in the index changed by a listing."""
         if self._origin_changes.suspect(paths):
             self._suspects = True
             self._changes.wake.set()
 
     async def rescan(self) -> CleanFiles:
-        """Find everything dirty, and demote clean files if the layer takes too much. Return the clean files."""
+        """Find everything dirty, and begin to demote clean files if the layer takes too much of the disk. Return the
+        clean files."""
         clean, used_bytes = await self._scan.scan_all()
         self._quota.measured(used_bytes)
         self._demoter.begin(clean)
@@ -136,6 +138,8 @@ class WriteBack:
     # ------------------------------------------------------------ rounds
 
     async def _run(self) -> None:
+        """Run rounds of due paths until the task is cancelled. In between, scan the layer and check suspected origin
+        changes."""
         scanned_s, pause_s, full_due_s = monotonic_s(), SCAN_INTERVAL_S, 0.0
         while True:
             self._changes.wake.clear()
@@ -155,7 +159,7 @@ class WriteBack:
                     full_due_s = scanned_s + max(RETRY_S, SCAN_SHARE * (scanned_s - now_s))
                     await self._origin_changes.look()
             except Exception:
-                log.exception("a round of write-back failed")  # the next round must come
+                log.exception("a round of write-back failed")  # the next round must still run
                 await asyncio.sleep(1.0)
             self._quota.slow_writers(self.waiting(b"/")[1])
             if self._layer.journal.wants_checkpoint:
@@ -166,9 +170,10 @@ class WriteBack:
             await self._sleep()
 
     async def _sleep(self) -> None:
+        """Sleep until a path or a pending removal is due, a session reports a change, or a scan is due."""
         next_s = min(self._executor.removals_due_s, self._dirty.next_due_s() or math.inf)
         wait_s = min(RETRY_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
-        if wait_s <= 0:  # a round that had nothing to wait for gave no other task a turn
+        if wait_s <= 0:  # a round without any wait would starve the loop's other tasks
             await asyncio.sleep(0)
             return
         with contextlib.suppress(TimeoutError):
@@ -176,7 +181,7 @@ class WriteBack:
                 await self._changes.wake.wait()
 
     async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
-        """Persist these paths in one round and notify the observers, with or without errors."""
+        """Persist these paths in one round, and notify the observers, even after errors. Return the errors."""
         self._scan.hide_unanswered()
         actions = self._scan.actions_of(paths)
         folders = self._executor.folders_of(actions)
@@ -191,8 +196,8 @@ class WriteBack:
     # ------------------------------------------------------------ durability
 
     async def secure(self, path: bytes) -> None:
-        """Return when a path, and everything below it, is as safe as its mode promises: at the origin, or on that many
-        nodes. If there are too few nodes, it is persisted instead. Raises HeadraceError if that fails too."""
+        """Return when everything at and below a path is as safe as its mode promises: at the origin, or on that many
+        nodes. If there are too few nodes, persist it instead. Raises HeadraceError if that fails, too."""
         await self._observers.before_acknowledged(path)
         if self._durability.covers(path):
             try:
@@ -207,8 +212,8 @@ class WriteBack:
         await self.persist(path)
 
     async def persist(self, path: bytes) -> None:
-        """Return when everything that was written at and below a path is at the origin. Raises the HeadraceError of the
-        first path that could not be persisted, which stays dirty."""
+        """Return when the origin has everything that was written at and below a path. Raises the HeadraceError of the
+        first path that failed, which stays dirty."""
         await self._scan.scan_below(path)
         begun_s, renamed = monotonic_s(), self._conflicts.count
         while True:
@@ -216,7 +221,7 @@ class WriteBack:
             if not dirty and not self._executor.pending_removals():
                 if self._conflicts.count == renamed:
                     return
-                # conflict copies and renamed files are to be persisted, too
+                # conflict copies and renamed files must be persisted, too
                 begun_s, renamed = monotonic_s(), self._conflicts.count
                 continue
             errors = await self._reconcile_round([*self._conflicts.blocking_directories(path), *dirty])
@@ -226,22 +231,22 @@ class WriteBack:
                 await asyncio.sleep(PERSIST_POLL_S)
 
     async def flush_journal(self) -> None:
-        """Make the journal durable, so that a power loss forgets no persisted version. Raises StoreError."""
+        """Make the journal durable, so that no persisted version is forgotten in a power loss. Raises StoreError."""
         await self._layer.write_ahead.flush()
 
     def persist_soon(self, path: bytes) -> None:
-        """Persist the dirty paths at and below a path without waiting until they are quiet."""
+        """Make the dirty paths at and below a path due, without waiting until they are quiet."""
         self._dirty.expedite(path)
         self._changes.wake.set()
 
     async def demote(self, path: bytes, entry: Entry) -> bool:
-        """Move a file into the cache if it is clean here as that version. Return whether the cache has it now."""
+        """Move a file into the cache if it is clean here in that version. Return whether the cache has it now."""
         return await self._demoter.demote(path, entry)
 
     # ------------------------------------------------------------ status
 
     def waiting(self, path: bytes) -> tuple[int, int]:
-        """Return how many names and bytes at and below a path are not yet persisted."""
+        """Return the number of names, and of bytes, at and below a path that are not persisted yet."""
         return self._dirty.waiting(path)
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
@@ -249,6 +254,7 @@ class WriteBack:
         return self._dirty.failing(path)
 
     def forget_conflicts(self) -> None:
+        """Clear the list of conflicts. The renamed files stay."""
         self.known.forget_conflicts([conflict.path for conflict in self.known.conflicts()])
 
     def for_scrub(self) -> WrittenFilesOfScrub:
@@ -261,6 +267,7 @@ class WriteBack:
 
     @property
     def known(self) -> SyncJournal:
+        """Return the sync journal of the layer."""
         return self._layer.journal
 
     @property
@@ -270,11 +277,11 @@ class WriteBack:
 
     @property
     def upper_bytes(self) -> int:
-        """Return the bytes that the upper layer took of the disk at the last scan."""
+        """Return the bytes that the upper layer takes of the disk, from the last scan."""
         return self._quota.used_bytes
 
     def status(self) -> dict[str, object]:
-        """Return the names and bytes that wait, with their age, and the counts of what was done."""
+        """Return the write-back fields of `headrace status`."""
         return {
             "mode": self._layer.modes.text(),
             **self._dirty.status(),

@@ -54,9 +54,8 @@ RECORDS_OUTAGE_S_MAX = 5.0
 
 
 class DirectoryLeases(WriteObserver):
-    """Hold this node's leases on directories. refresh: brings this node's view of a directory up to date with other
-    nodes and the origin. publish: returns when other nodes can query all names that this node created in a
-    directory."""
+    """Hold this node's leases on directories. refresh: updates this node's view of a directory from other nodes and the
+    origin. publish: returns when other nodes can query all names that this node created in a directory."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DirtyScope:
-    """A bounded set of directories: `folders` are single directories, `below` stand for whole subtrees."""
+    """Hold a bounded set of directories: `folders` are single directories, `below` stand for whole subtrees."""
 
     folders: frozenset[bytes] = frozenset()
     below: frozenset[bytes] = frozenset()

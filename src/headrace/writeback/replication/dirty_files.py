@@ -97,9 +97,8 @@ class DirtyFiles:
             state = (status.st_ino, status.st_ctime_ns) if own else copy_of(file.fileno())[:2]
             if state != (written.inode, written.ctime_ns) or status.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
-            await asyncio.sleep(
-                tick_left_s(status)
-            )  # a write within the same tick would not change the ctime
+            # a write within the same tick would not change the ctime
+            await asyncio.sleep(tick_left_s(status))
             return OwnDirtyFileReader(os.dup(file.fileno()), (status.st_ctime_ns, status.st_size), name)
 
     async def read(self, wanted: FileRange) -> Arrived | None:

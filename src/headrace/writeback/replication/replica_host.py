@@ -189,7 +189,7 @@ class ReplicaHost:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except OSError as error:
-            raise StoreError(f"folder {self._folder}", why=os.strerror(error.errno or 0)) from error
+            raise StoreError(f"directory {self._folder}", why=os.strerror(error.errno or 0)) from error
 
 
 def forget_persisted(folder: str) -> None:

@@ -417,7 +417,7 @@ class Replicator:
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:
-        """Return the first `copies` - 1 streams of the present view. Streams to nodes that are no replicas any more are
+        """Return the first `copies` - 1 streams of the present view. Streams to nodes outside the replica set are
         stopped."""
         able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
