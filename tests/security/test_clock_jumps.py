@@ -180,7 +180,7 @@ def test_a_jump_takes_nothing_that_another_container_is_writing(
     foreign = b"1.1.1-" + own.partition(b"-")[2]
     clock.jump(DAY_S + 60)
     assert not workdir.is_orphaned(foreign)
-    later_s = boot_clock.now_s() + workdir.FOREIGN_S + 60
+    later_s = boot_clock.now_s() + workdir.FOREIGN_ORPHAN_AGE_S + 60
     monkeypatch.setattr(boot_clock, "now_s", lambda: later_s)
     assert workdir.is_orphaned(foreign)
 

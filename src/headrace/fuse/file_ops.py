@@ -58,7 +58,7 @@ class WritableOperations(NamespaceOperations):
             file_stat = as_given(os.fstat(fd), fd)
             file_node = UPPER | file_stat.st_ino
             generation = self._nodes.learn(file_node, node, name, new=new)
-            if not self._tree.other_nodes.know(path):
+            if not self._tree.other_nodes.is_published(path):
                 self._awaited_paths.append(path)
             opened = self._opened_upper(file_node, fd, flags, new=new)
             return self._encode.create_reply(unique, file_node, file_stat, generation, opened)
@@ -104,7 +104,7 @@ class WritableOperations(NamespaceOperations):
             fh, open_flags, backing_id = self._opened_upper(node, fd, flags, new=bool(flags & os.O_TRUNC))
             answer = abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
             path = self._nodes.path(node)
-            if not flags & _WRITES or path is None or self._tree.other_nodes.know(path):
+            if not flags & _WRITES or path is None or self._tree.other_nodes.is_published(path):
                 return answer
         return lambda cancel: self._answer_when_published(path, answer, cancel)
 

@@ -510,7 +510,9 @@ class NamespaceOperations(Operations):
         """Report changed paths to the node, and collect those whose reply must wait for more than this disk."""
         self._writer.changed(paths)
         self._awaited_paths += [
-            path for path in paths if self._tree.modes.waits(path) or not self._tree.other_nodes.know(path)
+            path
+            for path in paths
+            if self._tree.modes.waits(path) or not self._tree.other_nodes.is_published(path)
         ]
 
     def _apply(self, work: Callable[[], Answer]) -> Answer | Deferred:

@@ -47,7 +47,7 @@ class CopyUp:
             missing.append(path)
             path = split(path)[0]
         while missing:
-            status = self._make_as_below(missing.pop())
+            status = self._make_like_lower(missing.pop())
         return status
 
     def folder_for(self, path: bytes) -> os.stat_result:
@@ -68,7 +68,7 @@ class CopyUp:
             raise os_error(errno.ENOTDIR, path)
         return status
 
-    def _make_as_below(self, path: bytes) -> os.stat_result:
+    def _make_like_lower(self, path: bytes) -> os.stat_result:
         entry = self._view.below(path)
         if entry is None:
             raise os_error(errno.ENOENT, path)
@@ -156,7 +156,7 @@ class CopyUp:
                 ):
                     pending.append(child_path)
 
-    def make_way(self, path: bytes) -> None:
+    def clear_removed_directory(self, path: bytes) -> None:
         """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
         if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
             defer_removal(self._upper, path)

@@ -27,7 +27,7 @@ class LeaseCheck:
         self._modes = modes
         self._marks: DirectoryFlags | None = None
 
-    def know(self, path: bytes) -> bool:
+    def is_published(self, path: bytes) -> bool:
         """Return whether other nodes know that the path's directory has dirty names, or need not know. When close
         waits for replicas, that wait includes this."""
         if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
@@ -35,7 +35,7 @@ class LeaseCheck:
         folder = split(path)[0]
         return self._flags().is_published(self._upper.at(folder), folder)
 
-    def check_right(self, path: bytes) -> None:
+    def check_lease(self, path: bytes) -> None:
         """Check the lease before a name is created that no other node may create at the same time. The name's
         directory must be in the upper layer. Raise LeaseRequiredError."""
         folder = split(path)[0]

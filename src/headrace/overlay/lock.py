@@ -17,7 +17,7 @@ import time
 from headrace.base.proc_stat import ENDED, state_of
 
 PAUSE_S, PAUSE_S_MAX = 50e-6, 5e-3
-LOOK_S = 0.3
+HOLDER_CHECK_S = 0.3
 """Seconds of waiting after which a thread checks the lock's holder."""
 
 
@@ -34,7 +34,7 @@ class LayerLock:
         self._threads.acquire()
         if self._depth == 0:
             try:
-                self._take()
+                self._acquire()
             except BaseException:
                 self._threads.release()
                 raise
@@ -62,9 +62,9 @@ class LayerLock:
             os.close(self._fd)
         self._fd = -1
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         """Lock the file that is at the path now."""
-        pause_s, check_at_s = PAUSE_S, time.monotonic() + LOOK_S
+        pause_s, check_at_s = PAUSE_S, time.monotonic() + HOLDER_CHECK_S
         while True:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -78,7 +78,7 @@ class LayerLock:
                 time.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
             if time.monotonic() > check_at_s:
-                check_at_s = time.monotonic() + LOOK_S
+                check_at_s = time.monotonic() + HOLDER_CHECK_S
                 if not self._is_current():
                     self._close()
                 elif _is_dead(_holder(self._fd)):

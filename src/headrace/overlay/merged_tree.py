@@ -53,10 +53,10 @@ class MergedTree:
         self.copies = CopyUp(self.view, lower, upper)
         self.other_nodes = LeaseCheck(upper, modes)
         self._exact_modes = False
-        self._shadows = WhiteoutBuilder(upper, lower, self.view.names)
+        self._whiteouts = WhiteoutBuilder(upper, lower, self.view.names)
         self.rename = Renamer(
             *(self.view, self.copies, lower, upper),
-            shadows=self._shadows,
+            whiteouts=self._whiteouts,
             other_nodes=self.other_nodes,
             on_changed=on_changed,
         ).rename
@@ -90,7 +90,7 @@ class MergedTree:
             if status is None:
                 parent = self.copies.folder_for(path)
                 if flags & os.O_EXCL:
-                    self.other_nodes.check_right(path)
+                    self.other_nodes.check_lease(path)
                 fd = self._create_new(path, mode, owner, parent)
                 if fd is not None:
                     return fd, True
@@ -147,7 +147,7 @@ class MergedTree:
     def _place(self, new_path: SafePath, path: bytes) -> bool:
         """Move a new file to its path. It inherits the base version that a whiteout at that path had."""
         base = self.view.base(path)
-        self.copies.make_way(path)
+        self.copies.clear_removed_directory(path)
         set_base(new_path, path, base)
         return self.upper.place(new_path, path)
 
@@ -184,7 +184,7 @@ class MergedTree:
             raise os_error(errno.EISDIR, path)
         parent = self.copies.folder_for(path)
         if not replace:
-            self.other_nodes.check_right(path)
+            self.other_nodes.check_lease(path)
         if parent.st_mode & stat.S_ISGID and not MARKS.single_owner:
             new_path.chown(-1, parent.st_gid)
         if isinstance(status, os.stat_result) and stat.S_ISREG(status.st_mode):
@@ -194,7 +194,7 @@ class MergedTree:
         elif isinstance(status, Entry):
             apply_attributes(new_path, status.attributes)
         base = self.view.base(path)
-        self.copies.make_way(path)
+        self.copies.clear_removed_directory(path)
         set_base(new_path, path, base)
         new_path.rename(self.upper.at(path))
         self.on_changed([path])
@@ -204,7 +204,7 @@ class MergedTree:
         if self.view.seen(path) is not None:
             raise os_error(errno.EEXIST, path)
         parent = self.copies.folder_for(path)
-        self.other_nodes.check_right(path)
+        self.other_nodes.check_lease(path)
         upper_path = self.upper.at(path)
         if self._make_again(path, mode, owner, parent):
             self.on_changed([path])
@@ -215,7 +215,7 @@ class MergedTree:
         base, entry = self.view.base(path), self.view.below(path)
         set_base(folder, path, base)  # of a removed file, which the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._shadows.fill(folder, path, entry)  # a file had replaced the origin's directory
+            self._whiteouts.fill(folder, path, entry)  # a file had replaced the origin's directory
         try:
             folder.rename(upper_path)
         except NotADirectoryError:
@@ -258,7 +258,7 @@ class MergedTree:
         if self.view.seen(path) is not None:
             raise os_error(errno.EEXIST, path)
         parent = self.copies.folder_for(path)
-        self.other_nodes.check_right(path)
+        self.other_nodes.check_lease(path)
         new_path = self.upper.new()
         make(new_path)
         try:
@@ -277,7 +277,7 @@ class MergedTree:
             raise os_error(errno.EEXIST, path)
         upper_path = self.at_upper(source)
         self.copies.folder_for(path)
-        self.other_nodes.check_right(path)
+        self.other_nodes.check_lease(path)
         new_path = self.upper.new()
         upper_path.link(new_path)
         if not self._place(new_path, path):

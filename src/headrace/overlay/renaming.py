@@ -33,7 +33,7 @@ class Renamer:
         lower: Lower,
         upper: Upper,
         *,
-        shadows: WhiteoutBuilder,
+        whiteouts: WhiteoutBuilder,
         other_nodes: LeaseCheck,
         on_changed: Callable[[list[bytes]], None],
     ) -> None:
@@ -41,7 +41,7 @@ class Renamer:
         self._copies = copies
         self._lower = lower
         self._upper = upper
-        self._shadows = shadows
+        self._whiteouts = whiteouts
         self._other_nodes = other_nodes
         self._on_changed = on_changed
 
@@ -69,7 +69,7 @@ class Renamer:
             raise NeedsContentError(source)
         self._copies.folder_for(target)
         if flags & NOREPLACE:
-            self._other_nodes.check_right(target)
+            self._other_nodes.check_lease(target)
         if stat.S_ISDIR(moved.st_mode):
             if not copied and (self._view.below(source) is not None or replaced is not None):
                 raise NeedsContentError(source)
@@ -94,7 +94,7 @@ class Renamer:
         for path, new_name in ((source, target), (target, source)):
             hidden = self._view.below(new_name)  # a file has replaced the origin's directory
             if is_directory(statuses[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
-                self._shadows.hide_below(self._upper.at(path), new_name, hidden)
+                self._whiteouts.hide_below(self._upper.at(path), new_name, hidden)
         exchange(self._upper, source, target)
         self._on_changed([target, source])
 
@@ -111,7 +111,7 @@ class Renamer:
         lower_entry, replaced = self._view.below(source), self._view.base(target)
         base = self._view.base(source)
         set_base(self._upper.at(source), target, replaced)
-        self._copies.make_way(target)
+        self._copies.clear_removed_directory(target)
         if lower_entry is None and base is None:
             self._upper.at(source).rename(self._upper.at(target))
         else:
@@ -123,15 +123,17 @@ class Renamer:
             raise NeedsContentError(source)  # clean files were demoted since it was copied
         source_path, target_path = self._upper.at(source), self._upper.at(target)
         whiteout = (
-            self._shadows.leave(source, entry) if entry is not None or self._view.hides_any(source) else None
+            self._whiteouts.replacement_for(source, entry)
+            if entry is not None or self._view.hides_any(source)
+            else None
         )
         hidden, is_taken = self._view.below(target), target_path.exists()
         if target_path.is_folder():
-            self._shadows.take_over(target, source)
+            self._whiteouts.inherit_hidden(target, source)
         elif is_taken:  # by a whiteout
             set_base(source_path, target, self._upper.base_of(target))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
-            self._shadows.hide_below(source_path, target, hidden)
+            self._whiteouts.hide_below(source_path, target, hidden)
         if whiteout is None and not is_taken:
             source_path.rename(target_path)
             return

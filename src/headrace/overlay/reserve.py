@@ -18,7 +18,7 @@ from headrace.base.errors import NoSpaceError
 from headrace.overlay.syscalls import fallocate
 
 SPARES = 4
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _KEEP_SIZE = 1
 _DISK_SHARE = 64
@@ -58,7 +58,7 @@ class Reserve:
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 return True
-            if error.errno in FULL:
+            if error.errno in DISK_FULL_ERRORS:
                 return False
             raise
         return True
@@ -81,7 +81,7 @@ class Reserve:
         try:
             fallocate(fd, 0, 0, size_bytes)
         except OSError as error:
-            if error.errno in FULL:  # another program took the space
+            if error.errno in DISK_FULL_ERRORS:  # another program took the space
                 os.unlink(path)
             elif error.errno not in _UNSUPPORTED:
                 raise
@@ -100,4 +100,4 @@ class Reserve:
 
 
 def is_full(error: OSError) -> bool:
-    return isinstance(error, NoSpaceError) or error.errno in FULL
+    return isinstance(error, NoSpaceError) or error.errno in DISK_FULL_ERRORS

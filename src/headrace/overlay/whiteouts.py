@@ -31,7 +31,7 @@ class WhiteoutBuilder:
         self._lower = lower
         self._names = names
 
-    def leave(self, path: bytes, entry: Entry | None) -> SafePath:
+    def replacement_for(self, path: bytes, entry: Entry | None) -> SafePath:
         """Return what stays at the old place of a directory: a removed directory that hides everything the origin has
         there. It also hides a file of the origin that the directory had replaced."""
         folder = self._upper.new()
@@ -89,7 +89,7 @@ class WhiteoutBuilder:
                 elif base_version(over, child_path) is None:
                     set_base(over, child_path, child.version)
 
-    def take_over(self, target: bytes, source: bytes) -> None:
+    def inherit_hidden(self, target: bytes, source: bytes) -> None:
         """Make a directory hide what the (empty) directory that it replaces hides. That includes a file of the origin
         in the place of the directory, and of each directory in it."""
         pending = [(target, source)]
@@ -97,10 +97,10 @@ class WhiteoutBuilder:
             target, source = pending.pop()
             set_base(self._upper.at(source), target, self._upper.base_of(target))
             for name, _ in self._names(target):
-                if self._take_over_name(join(target, name), join(source, name)):
+                if self._inherit_hidden_name(join(target, name), join(source, name)):
                     pending.append((join(target, name), join(source, name)))
 
-    def _take_over_name(self, hidden: bytes, path: bytes) -> bool:
+    def _inherit_hidden_name(self, hidden: bytes, path: bytes) -> bool:
         """Hide one name. Return whether both are directories, so that their names follow."""
         cover = self._upper.at(path)
         if self._upper.at(hidden).is_folder():

@@ -12,7 +12,7 @@ import os
 from headrace.base.boot_clock import Moment, boot_id, now_s
 from headrace.base.proc_stat import began_at
 
-FOREIGN_S = 86400.0
+FOREIGN_ORPHAN_AGE_S = 86400.0
 """The age at which an entry counts as orphaned if its owner is in another pid namespace."""
 
 _own: tuple[int, bytes] = (0, b"")
@@ -38,9 +38,9 @@ def is_orphaned(name: bytes) -> bool:
     try:
         namespace, pid, began = (int(part, 16) for part in owner.split(b"."))
     except ValueError:
-        return _age_s(rest) > FOREIGN_S
+        return _age_s(rest) > FOREIGN_ORPHAN_AGE_S
     if namespace != _namespace():
-        return _age_s(rest) > FOREIGN_S
+        return _age_s(rest) > FOREIGN_ORPHAN_AGE_S
     return not began or began_at(pid) != began
 
 

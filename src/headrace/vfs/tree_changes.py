@@ -95,7 +95,7 @@ class TreeChanges:
             with translating_os_errors(paths[0]):
                 self._durable.flush()
         for path in paths:
-            if self.tree.modes.waits(path) or not self.tree.other_nodes.know(path):
+            if self.tree.modes.waits(path) or not self.tree.other_nodes.is_published(path):
                 self._client.secure(path)
 
     def write_back(self, fd: int, path: bytes) -> None:
