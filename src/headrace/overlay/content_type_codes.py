@@ -1,4 +1,4 @@
-"""Encode the attributes of most objects as one number: they have a usual Content-Type and nothing else.
+"""Encode the attributes of most objects as one number: they have a usual Content-Type and no other attribute.
 
 `object_metadata.py` keeps all other attributes at the file. The numbers are in the index: no number changes its
 meaning, and new ones are appended.
@@ -41,14 +41,14 @@ CONTENT_TYPES = (
     "application/pdf",
     "application/x-www-form-urlencoded",
 )
-"""Content types by number. "": the origin returned none."""
+"""Content types by number. "" means that the origin returned none."""
 _NUMBERS = {name: number for number, name in enumerate(CONTENT_TYPES)}
 _EXTRAS = tuple(ObjectMetadata({}, {"Content-Type": name} if name else {}, None) for name in CONTENT_TYPES)
 _BY_IDENTITY = {id(extras): number for number, extras in enumerate(_EXTRAS)}
 
 
 def number_of(extras: ObjectMetadata) -> int | None:
-    """Return the number of an object's attributes; None if they need more than a number. It is quick for results of
+    """Return the number of an object's attributes; None if they need more than a number. Fast for results of
     `usual`."""
     if (number := _BY_IDENTITY.get(id(extras))) is not None:
         return number
@@ -61,10 +61,10 @@ def number_of(extras: ObjectMetadata) -> int | None:
 
 
 def usual(extras: ObjectMetadata) -> ObjectMetadata:
-    """Return equal attributes; those that have a number are always the same object."""
+    """Return equal attributes. Attributes with a number are always the same object."""
     return extras_by(number_of(extras)) or extras
 
 
 def extras_by(number: int | None) -> ObjectMetadata | None:
-    """Return the attributes of a number; None for no number, or one of a later release."""
+    """Return the attributes of a number; None for None, and for a number of a later release."""
     return _EXTRAS[number] if number is not None and number < len(_EXTRAS) else None

@@ -1,4 +1,4 @@
-"""Copies files and directories of the origins to the upper layer, where they can be changed."""
+"""Copy files and directories of the origins to the upper layer, where they can be changed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from headrace.overlay.merged_view import Lower, MergedView, os_error
 from headrace.overlay.upper import Hidden, Upper
 
 COPY_STEP_BYTES = 16 << 20
+"""Bytes that a copy waits for at a time."""
 MOVED_NAMES_MAX = 10_000
 """A directory of the origin with more names is not renamed: the call fails with EXDEV, and `mv` copies it."""
 SHORT_PATH_BYTES = 512
-"""Every store takes a key of this length with a prefix before it."""
+"""Longest path that is not checked: every store accepts a key of this length with a prefix before it."""
 
 
 class NeedsContentError(Exception):
-    """Says that the operation needs a copy of the origin's file: `copy_up`, which may wait, then a retry."""
+    """Report that an operation needs a copy of the origin's file. The caller calls `copy_up`, which may wait, and then
+    retries."""
 
     def __init__(self, path: bytes, *, content: bool = True) -> None:
         self.path, self.content = path, content
 
 
 class CopyUp:
-    """Copies names up, and prepares directories of the upper layer for new names. A caller of the other methods than
-    `copy_up` and `copy_up_all` holds the layer's lock."""
+    """Copy names up, and prepare directories of the upper layer for new names. A caller holds the layer's lock, except
+    for `copy_up` and `copy_up_all`."""
 
     def __init__(self, view: MergedView, lower: Lower, upper: Upper) -> None:
         self._view = view
@@ -51,14 +53,14 @@ class CopyUp:
         return status
 
     def folder_for(self, path: bytes) -> os.stat_result:
-        """Create the directory that a new name comes into, as `ensure_directory`. ENAMETOOLONG when the store can
-        have no object of that name: later only the log would report it."""
+        """Create the directory of a new name in the upper layer, as `ensure_directory` does. Raises ENAMETOOLONG if the
+        store can't have an object of that name: without it, only the log would report that later."""
         if len(path) > SHORT_PATH_BYTES and self._view.is_put(path) and not self._lower.takes_name(path):
             raise os_error(errno.ENAMETOOLONG, path)
         return self.ensure_directory(split(path)[0])
 
     def _upper_directory(self, path: bytes) -> os.stat_result | None:
-        """Return the status of a directory in the upper layer. None: only the origin may have it."""
+        """Return the status of a directory in the upper layer; None if only the origin may have it."""
         if path in (b"/", b""):
             return self._upper.at(b"/").lstat()
         status = self._upper.look(path)
@@ -69,6 +71,7 @@ class CopyUp:
         return status
 
     def _make_like_lower(self, path: bytes) -> os.stat_result:
+        """Create a directory of the origin in the upper layer."""
         entry = self._view.below(path)
         if entry is None:
             raise os_error(errno.ENOENT, path)
@@ -82,11 +85,11 @@ class CopyUp:
         return self._upper.at(path).lstat()
 
     def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
-        """Copy a file, or a directory, of the origin to the upper layer. Waits until the node has the bytes. A Cancel
-        leaves nothing behind. content False: makes an empty file, for a caller that is about to truncate it."""
+        """Copy a file or a directory of the origin to the upper layer. Blocks until the node has the bytes. A Cancel
+        leaves no partial copy. content: False creates an empty file, for a caller that truncates it next."""
         entry = self._view.below(path)
         if self._view.look(path) is not None or entry is None:
-            return  # another thread copied it, or it was removed: the caller looks again
+            return  # another thread copied or removed it: the caller looks it up again
         if MARKS.single_owner and is_of_others(entry.attributes):
             raise os_error(errno.EPERM, path)
         if entry.kind is Kind.DIRECTORY:
@@ -134,7 +137,8 @@ class CopyUp:
             file.close()
 
     def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
-        """Copy a directory and everything in it to the upper layer. EXDEV when it has too many names for a rename."""
+        """Copy a directory with everything below it to the upper layer. Raises EXDEV if it has too many names for a
+        rename."""
         pending, names = [path], 0
         while pending:
             directory = pending.pop()
@@ -157,6 +161,7 @@ class CopyUp:
                     pending.append(child_path)
 
     def clear_removed_directory(self, path: bytes) -> None:
-        """Move a removed directory, which may hold whiteouts, out of the way: a file can't replace it by a rename."""
+        """Move a removed directory from its place, with the whiteouts in it, because a file can't replace it by a
+        rename."""
         if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
             defer_removal(self._upper, path)

@@ -1,6 +1,6 @@
-"""Share how much writers are slowed down: a number in shared memory that the node writes and every session reads.
+"""Share the present delay of writers: a number in shared memory that the node writes and every session reads.
 
-When uploads fall behind, a process that creates files waits a little each time; it gets no error.
+When uploads fall behind, a process that creates files waits a little each time. It gets no error.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from headrace.overlay.shared_page import shared_page
 
 _PAUSE = struct.Struct("<I")
 PAUSE_S_MAX = 0.25
+"""Longest pause of a writer, in seconds."""
 
 
 class DirtyThrottle:
-    """The throttle of one upper layer. path: a file beside the layer."""
+    """Hold the throttle of one upper layer. path: a file beside the layer."""
 
     def __init__(self, path: str) -> None:
         self._map = shared_page(path)

@@ -1,6 +1,6 @@
 """Make acknowledged writes durable (`durable_puts`): bytes first, then names, by one flush for all threads that wait.
 
-A disk does some hundred flushes a second. `docs/decisions/0052-one-flush-for-many-puts.md`
+A disk completes some hundred flushes a second. `docs/decisions/0052-one-flush-for-many-puts.md`
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from headrace.overlay.syscalls import flush_file_system, write_back
 
 
 class DurableWrites:
-    """Flushes for the threads of a process. folder: any directory on that file system that this process may write to.
-    is_on: whether the methods do anything at all."""
+    """Flush for the threads of a process. folder: any directory on that file system that this process may write to.
+    is_on: returns whether the methods do anything."""
 
     def __init__(self, folder: bytes, is_on: Callable[[], bool]) -> None:
         self._folder = folder
@@ -28,13 +28,13 @@ class DurableWrites:
         self._next: Future[None] | None = None
 
     def write_back(self, fd: int) -> None:
-        """Write a file's bytes back before it gets its name, so that no power loss shows the name with a part of them.
-        OSError."""
+        """Write a file's bytes back before it gets its name, so that no power loss leaves the name with a part of them.
+        Raises OSError."""
         if self._is_on():
             write_back(fd)
 
     def flush(self) -> None:
-        """Make earlier changes of names and attributes durable, and all bytes that were written back. Blocks. When a
+        """Make earlier changes of names and attributes durable, with all bytes that were written back. Blocks. If a
         flush fails, all threads that wait for it get its OSError."""
         if not self._is_on():
             return

@@ -1,13 +1,13 @@
 """Store modes that would grant rights on the host: files with set-user-id and set-group-id bits, and devices.
 
-The upper layer is on a file system that honours these; the mount shows them on one that does not (nosuid, nodev). So
-the disk has none of them: a file keeps its bits in an attribute, and a device is a fifo with its type and number there.
-A sticky bit, which means nothing to Linux except on directories, marks files that have the attribute, so that any other
-file costs no extra call. Directories keep their bits: they grant no rights.
+The upper layer is on a file system that honours these; the mount shows them on one that does not (nosuid, nodev). They
+are therefore not on the disk: a file keeps its bits in an attribute, and a device is a fifo with its type and number
+there. A sticky bit means nothing to Linux except on directories. It marks files that have the attribute, so other files
+cost no extra call. Directories keep their bits, which grant no rights.
 
-In the layer of a user without rights, that user must be able to read and write everything. So a mode that would forbid
-it is in the attribute as well, also that of a directory, and so is a directory's sticky bit, as it now marks the
-attribute. Set-id bits of files are dropped there, and there are no devices.
+In the layer of a user without rights, that user must be able to read and write everything. A mode that would forbid it
+is in the attribute as well, also that of a directory. A directory's sticky bit is there, too, because it marks the
+attribute on disk. Set-id bits of files are dropped in such a layer, and it has no devices.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from headrace.overlay.mark_names import MARKS
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _RECORD = struct.Struct("<IQ")  # st_mode, st_rdev
 _FIELDS = 10
-"""Fields of os.stat_result that are set by position; the others are set by name."""
+"""Number of fields of os.stat_result that are set by position; the others are set by name."""
 
 
 def give_mode(file: SafePath | bytes | int, mode: int) -> None:
     """Set the mode of a file, as chmod(2) does. file: in the layer, or the path of a `Pin`, or a descriptor. mode:
-    without a type."""
+    without the type bits."""
     if isinstance(file, SafePath):
         with file.pinned() as pin:
             give_mode(pin.proc_path, mode)
@@ -106,5 +106,5 @@ def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> Non
 
 
 def is_of_others(attributes: Attributes | None) -> bool:
-    """Return whether a file has another owner by these attributes than the user of this process."""
+    """Return whether these attributes name an owner other than the user of this process."""
     return attributes is not None and attributes.uid not in (None, os.geteuid())

@@ -13,7 +13,7 @@ from headrace.overlay.upper import Upper
 
 
 def hide(upper: Upper, path: bytes, base: Version | None) -> None:
-    """Put a whiteout in the place of a name, or of an existing file. base: the origin's version that it hides."""
+    """Put a whiteout in the place of a name, also of an existing file. base: the origin's version that it hides."""
     upper.unmark_demoted(split(path)[0])
     whiteout = new_whiteout(upper, path, base)
     try:
@@ -72,9 +72,9 @@ def rename_leaving_whiteout(upper: Upper, source: bytes, target: bytes, base: Ve
 
 
 def _move_by_work(upper: Upper, source: bytes, target: bytes, base: Version | None) -> None:
-    """Rename a file in two steps, as the kernel leaves no whiteout of a user's kind. After a crash, the cleaning of
-    `work` takes the second step. The mark names the entry of `work`: one that a crash left at its old place means
-    nothing when the file gets another name."""
+    """Rename a file in two steps, because the kernel leaves no whiteout of a user's kind. After a crash, `clear_work`
+    takes the second step. The mark names the entry of `work`, so a mark that a crash left on the old name is invalid
+    after another rename."""
     moving = new_whiteout(upper, source, base)
     try:
         upper.at(source).setxattr(MARKS.moving, target + b"\0" + moving.path[1:])
@@ -88,7 +88,7 @@ def _move_by_work(upper: Upper, source: bytes, target: bytes, base: Version | No
 
 
 def exchange(upper: Upper, source: bytes, target: bytes) -> None:
-    """Exchange two visible entries atomically; each keeps the record of what it replaces at the origin."""
+    """Exchange two visible entries atomically. Each keeps the base version of its new name."""
     bases = [(source, target, upper.base_of(target)), (target, source, upper.base_of(source))]
     for path, other, base in bases:
         set_base(upper.at(path), other, base)
@@ -96,8 +96,8 @@ def exchange(upper: Upper, source: bytes, target: bytes) -> None:
 
 
 def defer_removal(upper: Upper, path: bytes) -> None:
-    """Move a removed directory to `gone` to make space for a file; the node finds it there. Until the file comes, a
-    whiteout hides what the directory hid."""
+    """Move a removed directory to `gone`, so that a file can take its place; the node finds it there. A whiteout hides
+    the same names until the file is placed."""
     upper_path, base = upper.at(path), upper.base_of(path)
     upper_path.setxattr(MARKS.path, path)
     whiteout = new_whiteout(upper, path, base)
@@ -119,6 +119,6 @@ def pending_removals(upper: Upper) -> list[tuple[SafePath, bytes]]:
 
 
 def is_removal_pending(upper: Upper, path: bytes) -> bool:
-    """Return whether a directory in `gone` was at a path or above it: the node is about to check what the origin
-    has there, and may remove it."""
+    """Return whether a directory in `gone` was at a path or above it. The node will check the origin's entry at the
+    path, and may remove it."""
     return any(is_at_or_below(path, former_path) for _, former_path in pending_removals(upper))

@@ -1,6 +1,5 @@
-"""Decide whether a change of names must first reach the cluster's records, by the marks that the node sets on
-directories.
-"""
+"""Check, by the marks that the node sets on directories, whether a change of names must first reach the cluster's
+records."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from headrace.overlay.upper import Upper
 
 
 class LeaseRequiredError(Exception):
-    """Means that a name is to be created exclusively in a directory for which the node has no lease. Acquire the
-    lease (`NodeClient.acquire_lease`), then try again."""
+    """Report that a name is to be created exclusively in a directory for which the node has no lease. The caller
+    acquires the lease (`NodeClient.acquire_lease`), and then retries."""
 
     def __init__(self, folder: bytes) -> None:
         self.folder = folder
 
 
 class LeaseCheck:
-    """Checks marks of the upper layer while the caller holds the layer's lock. The file of the marks is opened when
-    it is first needed, because the node creates the layer."""
+    """Check marks of the upper layer while the caller holds the layer's lock. The file of the marks is opened at its
+    first use, because the node creates the layer."""
 
     def __init__(self, upper: Upper, modes: WriteModes) -> None:
         self._upper = upper
@@ -28,16 +27,16 @@ class LeaseCheck:
         self._marks: DirectoryFlags | None = None
 
     def is_published(self, path: bytes) -> bool:
-        """Return whether other nodes know that the path's directory has dirty names, or need not know. When close
-        waits for replicas, that wait includes this."""
+        """Return whether the cluster's records cover the directory's dirty names, or need not. If close waits for
+        replicas, that wait includes the records."""
         if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return True
         folder = split(path)[0]
         return self._flags().is_published(self._upper.at(folder), folder)
 
     def check_lease(self, path: bytes) -> None:
-        """Check the lease before a name is created that no other node may create at the same time. The name's
-        directory must be in the upper layer. Raise LeaseRequiredError."""
+        """Raise LeaseRequiredError if another node may create this name at the same time. The name's directory must be
+        in the upper layer."""
         folder = split(path)[0]
         if self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return

@@ -1,11 +1,12 @@
-"""Share with sessions what the cluster's records say of a directory of the upper layer, so that a session need not call
-the node.
+"""Share with sessions the state that the cluster's records give a directory of the upper layer. A session then need not
+call the node.
 
-There are two marks, attributes of the directory. Published: the cluster's records say that the directory has dirty
-names. Leased: only this node creates names there exclusively (O_EXCL, mkdir, link). The node sets and clears marks with
-the layer's lock held. A session reads them with the lock held, in the same step that changes the directory. A mark is
-valid as long as its generation is the one in a file beside the layer. The lease also ends at the time in that file,
-which the node extends as long as the cluster counts it as a member.
+There are two marks, attributes of the directory. Published: the cluster's records cover the directory's dirty names.
+Leased: only this node creates names there exclusively (O_EXCL, mkdir, link). The node sets and clears marks with the
+layer's lock held. A session reads them with the lock held, in the same step that changes the directory.
+
+A mark is valid only if its generation is the one in a file beside the layer. A lease also ends at the time in that
+file, which the node extends while it is a member of the cluster.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _FOREVER_S = 1e9
 
 
 class DirectoryFlags:
-    """The marks of one upper layer. path: a file beside the layer. Generation 0: there is no cluster, and marks are not
-    used."""
+    """Hold the marks of one upper layer. path: a file beside the layer. Generation 0 means that there is no cluster and
+    that marks are not used."""
 
     def __init__(self, path: str) -> None:
         self._map = shared_page(path)
@@ -37,10 +38,11 @@ class DirectoryFlags:
 
     @property
     def is_on(self) -> bool:
+        """Return whether sessions must check marks."""
         return self.generation != 0
 
     def begin(self, generation: int) -> None:
-        """Invalidate all earlier marks."""
+        """Invalidate all earlier marks, and end all leases."""
         _STATE.pack_into(self._map, 0, generation, 0)
 
     def extend_leases(self, until_s: float) -> None:
@@ -48,8 +50,8 @@ class DirectoryFlags:
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
     def is_published(self, upper_path: SafePath, directory: bytes) -> bool:
-        """Return whether the mark `published` is valid. upper_path: of the directory in the layer. directory: its path
-        in the namespace; a mark that was renamed with the directory is invalid."""
+        """Return whether the mark `published` is valid. upper_path: the directory in the layer. directory: its path in
+        the namespace; a mark that was renamed with its directory is invalid."""
         return self._has(upper_path, directory, MARKS.published)
 
     def is_leased(self, upper_path: SafePath, directory: bytes) -> bool:

@@ -1,9 +1,9 @@
 """Lock the names of the upper layer: one thread of a session or of the node changes them at a time.
 
 The lock is held for a few system calls only, never during a copy or a request. The kernel releases it when its holder
-is killed, with one exception. A session may be killed while one of its threads notifies the kernel of a name, and that
-call returns only after the next session answers. Until then its files stay open, and the lock stays held. A thread that
-waits detects that the holder is dead, and puts another file in the place of the lock file.
+is killed, with one exception. A thread may be notifying the kernel of a name when its session is killed. That call
+returns only after the next session answers. Until then the session's files stay open, and the lock stays held. A
+waiting thread detects that the holder is dead, and replaces the lock file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headrace.base.proc_stat import ENDED, state_of
 
 PAUSE_S, PAUSE_S_MAX = 50e-6, 5e-3
 HOLDER_CHECK_S = 0.3
-"""Seconds of waiting after which a thread checks the lock's holder."""
+"""Seconds of waiting after which a thread checks whether the lock's holder lives."""
 
 
 class LayerLock:
-    """The lock; the thread that holds it may acquire it again."""
+    """Lock the names of a layer. The thread that holds the lock may acquire it again. path: the lock file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -47,8 +47,8 @@ class LayerLock:
         self._threads.release()
 
     def reset_after_fork(self) -> None:
-        """Reset the lock in a child. The descriptor is shared with the parent, so a lock by it would be held for both;
-        and a thread of the parent that this process lacks may have held the lock."""
+        """Reset the lock in a child. The child shares the descriptor with its parent, so a lock by it would be held for
+        both. A thread of the parent, which this process lacks, may have held the lock."""
         self._close()
         self._depth = 0
         self._threads = threading.RLock()
@@ -63,7 +63,7 @@ class LayerLock:
         self._fd = -1
 
     def _acquire(self) -> None:
-        """Lock the file that is at the path now."""
+        """Lock the file that is at the path now. Blocks."""
         pause_s, check_at_s = PAUSE_S, time.monotonic() + HOLDER_CHECK_S
         while True:
             if self._fd < 0:
@@ -93,7 +93,7 @@ class LayerLock:
         return (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
 
     def _replace(self) -> None:
-        """Replace the lock file of a dead holder; one of the waiting threads does so."""
+        """Replace the lock file of a dead holder. The guard file makes sure that only one waiting thread does so."""
         guard = os.open(f"{self._path}.guard", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(guard, fcntl.LOCK_EX)
@@ -117,6 +117,6 @@ def _holder(fd: int) -> int:
 
 
 def _is_dead(pid: int) -> bool:
-    """Return whether a process was killed but not all of its threads could end. One that is not seen is in another pid
-    namespace, or ended, which released its lock."""
+    """Return whether a process was killed but some of its threads still run. A process that is not seen has ended,
+    which released its lock, or is in another pid namespace."""
     return state_of(pid) in ENDED

@@ -1,13 +1,16 @@
 """Name the extended attributes that mark entries of the upper layer.
 
-The layers of root have marks in `trusted.headrace.`, which the kernel keeps from users. Another user's node may not set
-those, so its layers have the marks in `user.headrace.`. Nobody else enters their directory, and the mount hides these
-names. The two kinds differ on disk in more than names, so a process opens layers of one kind only, that of its user:
+The layers of root have marks in `trusted.headrace.`, which the kernel hides from users. Another user's node may not set
+those, so its layers have marks in `user.headrace.`. Only that user can enter their directory, and the mount hides these
+names. The two kinds differ on disk in more than names. A process therefore opens layers of one kind only, that of its
+user:
 
-* all entries of a user's layer belong to that user, whoever made them;
-* that user can read and write all files and directories on disk; `given_mode.py` keeps the modes that the mount shows;
-* a whiteout is a plain file with the mode WHITEOUT_MODE, because a device has no attribute in `user.`. Neither has a
-  link, a fifo or a socket. Such an entry can't record what it replaces, and the call that would need it fails (EPERM).
+* All entries of a user's layer belong to that user.
+* That user can read and write all files and directories on disk; `given_mode.py` keeps the modes that the mount shows.
+* A whiteout is a plain file with the mode WHITEOUT_MODE, because a device has no attributes in `user.`.
+* A link, a fifo or a socket has none either. It can't record which version it replaces, and a call that needs that
+  fails
+  (EPERM).
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import os
 import stat
 
 WHITEOUT_MODE = stat.S_IFREG | stat.S_ISVTX | 0o640
-"""No other file of a user's layer has it: those with a sticky bit are 01600 (`given_mode.py`)."""
+"""Mode of a whiteout in a user's layer. No other file has it: those with a sticky bit are 01600 (`given_mode.py`)."""
 HIDDEN_FROM_USERS = ("trusted.headrace.", "user.headrace.")
-"""The prefixes of attributes that no caller of a mount or a gateway sees or sets."""
+"""Prefixes of attributes that no caller of a mount or a gateway can read or set."""
 
 
 class MarkNames:
-    """The names that this process uses; `MARKS` is the only object. single_owner: its layers are a user's."""
+    """Hold the names that this process uses; `MARKS` is the only object. single_owner: its layers belong to a user
+    without rights."""
 
     __slots__ = (
         *("base", "copy", "demoted", "extras", "leased", "lower_id", "mode", "moving", "owner_bits"),
@@ -41,26 +45,31 @@ class MarkNames:
         self.removed = prefix + "removed"
         """A directory was removed, with all names that its whiteouts hide."""
         self.lower_id = prefix + "id"
-        """The id of the origin's entry that was copied up. A directory keeps that id. A file keeps showing it as its
-        inode number, as programs that change a file in place compare it (vim)."""
+        """The id of the origin's entry that was copied up. A directory keeps that id. A file still shows it as its
+        inode number, because programs that change a file in place compare it (vim)."""
         self.base = prefix + "base"
         """The version of the origin's file that this one replaces, and its path: the precondition of the upload."""
         self.demoted = prefix + "left"
-        """On a directory: the node demoted files of it to the cache. A directory without entries exists only because
-        the origin has it, and is removed when the origin has it no more."""
+        """On a directory: the node demoted files of it to the cache. Without entries it exists only because the origin
+        has it. It is removed once the origin no longer has it."""
         self.path = prefix + "path"
-        """On a directory in `gone`, or in `work` on its way there: its former path."""
+        """On a directory in `gone`, or on its way there in `work`: its former path."""
         self.moving = prefix + "moving"
-        """On a directory: the path that it moves to. The mark is valid only while the directory is in `work`. On a
-        file: likewise, and NUL with its name in `work`."""
+        """On a directory: the path that it moves to. On a file: the same, then NUL and its name in `work`. The mark is
+        valid only while the entry is in `work`."""
         self.mode = prefix + "mode"
+        """The mode of an entry whose mode on disk differs (`given_mode.py`)."""
         self.extras = prefix + "extras"
+        """The attributes of an S3 object besides those of a file (`object_metadata.py`)."""
         self.published = prefix + "told"
+        """On a directory: the cluster's records cover its dirty names (`lease_marks.py`)."""
         self.leased = prefix + "right"
+        """On a directory: this node has the lease to create names in it exclusively (`lease_marks.py`)."""
         self.copy = prefix + "copy"
+        """On a file of a replica: inode number, ctime in ns and size of the writer's file."""
         self.s3 = prefix + "s3"
         self.s3_folder = prefix + "folder"
-        """On a directory that was put as an object, `key/`: it stays when it is empty."""
+        """On a directory that was uploaded as an object, `key/`: it stays when it is empty."""
 
 
 MARKS = MarkNames()

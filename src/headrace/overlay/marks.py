@@ -14,10 +14,11 @@ from headrace.base.model import Version
 from headrace.overlay.mark_names import MARKS, WHITEOUT_MODE
 
 BASES_MAX = 8
+"""Most base versions that are kept of a file's other names."""
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
-    """The version that a file replaces at one path. A file of several names (hard links) has one for each."""
+    """Hold the version that a file replaces at one path. A file with several names (hard links) has one for each."""
 
     path: bytes
     version: Version
@@ -52,14 +53,15 @@ def _bases(file: SafePath | int) -> list[BaseVersion]:
 
 
 def is_whiteout(status: os.stat_result) -> bool:
+    """Return whether a status is that of a whiteout."""
     if status.st_mode == WHITEOUT_MODE and MARKS.single_owner:
         return True
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 def make_whiteout(place: SafePath, path: bytes, base: Version | None) -> None:
-    """Create a whiteout, in `work` or in a directory that is there. path, base: the name that it will hide, and the
-    origin's version of it."""
+    """Create a whiteout in `work`, or in an existing directory. path: the name that it will hide. base: the origin's
+    version of that name."""
     if MARKS.single_owner:
         place.mknod(stat.S_IFREG | 0o600, 0)
         place.chmod(stat.S_IMODE(WHITEOUT_MODE))
@@ -75,8 +77,8 @@ def make_removed(path: SafePath) -> None:
 
 
 def is_removed(path: SafePath) -> bool:
-    """Return whether a directory has the mark. It uses a descriptor, which is faster than /proc/self/fd: most calls
-    here check each directory of a path."""
+    """Return whether a directory has the mark `removed`. It reads the mark by a descriptor, which is faster than
+    /proc/self/fd: most lookups check each directory of a path."""
     fd = -1
     try:
         fd = path.open(os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Merges the listings of the upper layer and of the index into one."""
+"""Merge the listings of the upper layer and of the index into one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Merges the upper layer of a host over the listings of the origins. Paths come in, system calls go out.
+"""Merge the upper layer of a host over the listings of the origins. Each call takes paths and makes system calls.
 
 The gateways, the library and the FUSE session pass a path (b"/a/b"). They get an `os.stat_result` for a name of the
 upper layer, and an `Entry` for a name that only the origin has. Only `copy_up`, and the methods that say so, wait for
-the node. Errors are OSErrors with the errno of a local file system. A caller that changes names holds `lock`, the
-lock of the upper layer. One session of the host, or the node, holds it at a time.
+the node. Errors are OSErrors with the errno of a local file system. A caller that changes names holds `lock`, the lock
+of the upper layer. One session of the host, or the node, holds it at a time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class MergedTree:
         self._exact_modes = True
 
     def at_upper(self, path: bytes, *, content: bool = True) -> SafePath:
-        """Return the path in the upper layer of a visible name. NeedsContentError when only the origin has the file."""
+        """Return the path in the upper layer of a visible name. Raises NeedsContentError if only the origin has the
+        file."""
         status = self.view.must_see(path)
         self.view.check_writable(path)
         if isinstance(status, Entry):
@@ -82,8 +83,8 @@ class MergedTree:
         return self.upper.at(path)
 
     def create(self, path: bytes, mode: int, owner: Owner, flags: int) -> tuple[int, bool]:
-        """Open a file for reading and writing. Return its descriptor, and whether the file is new. An existing file
-        is opened, and truncated if flags say so. EEXIST with O_EXCL."""
+        """Open a file for reading and writing. Return its descriptor, and whether the file is new. An existing file is
+        opened, and truncated if flags say so. Raises EEXIST with O_EXCL."""
         self.view.check_writable(path)
         while True:
             status = self.view.seen(path)
@@ -100,8 +101,8 @@ class MergedTree:
                 return self.open(path, flags), False
 
     def open(self, path: bytes, flags: int) -> int:
-        """Open a file for reading and writing, whatever access the caller needs, because all its open handles share
-        one registration. NeedsContentError."""
+        """Open a file for reading and writing, whatever access the caller needs, because all its open handles share one
+        registration. Raises NeedsContentError."""
         status = self.view.must_see(path)
         truncate = bool(flags & os.O_TRUNC)
         if isinstance(status, Entry):
@@ -115,7 +116,7 @@ class MergedTree:
             self.view.check_writable(path)
         upper_path = self.upper.at(path)
         fd = upper_path.open(os.O_RDWR)
-        if not _same(fd, upper_path):  # demoted to the cache, or replaced, since it was opened
+        if not _same(fd, upper_path):  # the file was demoted or replaced after the lookup
             os.close(fd)
             return self.open(path, flags)
         if truncate:
@@ -123,7 +124,7 @@ class MergedTree:
         return fd
 
     def _create_new(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> int | None:
-        """Create a file and return its descriptor. None when another thread created the name first."""
+        """Create a file and return its descriptor; None if another thread created the name first."""
         upper_path = self.upper.at(path)
         try:
             fd = upper_path.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777 | MARKS.owner_bits)
@@ -145,7 +146,7 @@ class MergedTree:
         return None
 
     def _place(self, new_path: SafePath, path: bytes) -> bool:
-        """Move a new file to its path. It inherits the base version that a whiteout at that path had."""
+        """Move a new file to its path. It inherits the base version of a whiteout there."""
         base = self.view.base(path)
         self.copies.clear_removed_directory(path)
         set_base(new_path, path, base)
@@ -175,7 +176,7 @@ class MergedTree:
 
     def put_file(self, new_path: SafePath, path: bytes, *, replace: bool) -> None:
         """Move a finished file of `work` to a path. It takes the mode and owner of the file that it replaces, if any.
-        EEXIST when a file exists and replace is False."""
+        Raises EEXIST if a file exists and `replace` is False."""
         self.view.check_writable(path)
         status = self.view.seen(path)
         if status is not None and not replace:
@@ -200,6 +201,7 @@ class MergedTree:
         self.on_changed([path])
 
     def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
+        """Create a directory. Raises EEXIST, LeaseRequiredError."""
         self.view.check_writable(path)
         if self.view.seen(path) is not None:
             raise os_error(errno.EEXIST, path)
@@ -213,18 +215,18 @@ class MergedTree:
         folder.mkdir(0o700)
         self._set_owner(folder, stat.S_IFDIR | mode, owner, parent)
         base, entry = self.view.base(path), self.view.below(path)
-        set_base(folder, path, base)  # of a removed file, which the origin still has
+        set_base(folder, path, base)  # the base of a removed file that the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._whiteouts.fill(folder, path, entry)  # a file had replaced the origin's directory
         try:
             folder.rename(upper_path)
         except NotADirectoryError:
-            folder.rename(upper_path, EXCHANGE)  # the directory now hides what the whiteout hid
+            folder.rename(upper_path, EXCHANGE)  # the directory now hides the whiteout's name
             folder.unlink()
         self.on_changed([path])
 
     def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
-        """Create a directory where one was removed. Its whiteouts stay, and hide what they hid."""
+        """Create a directory where one was removed. Its whiteouts stay, and hide the same names."""
         upper_path = self.upper.at(path)
         if not is_removed(upper_path):
             return False
@@ -271,6 +273,7 @@ class MergedTree:
         self.on_changed([path])
 
     def link(self, source: bytes, path: bytes) -> None:
+        """Create another name of a file. Raises EEXIST, EXDEV, LeaseRequiredError, NeedsContentError."""
         self.view.check_writable(path)
         self.view.check_same_area(source, path)
         if self.view.seen(path) is not None:
@@ -286,6 +289,7 @@ class MergedTree:
         self.on_changed([path])
 
     def remove(self, path: bytes) -> None:
+        """Remove a name that is not a directory."""
         status = self.view.must_see(path)
         self.view.check_writable(path)
         if is_directory(status):
@@ -321,7 +325,7 @@ class MergedTree:
 
 
 def empty(fd: int) -> None:
-    """Truncate a file as O_TRUNC does: the time of modification is set even if the file was empty."""
+    """Truncate a file as O_TRUNC does: its mtime is set even if the file was empty."""
     os.ftruncate(fd, 0)
     os.utime(fd)
 

@@ -1,6 +1,6 @@
-"""Looks up names of the merged tree: what the upper layer has, over what the index has of the origins.
+"""Look up names of the merged tree: the upper layer's entries over the origins' entries in the index.
 
-Nothing here changes a name or waits for the node.
+No call changes a name or waits for the node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class OpenLower(Protocol):
 
 
 class Lower(Protocol):
-    """Gives the names and bytes of the origins, as the client has them. `known` reads the index, however old it is."""
+    """Provide the names and bytes of the origins, as the client has them. `known` reads the index, however old it
+    is."""
 
     def known(self, parent: FileId, name: bytes) -> Entry | None: ...
     def entry(self, id: FileId) -> Entry | None: ...
@@ -39,7 +40,7 @@ class Lower(Protocol):
 
 
 class MergedView:
-    """Shows the upper layer over the origins' names. modes: the write modes of its paths."""
+    """Show the upper layer over the origins' names. modes: the write modes of its paths."""
 
     def __init__(self, lower: Lower, upper: Upper, modes: WriteModes) -> None:
         self._lower = lower
@@ -47,18 +48,18 @@ class MergedView:
         self.modes = modes
 
     def look(self, path: bytes) -> os.stat_result | Hidden | None:
-        """Return what the upper layer has at a path. None: the origin decides."""
+        """Return the upper layer's entry at a path; None if the origin decides."""
         return None if self.modes.of(path) is WriteMode.OFF else self._upper.look(path)
 
     def seen(self, path: bytes) -> FileStat | None:
-        """Return what is visible at a path. The caller makes sure that the index is fresh."""
+        """Return the visible entry at a path. The caller makes sure that the index is fresh."""
         status = self.look(path)
         if isinstance(status, Hidden):
             return None
         return status if status is not None else self.below(path)
 
     def below(self, path: bytes) -> Entry | None:
-        """Return the entry that the index has at a path, even where the upper layer hides it."""
+        """Return the index's entry at a path, even if the upper layer hides it."""
         entry = self._lower.entry(ROOT_ID)
         for name in filter(None, path.split(b"/")):
             if entry is None or entry.kind is not Kind.DIRECTORY:
@@ -93,7 +94,7 @@ class MergedView:
         return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
 
     def base(self, path: bytes) -> Version | None:
-        """Return the version of the origin that a file would replace if it were put at a path now."""
+        """Return the origin's version that a file would replace if it were created at a path now."""
         if self.look(path) is not None or self._upper.at(path).exists():
             return self._upper.base_of(path)
         entry = self.below(path)

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def clear_work(upper: Upper) -> list[bytes]:
-    """Delete what dead processes left in `work`, but move renamed directories, and those on their way to `gone`, to
-    their place. Return the paths of renamed ones."""
+    """Delete the entries of dead processes in `work`. Directories that were being renamed, or moved to `gone`, are
+    moved to their place instead. Return the new paths of renamed ones."""
     moved: list[bytes] = []
     for name in upper.work.at(b"/").names():
         entry = upper.work.at(b"/" + name)
@@ -37,9 +37,11 @@ def clear_work(upper: Upper) -> list[bytes]:
 
 
 def move_in(upper: Upper, directory: SafePath, target: bytes) -> None:
-    """Move a directory of `work` to its place by one rename, over an entry that hides the name or a directory
-    without visible names. FileExistsError for anything else. A file is moved only after a crash; it replaces any
-    other file. The caller holds the lock."""
+    """Move a directory of `work` to its place by one rename. It replaces an entry that hides the name, or a directory
+    without visible names. Raises FileExistsError for anything else.
+
+    A file is moved only after a crash; it replaces any other file. The caller holds the lock.
+    """
     upper_path = upper.at(target)
     try:
         directory.rename(upper_path, NOREPLACE)
@@ -52,17 +54,19 @@ def move_in(upper: Upper, directory: SafePath, target: bytes) -> None:
 
 
 def _move_over(upper: Upper, directory: SafePath, target: bytes) -> None:
+    """Exchange the directory with the entry at its place, then delete that entry."""
     existing, upper_path = upper.look(target), upper.at(target)
     if isinstance(existing, os.stat_result) and (
         not stat.S_ISDIR(existing.st_mode) or any(upper.names(target).values())
     ):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(target))
-    unmark(upper_path)  # else clear_work would treat it as one that is being moved
+    unmark(upper_path)  # otherwise clear_work would treat it as a directory that is being moved
     directory.rename(upper_path, EXCHANGE)
     directory.throw_away()
 
 
 def _finish_move(upper: Upper, directory: SafePath, target: bytes) -> bool:
+    """Move an orphaned directory to its place. Return whether this process moved it; a failure is logged."""
     try:
         with upper.lock:
             move_in(upper, directory, target)

@@ -1,9 +1,9 @@
-"""Keep the attributes of an object besides its bytes and a file's attributes, in an extended attribute of its file.
-That file is in the upper layer, and after its demotion, by a rename, in the cache. A cache file also keeps the
-attributes that its origin returned with the bytes.
+"""Keep an object's attributes, besides its bytes and the attributes of a file, in an extended attribute of its file.
+That file is in the upper layer and, after demotion by a rename, in the cache. A cache file also keeps the attributes
+that its origin returned with the bytes.
 
-They belong to those bytes: a file of the layer has none after a write or a change of its times. A cache file is of one
-version and is never written again.
+The attributes belong to those bytes: a file of the layer has none after a write or a change of its times. A cache file
+has one version and is never written again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from headrace.overlay.mark_names import MARKS
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """The attribute's value. mtime_ns: None in a cache file that was filled. tags: None if unknown."""
+    """Hold the attribute's value. mtime_ns: None in a cache file that was filled from the origin. tags: None if
+    unknown."""
 
     size_bytes: int
     mtime_ns: int | None
@@ -30,7 +31,8 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 def note_extras(fd: int, extras: ObjectMetadata) -> None:
-    """Store the attributes of a complete file. OSError if its file system can't store so many in an attribute."""
+    """Store the attributes of a complete file. Raises OSError if its file system can't store that many bytes in an
+    attribute."""
     if extras.is_empty:
         with contextlib.suppress(OSError):
             os.removexattr(fd, MARKS.extras)
@@ -41,15 +43,15 @@ def note_extras(fd: int, extras: ObjectMetadata) -> None:
 
 
 def store_origin_extras(file: bytes | int, size_bytes: int, extras: ObjectMetadata) -> None:
-    """Store the attributes that the origin returned in a cache file; size_bytes is its size when complete. An empty set
-    is stored too. If the file system can't store them, readers request them from the origin."""
+    """Store the attributes that the origin returned, in a cache file, even if there are none. size_bytes: of the
+    complete file. If the file system can't store them, readers request them from the origin."""
     record = _Record(size_bytes, None, extras.metadata, extras.headers, extras.tags)
     with contextlib.suppress(OSError):
         os.setxattr(file, MARKS.extras, msgspec.msgpack.encode(record))
 
 
 def drop_origin_extras(path: bytes) -> None:
-    """Remove the attributes that store_origin_extras stored, and only those."""
+    """Remove the attributes that `store_origin_extras` stored, and no others."""
     record = _record_of(path)
     if record is not None and record.mtime_ns is None:
         with contextlib.suppress(OSError):
@@ -58,7 +60,7 @@ def drop_origin_extras(path: bytes) -> None:
 
 def extras_of(file: SafePath | bytes | int, status: os.stat_result) -> ObjectMetadata | None:
     """Return the stored attributes; None if none belong to the file's current status. file: a descriptor, or a SafePath
-    where others change names."""
+    where users change names."""
     record = _record_of(file)
     if (
         record is None

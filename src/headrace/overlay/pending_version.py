@@ -1,6 +1,7 @@
 """Describe to other nodes a name that was written on a node and is not at its origin yet.
 
-Such a file has a version like any other. Its token contains the node that wrote it, and the state of the file there.
+Such a file has a version like any other. Its token contains the id of the node that wrote it, and the file's state
+there.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from headrace.base.model import Version
 from headrace.base.namespace_path import check_name
 
 PREFIX = "written-by/"
-"""No ETag begins like this: ETags have quotes."""
+"""Prefix of the token of a pending version. No ETag begins like this, because ETags have quotes."""
 
 
 class EntryState(IntEnum):
-    """The state of a name at its writer."""
+    """Name the state of a name at its writer."""
 
     ORIGIN = 0
     """The writer has nothing that the origin lacks."""
@@ -30,7 +31,7 @@ class EntryState(IntEnum):
 
 
 class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A pending name. means: an EntryState. The other fields: of a file, as it is on the node that wrote it."""
+    """Describe a pending name. means: an EntryState. The other fields describe a file, as it is on its writer."""
 
     name: bytes
     means: int
@@ -53,7 +54,8 @@ class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """The version of a file that no origin has yet. writer: id of the node. inode, ctime_ns: of the file there."""
+    """Identify the version of a file that no origin has yet. writer: id of the node. inode, ctime_ns: those of the file
+    there."""
 
     writer: str
     inode: int
@@ -77,5 +79,5 @@ class PendingVersion:
 
 
 def is_pending(version: Version | None) -> bool:
-    """Return whether a version is one that no origin has yet."""
+    """Return whether no origin has a version yet."""
     return version is not None and version.token.startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""Renames and exchanges names of the merged tree, in steps that a crash may interrupt anywhere. The caller holds the
+"""Rename and exchange names of the merged tree, in steps that a crash may interrupt anywhere. The caller holds the
 layer's lock."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.overlay.whiteouts import WhiteoutBuilder
 
 
 class Renamer:
-    """Renames. on_changed gets both paths."""
+    """Rename names. on_changed: called with both paths."""
 
     def __init__(
         self,
@@ -46,8 +46,9 @@ class Renamer:
         self._on_changed = on_changed
 
     def rename(self, source: bytes, target: bytes, flags: int, *, copied: bool) -> None:
-        """Rename a name. flags: NOREPLACE or EXCHANGE. copied: `copy_up_all` has copied the origin's directory, and
-        the target's listing is fresh. NeedsContentError where that is needed."""
+        """Rename a name. flags: NOREPLACE or EXCHANGE. copied: `copy_up_all` has copied the origin's directory, and the
+        target's listing is fresh. Raises NeedsContentError if that is still needed, and LeaseRequiredError for
+        NOREPLACE without a lease."""
         if flags == EXCHANGE:
             self._exchange(source, target)
             return
@@ -79,8 +80,8 @@ class Renamer:
         self._on_changed([target, source])
 
     def _exchange(self, source: bytes, target: bytes) -> None:
-        """Exchange two names. EINVAL for a directory that the origin has, or that hides something of it: no single
-        step can exchange those."""
+        """Exchange two names. Raises EINVAL for a directory that the origin has, or that hides names of the origin: no
+        single step can exchange those."""
         self._view.check_writable(source, target)
         statuses = {path: self._view.must_see(path) for path in (source, target)}
         self._view.check_same_area(source, target)
@@ -99,6 +100,7 @@ class Renamer:
         self._on_changed([target, source])
 
     def _check_replace(self, moved: FileStat, replaced: FileStat, source: bytes, target: bytes) -> None:
+        """Raise the error of rename(2) if one name can't replace the other."""
         if is_directory(replaced):
             if not is_directory(moved):
                 raise os_error(errno.EISDIR, target)
@@ -130,7 +132,7 @@ class Renamer:
         hidden, is_taken = self._view.below(target), target_path.exists()
         if target_path.is_folder():
             self._whiteouts.inherit_hidden(target, source)
-        elif is_taken:  # by a whiteout
+        elif is_taken:  # a whiteout has the name
             set_base(source_path, target, self._upper.base_of(target))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
             self._whiteouts.hide_below(source_path, target, hidden)

@@ -1,10 +1,11 @@
-"""Reserve space for the node on a disk that others fill.
+"""Reserve disk space for the node on a disk that other programs fill.
 
-Processes that write through a mount write to the disk without the node, and so do other programs, until it is full. The
-node must still be able to start then, to persist files and to evict them. All of that needs writes: to the index and to
-the sync journal. So those have blocks allocated ahead of their use (`allocate`). For everything else there are spares,
-files of allocated blocks: `spend` deletes one when a call fails because the disk is full, and `refill` creates it again
-when there is space. Deleting a spare also frees an inode.
+Sessions write to the disk without the node, and so do other programs, until it is full. Even then the node must be able
+to start, to persist files and to evict them. All of that needs writes to the index and to the sync journal, so these
+have blocks allocated ahead of their use (`allocate`).
+
+For everything else there are spares, files of allocated blocks. `spend` deletes one when a call fails because the disk
+is full, and `refill` creates it again when there is space. Deleting a spare also frees an inode.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from headrace.base.errors import NoSpaceError
 from headrace.overlay.syscalls import fallocate
 
 SPARES = 4
+"""Number of spare files."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, or of a used-up quota."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _KEEP_SIZE = 1
 _DISK_SHARE = 64
@@ -28,7 +31,8 @@ Result = TypeVar("Result")
 
 
 class Reserve:
-    """The reserve of one node. volume_folder: of the first volume, which has the index and the upper layer."""
+    """Hold the reserve of one node. volume_folder: directory of the first volume, which has the index and the upper
+    layer."""
 
     def __init__(self, volume_folder: str) -> None:
         self._volume_folder = volume_folder
@@ -36,13 +40,13 @@ class Reserve:
 
     @property
     def ahead_bytes(self) -> int:
-        """Return the bytes that a table has allocated beyond its use."""
+        """Return the bytes that are allocated for a table beyond its use: a share of the disk, within bounds."""
         disk = os.statvfs(self._volume_folder)
         return min(_AHEAD_BYTES_MAX, max(_AHEAD_BYTES_MIN, disk.f_blocks * disk.f_frsize // _DISK_SHARE))
 
     def spend(self, work: Callable[[], Result]) -> Result:
-        """Call the work. While it fails because the disk is full, delete a spare and call it again, as long as spares
-        are left."""
+        """Call `work`. While it fails because the disk is full, delete a spare and call it again. Raises its error when
+        no spare is left."""
         while True:
             try:
                 return work()
@@ -51,8 +55,8 @@ class Reserve:
                     raise
 
     def allocate(self, fd: int, length: int) -> bool:
-        """Allocate blocks for the first bytes of a file, whatever its length is. Return False if the disk is full. On a
-        file system that can't allocate ahead it does nothing."""
+        """Allocate blocks for the first bytes of a file, whatever its length is. Return False if the disk is full. Does
+        nothing on a file system that can't allocate ahead."""
         try:
             self.spend(lambda: fallocate(fd, _KEEP_SIZE, 0, length))
         except OSError as error:
@@ -64,7 +68,7 @@ class Reserve:
         return True
 
     def refill(self, free_bytes: int) -> None:
-        """Create missing spares, as far as the free bytes suffice. OSError."""
+        """Create missing spares, as far as the free bytes suffice. Raises OSError."""
         size_bytes = self.ahead_bytes // 2
         try:
             existing = set(os.listdir(self._folder))
@@ -89,6 +93,7 @@ class Reserve:
             os.close(fd)
 
     def _drop_spare(self) -> bool:
+        """Delete a spare. Return False if none is left."""
         try:
             names = os.listdir(self._folder)
         except FileNotFoundError:
@@ -100,4 +105,5 @@ class Reserve:
 
 
 def is_full(error: OSError) -> bool:
+    """Return whether an error means that the disk is full."""
     return isinstance(error, NoSpaceError) or error.errno in DISK_FULL_ERRORS

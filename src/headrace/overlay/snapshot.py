@@ -24,19 +24,26 @@ SMALL_BYTES_MAX = 256 << 10
 
 
 class EntryType(IntEnum):
+    """Name the kind of an entry in a snapshot."""
+
     GONE = 0
     """The name does not exist, or has nothing that the origin lacks."""
     FILE = 1
     DIRECTORY = 2
     REMOVED = 3
+    """A directory that hides the origin's."""
     LINK = 4
+    """A symbolic link."""
     WHITEOUT = 5
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of one name. shape: an EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's
-    version that it replaces or hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB
-    of a large file. extras: as `overlay/object_metadata.py` stores them."""
+    """Describe the state of one name.
+
+    shape: an EntryType. inode, ctime_ns: those on the writer. replaces: the origin's version that the entry replaces or
+    hides. content: the bytes of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of a large file.
+    extras: as `overlay/object_metadata.py` stores them.
+    """
 
     path: bytes
     shape: int
@@ -53,8 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     extras: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse values that no layer can have: another node sent them, and this node creates the file below a
-        directory."""
+        """Refuse values that no layer can have. Another node sent them, and this node creates the file from them."""
         check_path(self.path)
         EntryType(self.shape)
         if self.mode & ~0o7777 or self.size_bytes < 0 or not 0 <= self.inode < 1 << 64:
@@ -64,12 +70,14 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Return a value that differs after any change. It includes the contents, as two changes may have one ctime."""
+        """Return a value that differs after any change. It includes the contents, because two changes may share one
+        ctime."""
         contents = xxhash.xxh3_64_intdigest(self.content), hash(tuple(self.sums))
         return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces, contents
 
     @property
     def is_large(self) -> bool:
+        """Return whether the snapshot has checksums instead of the file's bytes."""
         return self.shape == EntryType.FILE and self.size_bytes > SMALL_BYTES_MAX
 
 
@@ -85,8 +93,8 @@ def entry_type_of(path: SafePath, status: os.stat_result) -> EntryType:
 
 
 def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapshot:
-    """Take the snapshot of a name. It reads all of a file. If somebody writes the file meanwhile, the result may mix
-    old and new bytes, with the old ctime. OSError."""
+    """Take the snapshot of a name. Reads the whole file, and blocks. If a process writes it meanwhile, the result may
+    mix old and new bytes, with the old ctime. Raises OSError."""
     status = upper_path.lstat()
     shape = entry_type_of(upper_path, status)
     if stat.S_ISDIR(status.st_mode):
@@ -121,6 +129,7 @@ def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapsho
 
 
 def block_sums(fd: int, size_bytes: int) -> list[int]:
+    """Return the xxh3 checksums of a file's blocks."""
     starts = range(0, size_bytes, BLOCK_SIZE_BYTES)
     return [
         xxhash.xxh3_64_intdigest(os.pread(fd, min(BLOCK_SIZE_BYTES, size_bytes - start), start))

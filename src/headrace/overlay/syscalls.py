@@ -19,12 +19,12 @@ _AT_FDCWD = -100
 _JOURNALS = (0xEF53, 0x58465342)
 """File systems that commit a journal in order: ext2 to ext4, XFS."""
 STATFS_BYTES = 256
-"""More than the kernel's struct needs; its first word is the file system's number."""
+"""Size of the buffer, larger than the kernel's struct. Its first word is the file system's number."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 def rename(source: str, target: str, flags: int) -> None:
-    """Rename by paths that nobody else changes. flags: as in `SafePath.rename`."""
+    """Rename by paths that no other process changes. flags: as in `SafePath.rename`."""
     rename_at(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags)
 
 
@@ -41,10 +41,12 @@ def write_back(fd: int) -> None:
 
 
 def flush_file_system(fd: int) -> None:
-    """Make durable all earlier changes, by any process, of names and attributes on the file's file system, and all
-    bytes for which `write_back` was called. fd: of a file or directory whose times nobody needs. ext4 and XFS commit
-    their journal in order, so an fsync of the last change is enough; other file systems are synced completely. Blocks.
-    OSError."""
+    """Make durable all earlier changes, by any process, of names and attributes on the file's file system. This
+    includes all bytes for which `write_back` was called.
+
+    ext4 and XFS commit their journal in order, so an fsync of the last change is enough; other file systems are synced
+    completely. fd: a file or directory whose mtime may change. Blocks. Raises OSError.
+    """
     if _file_system(fd) in _JOURNALS:
         os.utime(fd)
         os.fsync(fd)
@@ -63,7 +65,7 @@ def _file_system(fd: int) -> int:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a directory durable. Blocks for the disk. OSError."""
+    """Make the names in a directory durable. Blocks for the disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

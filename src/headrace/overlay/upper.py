@@ -1,18 +1,21 @@
-"""The upper layer: what was written on this node, as a real directory tree on its disk.
+"""Hold the files that were written on this node, as a real directory tree on its disk.
 
 Paths of the namespace (b"/a/b") are below `tree`, with the attributes, links and extended attributes that the local
 file system stores. The origin is the lower layer; a name of the upper layer hides the same name of the lower one. Some
 entries stand for names that do not exist, or are outside the tree, and users never see them:
 
-* a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed. In the layer of a
-  user without rights it is a file (`mark_names.py`);
-* a directory with the mark `removed`: it was removed, with all names that its whiteouts hide; created again, it loses
-  the mark;
-* `work`, beside the tree, has entries that are being created or moved; after a crash `clear_work` (`moves.py`) moves
-  them to their place or deletes them;
-* `gone`, beside the tree, has removed directories whose place a file took: the node still removes them at the origin.
+* A whiteout, a character device 0:0 as in overlayfs, means that the name was removed. In the layer of a user without
+  rights
+  it is a file (`mark_names.py`).
+* A directory with the mark `removed` was removed, with all names that its whiteouts hide. If it is created again, it
+  loses
+  the mark.
+* `work`, beside the tree, has entries that are being created or moved. After a crash `clear_work` (`moves.py`) moves
+  them to
+  their place or deletes them.
+* `gone`, beside the tree, has removed directories whose place a file took. The node still removes them at the origin.
 
-Sessions write here, and the node reads and persists; both only by steps that the file system makes atomic. All state is
+Sessions write here, and the node reads and persists, both only by steps that the file system makes atomic. All state is
 in the directory. Every call may raise OSError.
 """
 
@@ -38,21 +41,21 @@ from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
 
 _SINGLE_OWNER = b"/single-owner"
-"""A file beside the tree of a layer whose marks and modes are those of a user without rights."""
+"""Path of a file beside the tree. It exists if the layer's marks and modes are those of a user without rights."""
 
 log = logging.getLogger(__name__)
 _serial = itertools.count()
 
 
 class Hidden:
-    """The state of a name that the upper layer removed, whatever the lower layer has."""
+    """Mark a name that the upper layer removed, whatever the lower layer has."""
 
 
 HIDDEN = Hidden()
 
 
 class Upper:
-    """The upper layer in a directory of this cache. `make` creates the directory."""
+    """Hold the upper layer in a directory of this cache. `make` creates the directory."""
 
     def __init__(self, folder: str) -> None:
         MARKS.settle()
@@ -62,13 +65,13 @@ class Upper:
         self.gone = Root(self._mount.path + b"/gone", self._mount)
         self._beside = Root(self._mount.path)
         self.lock = LayerLock(f"{folder}/lock")
-        """Held by every thread that changes names."""
+        """Held by a thread while it changes names."""
         self.pressure_path = f"{folder}/pressure"
         self.marks_path = f"{folder}/marks"
 
     def make(self) -> None:
-        """Create the directories. The node calls it when it starts. UsageError if the layer's marks are of the other
-        kind."""
+        """Create the directories. The node calls it when it starts. Raises UsageError if the layer's marks are of the
+        other kind."""
         make_private(os.fsdecode(self._mount.path))
         self.tree.make(0o755)
         self._check_kind()
@@ -87,7 +90,7 @@ class Upper:
         elif is_users != MARKS.single_owner:
             writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")
             raise UsageError(
-                f"folder {folder}",
+                f"directory {folder}",
                 why=f"{writer} wrote its files, and {reader} can't read their marks",
                 hint="start the node as before, persist the files, then remove this directory",
             )
@@ -155,7 +158,7 @@ class Upper:
         self.at(directory).setxattr(MARKS.demoted, b"")
 
     def unmark_demoted(self, directory: bytes) -> None:
-        """Clear DEMOTED after a removal: from now on the directory may be empty because a user here removed its
+        """Clear DEMOTED after a removal: from now on the directory may be empty because a user on this host removed its
         files."""
         with contextlib.suppress(OSError):
             self.at(directory).removexattr(MARKS.demoted)
@@ -174,7 +177,7 @@ class Upper:
         return self.gone.at(b"/%d-%d-%d" % (os.getpid(), next(_serial), time.time_ns()))
 
     def place(self, file: SafePath, path: bytes) -> bool:
-        """Give a file of `work` its name. Return False if anything but a whiteout has that name."""
+        """Give a file of `work` its name. Return False if the name exists and is no whiteout."""
         upper_path = self.at(path)
         while True:
             try:
@@ -186,7 +189,7 @@ class Upper:
                         return False
                 except FileNotFoundError:
                     continue
-                # a file that replaces the whiteout at this moment is lost, as if it came first
+                # a file that replaces the whiteout at this moment is lost, as if it had been created and replaced
                 file.rename(upper_path)
                 return True
 

@@ -1,6 +1,5 @@
-"""Builds the whiteouts and removed directories that moves leave in the upper layer. They hide what the origin has at
-the old place of a directory, and below its new place. The caller holds the layer's lock.
-"""
+"""Build the whiteouts and removed directories that moves leave in the upper layer. They hide the origin's names at the
+old place of a directory, and below its new place. The caller holds the layer's lock."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
 
 class Children(Protocol):
-    """Lists what the origin has in a directory, by the index."""
+    """List a directory of the origin, from the index."""
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
 
 
 class WhiteoutBuilder:
-    """Builds whiteouts. names lists a directory of the upper layer, and whether each name is visible."""
+    """Build whiteouts. names: lists a directory of the upper layer, and whether each name is visible."""
 
     def __init__(self, upper: Upper, lower: Children, names: Names) -> None:
         self._upper = upper
@@ -32,8 +31,8 @@ class WhiteoutBuilder:
         self._names = names
 
     def replacement_for(self, path: bytes, entry: Entry | None) -> SafePath:
-        """Return what stays at the old place of a directory: a removed directory that hides everything the origin has
-        there. It also hides a file of the origin that the directory had replaced."""
+        """Return the entry that replaces a moved directory at its old place. It is a removed directory that hides all
+        names of the origin there, and a file of the origin that the moved directory had replaced."""
         folder = self._upper.new()
         make_removed(folder)
         set_base(folder, path, self._upper.base_of(path))
@@ -41,7 +40,7 @@ class WhiteoutBuilder:
         return folder
 
     def fill(self, folder: SafePath, path: bytes, entry: Entry | None) -> None:
-        """Fill a new directory with what hides everything the origin has at a path."""
+        """Fill a new directory with entries that hide all names of the origin at a path."""
         pending = [(folder, path, entry)]
         while pending:
             pending += self._fill(*pending.pop())
@@ -49,7 +48,7 @@ class WhiteoutBuilder:
     def _fill(
         self, folder: SafePath, path: bytes, entry: Entry | None
     ) -> list[tuple[SafePath, bytes, Entry | None]]:
-        """Hide one level, and return the directories that were made, which are still empty."""
+        """Hide one level. Return the directories that were created, which are still empty."""
         folders: list[tuple[SafePath, bytes, Entry | None]] = []
         hidden = {name for name, visible in self._names(path) if not visible}
         children = [] if entry is None else list(self._lower.children(entry.id))
@@ -73,7 +72,7 @@ class WhiteoutBuilder:
         return folders
 
     def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
-        """Cover everything that the origin has below a path, in the directory that now covers this path."""
+        """Hide all names of the origin below a path, in the directory that is at this path now."""
         pending = [(folder, path, entry)]
         while pending:
             folder, path, entry = pending.pop()
@@ -90,8 +89,8 @@ class WhiteoutBuilder:
                     set_base(over, child_path, child.version)
 
     def inherit_hidden(self, target: bytes, source: bytes) -> None:
-        """Make a directory hide what the (empty) directory that it replaces hides. That includes a file of the origin
-        in the place of the directory, and of each directory in it."""
+        """Make a directory hide all names that the empty directory at its target hides. That includes a file of the
+        origin in the place of that directory, and of each directory in it."""
         pending = [(target, source)]
         while pending:
             target, source = pending.pop()
@@ -101,7 +100,7 @@ class WhiteoutBuilder:
                     pending.append((join(target, name), join(source, name)))
 
     def _inherit_hidden_name(self, hidden: bytes, path: bytes) -> bool:
-        """Hide one name. Return whether both are directories, so that their names follow."""
+        """Hide one name. Return whether both entries are directories, so that their names must follow."""
         cover = self._upper.at(path)
         if self._upper.at(hidden).is_folder():
             if not cover.exists():

@@ -1,8 +1,8 @@
-"""Name entries of `work` by the process that owns them. So a node can distinguish the remains of a dead process from
-entries that a live one is about to place.
+"""Name entries of `work` by the process that owns them, so that a node recognizes the remains of dead processes.
 
-A process is identified by its pid, its start time (pids are used again) and its pid namespace. A container may share
-the directory, and nobody outside can see whether its processes live. So a name also contains the time of its creation.
+A process is identified by its pid, its start time (pids are reused) and its pid namespace. A container may share the
+directory, and processes outside cannot see whether its processes live. A name therefore also contains its creation
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.base.boot_clock import Moment, boot_id, now_s
 from headrace.base.proc_stat import began_at
 
 FOREIGN_ORPHAN_AGE_S = 86400.0
-"""The age at which an entry counts as orphaned if its owner is in another pid namespace."""
+"""Age in seconds at which an entry counts as orphaned if its owner is in another pid namespace."""
 
 _own: tuple[int, bytes] = (0, b"")
 
@@ -45,8 +45,8 @@ def is_orphaned(name: bytes) -> bool:
 
 
 def _age_s(rest: bytes) -> float:
-    """Return the age of a name, at least. rest: the serial and the time; names of older releases have the serial
-    alone."""
+    """Return the least age of a name, in seconds. rest: the serial and the time; names of older releases have only the
+    serial."""
     made_s, _, boot = rest.partition(b"-")[2].partition(b"@")
     return Moment(os.fsdecode(boot), float(made_s) if made_s.isdigit() else 0.0).age_s()
 
