@@ -165,7 +165,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts seals seal_auto seal_trouble scrub fill peers write cluster rebalance "
+        "node cache index origin mounts seals seals_in_use seal_auto seal_trouble scrub fill peers write cluster rebalance "
         "sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
@@ -178,7 +178,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "seal show": (*_SEAL, "image"),
     "seal diff": _fields("old new added removed changed differences"),
     "seal verify": _JOB,
-    "seal remove": _fields("seal"),
+    "seal remove": _fields("seal in_use"),
     "seal push": _fields("seal id path"),
     "seal pull": _SEAL,
     "mount remove": _fields("path"),

@@ -297,7 +297,7 @@ def remove(
 ) -> None:
     """Unmount a seal and remove it.
 
-    Its files stay cached until the space is needed. Open files can still be read.
+    Its files stay cached until the space is needed, and while a process or a container still reads them.
     """
     from headrace.cli.job_progress import watch
     from headrace.seal.catalogue import SealId
@@ -317,7 +317,11 @@ def remove(
         watch(start, node.socket, ("unseal", str(seal)), is_shown=False)
     else:
         node.catalogue.remove(seal)
-    print_json({"seal": str(seal)}) if json else say(f"removed: {seal}")
+    in_use = str(seal) in node.catalogue.in_use()
+    if json:
+        print_json({"seal": str(seal), "in_use": in_use})
+    else:
+        say(f"removed: {seal}" + ("; its files stay while they are open elsewhere" if in_use else ""))
 
 
 def _check_may_mount(node: SealNode) -> None:

@@ -110,6 +110,8 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     for seal in report.get("seals", ()):
         lines.append(("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}"))
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
+    for name in report.get("seals_in_use", ()):
+        lines.append(("seal", f"{name} was removed, and is still open in a process or container"))
     for session in report["sessions"]:
         lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
         lines.append(("", session["why"]))

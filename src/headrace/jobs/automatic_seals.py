@@ -77,12 +77,12 @@ class AutomaticSeals:
         for _ in range(REMOVE_ATTEMPTS):
             self.unmount(seal)
             try:
-                return await self._sealing.remove(seal)
+                return await self._sealing.remove(seal, at_once=True)
             except PathNotFoundError:
                 return None
             except UsageError:  # it is mounted again
                 await asyncio.sleep(REMOVE_PAUSE_S)
-        return await self._sealing.remove(seal)
+        return await self._sealing.remove(seal, at_once=True)
 
     def _survey(self, path: bytes) -> str:
         """Look at the names and the files. It ends at the first file that is not cached."""

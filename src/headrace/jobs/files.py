@@ -107,9 +107,8 @@ class FileWork:
     def free(self, entry: Entry) -> int:
         """Remove a file from the cache. Return the number of bytes freed. Raise UsageError for a file of a seal."""
         if entry.id in self._store.sealed:
-            raise UsageError(
-                "free", why="a seal holds the file", hint="remove the seal: `headrace seal list`"
-            )
+            hint = "remove the seal, and end what still reads it: see `headrace status`"
+            raise UsageError("free", why="a seal holds the file", hint=hint)
         self._reads.forget([entry.id])
         return self._store.free(entry.id)
 

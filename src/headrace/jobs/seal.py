@@ -100,16 +100,21 @@ class Sealing:
         """Return whether a file at or below a path can be written on this node. Such directories are not sealed."""
         return self._modes.any_below(path)
 
-    async def remove(self, seal: SealId) -> None:
-        """Remove a seal that is not mounted. Its files may be evicted then. PathNotFoundError, UsageError."""
-        await self.in_thread(self._remove, seal)
+    async def remove(self, seal: SealId, *, at_once: bool = False) -> None:
+        """Remove a seal that is not mounted. Its files may be evicted when nobody reads it any more. at_once: they may
+        be evicted now. PathNotFoundError, UsageError."""
+        await self.in_thread(self._remove, seal, at_once)
+
+    async def release_unused(self) -> bool:
+        """Let files of removed seals be evicted that nobody reads any more. Return whether there was such a seal."""
+        return await self.in_thread(self._release_unused)
 
     def status(self) -> dict[str, object]:
         """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
         places = mountpoints()
         seals = self._catalogue.seals()
         rows = [{**self._summary(seal), "mounted": places.get(str(seal), [])} for seal in seals]
-        return {"seals": rows, "seal_trouble": self.trouble}
+        return {"seals": rows, "seals_in_use": self._catalogue.in_use(), "seal_trouble": self.trouble}
 
     def _summary(self, seal: SealId) -> dict[str, Any]:
         try:
@@ -324,7 +329,7 @@ class Sealing:
             return str(error)
         return ""
 
-    def _remove(self, seal: SealId) -> None:
+    def _remove(self, seal: SealId, at_once: bool) -> None:  # noqa: FBT001 - a thread's call has positions only
         mounted = mounts_of(seal)
         if mounted:
             raise UsageError(
@@ -332,8 +337,17 @@ class Sealing:
                 why=f"it is mounted at {mounted[0]}",
                 hint=f"run `headrace seal remove {seal}`",
             )
-        self._catalogue.remove(seal)
+        if at_once:
+            self._catalogue.remove_at_once(seal)
+        else:
+            self._catalogue.remove(seal)
         self._store.sealed.renew()
+
+    def _release_unused(self) -> bool:
+        released = self._catalogue.remove_unused()
+        if released:
+            self._store.sealed.renew()
+        return released
 
     async def in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not

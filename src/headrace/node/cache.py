@@ -38,7 +38,8 @@ def open_store(config: Config) -> Store:
     except CorruptIndexError as error:
         put_aside(config, error)
         store = _store_at(config, volumes)
-    Catalogue.of_cache(config.cache[0].folder).remove_drafts()
+    if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
+        store.sealed.renew()
     return store
 
 
@@ -53,6 +54,7 @@ def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:
             yield catalogue.ids(seal)
         except (HeadraceError, OSError) as error:
             log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
+    yield from catalogue.ids_in_use()
 
 
 def _sealed_files(catalogue: Catalogue) -> Iterator[SealedFile]:

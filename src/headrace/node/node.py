@@ -146,6 +146,7 @@ class Node:
             write=self.write,
             cluster=self.cluster,
             give_up_seal=self.jobs.auto_seal.give_up_for_room,
+            release_seals=self.jobs.sealing.release_unused,
             on_corrupt=self._give_up_index,
         )
         self.requests = self._build_requests()
@@ -340,7 +341,7 @@ class Node:
         work = asyncio.get_running_loop().run_in_executor(self.disk, self.jobs.sealing.status)
         await asyncio.wait([work], timeout=SEALS_STATUS_WITHIN_S)
         if not work.done():
-            return {"seals": [], "seal_trouble": "the disk of the first cache volume does not answer"}
+            return {"seals": [], "seals_in_use": [], "seal_trouble": "the disk of the first cache volume does not answer"}
         return work.result()
 
     async def _record_gateway(self, counts: GatewayCounts) -> Done:

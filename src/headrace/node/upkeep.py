@@ -28,7 +28,8 @@ IDLE_FILL_S = 15.0
 class Upkeep:
     """Runs one task. disk: the threads for blocking work. on_corrupt: gets the error of a damaged index, once a
     second. write, cluster: None for a node that writes nothing, or has no cluster. give_up_seal: removes a seal, so
-    that its files can be evicted, and returns whether there was one."""
+    that its files can be evicted, and returns whether there was one. release_seals: the
+    same for removed seals that nobody reads any more."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Upkeep:
         write: WriteBack | None,
         cluster: ClusterServices | None,
         give_up_seal: Callable[[], Awaitable[bool]],
+        release_seals: Callable[[], Awaitable[bool]],
         on_corrupt: Callable[[CorruptIndexError], None],
     ) -> None:
         self._store = store
@@ -47,6 +49,7 @@ class Upkeep:
         self._write = write
         self._cluster = cluster
         self._give_up_seal = give_up_seal
+        self._release_seals = release_seals
         self._on_corrupt = on_corrupt
         self._tasks = OwnedTasks()
         self.disks_full: list[str] = []
@@ -84,11 +87,12 @@ class Upkeep:
         self._store.space.set_written(self._bytes_written())
         while self._store.space.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
-        if self._store.space.is_short():
+        if self._store.space.is_short() and not await self._release_seals():
             await self._give_up_seal()
 
     async def _sync(self) -> None:
         """Sync what was filled, so that a power loss costs little."""
+        await self._release_seals()
         await asyncio.get_running_loop().run_in_executor(self._disk, self._store.sync)
         if self._cluster is not None:
             await self._cluster.replica_host.drop_idle()

@@ -8,7 +8,7 @@
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
 
 A seal appears by the rename of its directory, so it is there as a whole or not at all. The names of unfinished ones
-begin with a dot. Only the owner of the cache may enter `seals/`.
+begin with a dot, those of removed ones that are still in use with `.removed-`. Only the owner of the cache may enter `seals/`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import msgspec
 from headrace.base.decoding import decode_json
 from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
 from headrace.base.private_folder import make_private, private
+from headrace.seal.mount import is_in_use
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
 
 Kind = TypeVar("Kind")
@@ -37,6 +38,7 @@ Kind = TypeVar("Kind")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION_MAX = 10**9
 RECORD_BYTES_MAX = 1 << 20
+_REMOVED = ".removed-"
 
 
 class SealId(msgspec.Struct, frozen=True, order=True):
@@ -124,11 +126,7 @@ class Catalogue:
 
     def seals(self) -> list[SealId]:
         """Return all seals, by name and version."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-        return sorted(seal for name in names if (seal := _seal_of(name)) is not None)
+        return sorted(seal for name in self._names() if (seal := _seal_of(name)) is not None)
 
     def next_version(self, name: str) -> int:
         return max((seal.version for seal in self.seals() if seal.name == name), default=0) + 1
@@ -159,12 +157,21 @@ class Catalogue:
 
     def ids(self, seal: SealId) -> array[int]:
         """Return the ids of the cache files, in the order of the list. InvalidImageError for a damaged file."""
+        return self._ids_in(str(seal))
+
+    def ids_in_use(self) -> Iterator[array[int]]:
+        """Yield the ids of each removed seal that is still in use."""
+        for name in self._removed():
+            with suppress(InvalidImageError):  # it is being deleted
+                yield self._ids_in(name)
+
+    def _ids_in(self, directory: str) -> array[int]:
         ids: array[int] = array("Q")
         try:
-            with open(self.path(seal, "ids"), "rb") as file:
+            with open(os.path.join(self.folder, directory, "ids"), "rb") as file:
                 ids.frombytes(file.read())
         except (FileNotFoundError, ValueError) as error:
-            raise InvalidImageError(f"seal {seal}", why=f"ids: {error}", hint="seal again") from error
+            raise InvalidImageError(f"seal {directory}", why=f"ids: {error}", hint="seal again") from error
         if sys.byteorder == "big":
             ids.byteswap()
         return ids
@@ -222,29 +229,59 @@ class Catalogue:
         _sync_folder(self.folder)
 
     def drop_image(self, seal: SealId) -> None:
-        """Remove the image of a seal, which can be written again. A mounted one goes on."""
+        """Remove the image of a seal, which can be written again, unless it is in use."""
+        path = self.path(seal, "image")
         with suppress(FileNotFoundError):
-            os.unlink(self.path(seal, "image"))
+            if not is_in_use(path):
+                os.unlink(path)
 
     def remove(self, seal: SealId) -> None:
-        """Remove a seal: it is gone at once, then its files are. PathNotFoundError."""
-        gone = os.path.join(self.folder, f".{seal}.{os.getpid()}.{os.urandom(4).hex()}")
+        """Remove a seal, durably. Its ids are kept while its image is in use: a process reads it still, or another
+        mount namespace has it. `remove_unused` deletes them later. PathNotFoundError."""
+        self._rename_removed(seal, _REMOVED)
+        self.remove_unused()
+
+    def remove_at_once(self, seal: SealId) -> None:
+        """Remove a seal, durably, and its ids also if it is in use: whoever reads it then misses what is evicted.
+        PathNotFoundError."""
+        shutil.rmtree(self._rename_removed(seal, "."), ignore_errors=True)
+
+    def in_use(self) -> list[str]:
+        """Return the names of removed seals that are still in use."""
+        return sorted(name.removeprefix(_REMOVED).rsplit(".", 2)[0] for name in self._removed())
+
+    def remove_unused(self) -> bool:
+        """Delete the removed seals that are in use no longer. Return whether there was one."""
+        unused = [name for name in self._removed() if not is_in_use(os.path.join(self.folder, name, "image"))]
+        for name in unused:
+            shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+        return bool(unused)
+
+    def remove_drafts(self) -> bool:
+        """Remove what killed processes left, and the removed seals that are in use no longer. Return whether there was
+        one of the latter. Only the node may call it, before it makes seals."""
+        for name in self._names():
+            if name.startswith(".") and not name.startswith(_REMOVED):
+                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+        return self.remove_unused()
+
+    def _rename_removed(self, seal: SealId, prefix: str) -> str:
+        removed = os.path.join(self.folder, f"{prefix}{seal}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            os.rename(os.path.join(self.folder, str(seal)), gone)
+            os.rename(os.path.join(self.folder, str(seal)), removed)
         except FileNotFoundError as error:
             raise _missing(seal) from error
         _sync_folder(self.folder)
-        shutil.rmtree(gone, ignore_errors=True)
+        return removed
 
-    def remove_drafts(self) -> None:
-        """Remove what killed processes left. Only the node may call it, before it makes seals."""
+    def _removed(self) -> list[str]:
+        return [name for name in self._names() if name.startswith(_REMOVED)]
+
+    def _names(self) -> list[str]:
         try:
-            names = os.listdir(self.folder)
+            return os.listdir(self.folder)
         except FileNotFoundError:
-            return
-        for name in names:
-            if name.startswith("."):
-                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+            return []
 
     def _read(self, seal: SealId, name: str, kind: type[Kind]) -> Kind:
         try:

@@ -80,15 +80,37 @@ def _check_file(descriptor: int) -> None:
         raise InvalidImageError("an image", why="a process has it open for writing", hint="close it there")
 
 
-def _has_writer(descriptor: int) -> bool:
-    """Return whether a file is open for writing anywhere: then no read lease is granted. Whoever opens it for writing
-    while the lease is held makes the kernel send a signal, which is one that does nothing by default."""
+def is_in_use(image: str) -> bool:
+    """Return whether a file is open elsewhere, which each mount of it keeps it: those of other mount namespaces, too,
+    and unmounted ones that a process still reads. False if there is no such file, or its file system gives no leases,
+    as it can't be mounted then."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except BlockingIOError:
-        return True
+        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _gets_lease(descriptor, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _has_writer(descriptor: int) -> bool:
+    """Return whether a file is open for writing anywhere: then no read lease is granted."""
+    try:
+        return not _gets_lease(descriptor, fcntl.F_RDLCK)
     except OSError as error:
         raise MountError("cannot mount an image", why=f"its file system gives no leases: {error}") from error
+
+
+def _gets_lease(descriptor: int, kind: int) -> bool:
+    """Return whether the kernel grants a lease, which is given back at once. Whoever opens the file meanwhile makes the
+    kernel send a signal, which is one that does nothing by default."""
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
+    except BlockingIOError:
+        return False
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False
+    return True

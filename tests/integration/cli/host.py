@@ -24,6 +24,7 @@ from headrace.client.connection import Connection
 from headrace.client.discovery import read_states, running_sockets
 from headrace.fuse import device
 from headrace.lab import processes
+from headrace.seal.mounted import seals_below
 from headrace.wire.messages import Report, StatusAsk
 
 MIB = 1 << 20
@@ -248,10 +249,14 @@ class Host:
         assert left == [], left
 
     def close(self) -> None:
-        """Whatever happened: no process, no mount."""
-        for path in self.mounts():
-            device.unmount(path, detach=True, abort=True)
+        """Whatever happened: no process, no mount, no seal."""
+        self._unmount_all()
         self.kill_all()
+        self._unmount_all()
+
+    def _unmount_all(self) -> None:
+        for path in reversed(seals_below(str(self.base))):
+            device.unmount(path, detach=True)
         for path in self.mounts():
             device.unmount(path, detach=True, abort=True)
 

@@ -26,11 +26,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
             host.put(f"images/{number // 40}/{number}.bin", 1000 + number * 97)
         yield host
     finally:
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
         host.close()
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
 
 
 def wait_sealed(host: Host) -> None:

@@ -34,11 +34,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         host.put("other", 5000)
         yield host
     finally:
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
         host.close()
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
 
 
 def attributes(top: Path) -> dict[str, tuple[int, int, int]]:
