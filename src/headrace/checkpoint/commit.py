@@ -29,7 +29,7 @@ from headrace.checkpoint.manifest_check import check_part
 from headrace.checkpoint.storage import CheckpointStorage, SaveClaim
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
-CLAIM_TRIES = 10
+CLAIM_ATTEMPTS_MAX = 10
 
 
 @dataclass
@@ -53,14 +53,14 @@ class Attempt:
         the save that it relies on.
         """
         data = msgspec.json.encode(sorted(packs))
-        for tries_left in reversed(range(CLAIM_TRIES)):
+        for attempts_left in reversed(range(CLAIM_ATTEMPTS_MAX)):
             for directory in (layout.MANIFESTS, layout.PACKS, layout.save_folder(self.save)):
                 self.storage.make_folder(directory)
             try:
                 self._claim = self.storage.claim(layout.claim_name(self.save, self.rank), data)
                 break
             except PathNotFoundError:  # a concurrent prune removed the empty directory as one of a dead save
-                if not tries_left:
+                if not attempts_left:
                     raise
         failpoint.hit("save.claimed")
 

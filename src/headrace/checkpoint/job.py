@@ -39,7 +39,7 @@ class SlotInbox:
         self.put = self._queue.put
         self.is_over = False
 
-    def take(self) -> Slot | StageEvent:
+    def receive(self) -> Slot | StageEvent:
         """Return the next slot or event; blocks. Raises CancelledByUserError when staging failed."""
         message = self._queue.get()
         self.is_over = message in (StageEvent.STAGED, StageEvent.CANCELLED)
@@ -51,11 +51,11 @@ class SlotInbox:
         """Return to the arena the slots that still arrive after a failure."""
         while not self.is_over:
             try:
-                message = self.take()
+                message = self.receive()
             except CancelledByUserError:
                 return
             if isinstance(message, Slot):
-                self._arena.give_back(message)
+                self._arena.release(message)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def write_slots(
     is_decided = False
     try:
         while not job.inbox.is_over:
-            message = job.inbox.take()
+            message = job.inbox.receive()
             if isinstance(message, Slot):
                 slots.submit(message) if is_decided else held_slots.append(message)
             elif not is_decided:
@@ -144,7 +144,7 @@ class _SlotWriter:
             hashed = self._hashed.pop(id(slot), None)
             if hashed is not None:
                 hashed.exception()
-            self._job.arena.give_back(slot)
+            self._job.arena.release(slot)
         for write in self.written:
             write.exception()
 
@@ -160,7 +160,7 @@ class _SlotWriter:
             self._has_failed = True
             raise
         finally:
-            self._job.arena.give_back(slot)
+            self._job.arena.release(slot)
 
 
 def _collected(

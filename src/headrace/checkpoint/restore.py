@@ -95,7 +95,7 @@ def _load(storage: CheckpointStorage, manifest: Manifest, readers: PackReaders, 
     targets = _Targets(part, request.into, mapped=request.mapped)
     is_selected = matcher(request.only)
     # every tensor gets its memory before the first byte is read, so a mismatch changes nothing
-    state = tensors.build(part.tree, targets.take, is_selected)
+    state = tensors.build(part.tree, targets.prepare, is_selected)
     if state is tensors.MISSING:
         raise CheckpointNotFoundError(
             f"{storage.name}, step {manifest.head.step}", why=f"nothing is named as {', '.join(request.only)}"
@@ -103,7 +103,7 @@ def _load(storage: CheckpointStorage, manifest: Manifest, readers: PackReaders, 
     fetch(targets.reads, readers, threads=request.threads)
     for leaf, target, memory in targets.through_memory:
         tensors.fill(target, leaf, memory)
-    return tensors.build(part.tree, targets.give, is_selected) if targets.has_scalars else state
+    return tensors.build(part.tree, targets.restored, is_selected) if targets.has_scalars else state
 
 
 class _Targets:
@@ -119,28 +119,28 @@ class _Targets:
         self.through_memory: list[tuple[Leaf, Any, Bytes]] = []
         self.has_scalars = False
 
-    def take(self, leaf_number: int, path: tensors.Path) -> Any:
+    def prepare(self, leaf_number: int, path: tensors.Path) -> Any:
         if leaf_number >= len(self._part.leaves):
             raise CorruptCheckpointError(tensors.where(path), why=f"there is no leaf {leaf_number}")
         leaf = self._part.leaves[leaf_number]
         if leaf.kind == "scalar":
             self.has_scalars = True
         if self._into is not None and leaf.kind != "scalar":
-            return self._take_target(leaf_number, leaf, path)
+            return self._prepare_target(leaf_number, leaf, path)
         if leaf_number not in self._values:
             value, memory = tensors.new_value(leaf)
             self._read(leaf, memory, mapped=self._mapped and is_own_mapping(memory))
             self._values[leaf_number] = value
         return self._values[leaf_number]
 
-    def give(self, leaf_number: int, path: tensors.Path) -> Any:
+    def restored(self, leaf_number: int, path: tensors.Path) -> Any:
         """Return the value, now that its bytes are read."""
         leaf = self._part.leaves[leaf_number]
         if self._into is not None and leaf.kind != "scalar":
             return tensors.inner(self._into, path)
         return tensors.finished(leaf, self._values[leaf_number])
 
-    def _take_target(self, leaf_number: int, leaf: Leaf, path: tensors.Path) -> Any:
+    def _prepare_target(self, leaf_number: int, leaf: Leaf, path: tensors.Path) -> Any:
         target = tensors.inner(self._into, path)
         if target is tensors.MISSING:
             raise CheckpointMismatchError(

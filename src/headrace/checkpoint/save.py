@@ -96,7 +96,7 @@ class Saver:
         self._arena = Arena(self._options.slot_bytes, on_new=pin)
         self._copiers = ThreadPoolExecutor(self._options.copy_threads, "checkpoint-copy")
         self._stager = Stager(self._arena, self._copiers, chunk_bytes=self._options.chunk_bytes)
-        self._under_way: list[SaveHandle] = []
+        self._in_progress: list[SaveHandle] = []
         self._last: threading.Thread | None = None
         self._parts = PartSaver(self._storage, self._options, rank)
 
@@ -137,13 +137,13 @@ class Saver:
             raise
         handle.stopped_s = time.perf_counter() - start_s
         job.inbox.put(StageEvent.STAGED)
-        self._under_way.append(handle)
+        self._in_progress.append(handle)
         return handle
 
     def wait(self) -> None:
         """Block until all saves are committed; raise the error of a failed save that was not raised yet."""
-        for handle in self._under_way:
-            handle.settle()
+        for handle in self._in_progress:
+            handle.join()
         self._raise_unreported()
 
     def close(self) -> None:
@@ -176,8 +176,8 @@ class Saver:
         self._arena.allow(budget_bytes)
 
     def _raise_unreported(self) -> None:
-        ended = [handle for handle in self._under_way if handle.done]
-        self._under_way = [handle for handle in self._under_way if not handle.done]
+        ended = [handle for handle in self._in_progress if handle.done]
+        self._in_progress = [handle for handle in self._in_progress if not handle.done]
         for handle in ended:
             if handle.has_unreported_error:
                 handle.raise_error()

@@ -95,7 +95,7 @@ class SaveHandle:
         assert self._result is not None
         return self._result
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Block until the save is committed or has failed; raise nothing."""
         self._ended.wait()
 

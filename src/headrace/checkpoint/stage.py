@@ -57,9 +57,9 @@ class Arena:
         while self._slot_count * self.slot_bytes < min(size_bytes, self.budget_bytes):
             slot = self._new()
             touch(slot.memory)
-            self.give_back(slot)
+            self.release(slot)
 
-    def take(self, on_wait: Callable[[], None]) -> Slot:
+    def acquire(self, on_wait: Callable[[], None]) -> Slot:
         """Return a slot. Blocks until there is one; before that it calls on_wait."""
         with self._changed:
             if self._free:
@@ -72,7 +72,7 @@ class Arena:
                 self._changed.wait()
             return self._free.pop()
 
-    def give_back(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         slot.pieces.clear()
         with self._changed:
             self._free.append(slot)
@@ -104,7 +104,7 @@ class Stager:
         """
         _finish_kernels(leaves)
         inline = [b""] * len(leaves)
-        under_way: list[tuple[Slot, Future[None]]] = []
+        in_progress: list[tuple[Slot, Future[None]]] = []
         slot: Slot | None = None
         copies: list[tuple[Bytes, Any]] = []
         try:
@@ -116,24 +116,24 @@ class Stager:
                 for piece in self._pieces(leaf_number, leaf.size_bytes, slot):
                     if piece is None or slot is None:
                         if slot is not None:
-                            under_way.append((slot, self._copiers.submit(_copy, copies)))
-                            self._emit_copied(under_way, emit)
+                            in_progress.append((slot, self._copiers.submit(_copy, copies)))
+                            self._emit_copied(in_progress, emit)
                         slot, copies = None, []
-                        slot = self._arena.take(lambda: self._emit_all(under_way, emit, on_wait))
+                        slot = self._arena.acquire(lambda: self._emit_all(in_progress, emit, on_wait))
                     if piece is not None:
                         target = slot.memory[piece.offset : piece.offset + piece.end - piece.start]
                         copies.append((target, source[piece.start : piece.end]))
                         slot.pieces.append(piece)
             if slot is not None:
                 last, slot = slot, None
-                under_way.append((last, self._copiers.submit(_copy, copies)))
-            self._emit_all(under_way, emit, None)
+                in_progress.append((last, self._copiers.submit(_copy, copies)))
+            self._emit_all(in_progress, emit, None)
         finally:
-            for unemitted, future in under_way:
+            for unemitted, future in in_progress:
                 future.exception()  # waits
-                self._arena.give_back(unemitted)
+                self._arena.release(unemitted)
             if slot is not None:
-                self._arena.give_back(slot)
+                self._arena.release(slot)
         return inline
 
     def _pieces(
@@ -154,21 +154,23 @@ class Stager:
             )
         )
 
-    def _emit_copied(self, under_way: list[tuple[Slot, Future[None]]], emit: Callable[[Slot], None]) -> None:
+    def _emit_copied(
+        self, in_progress: list[tuple[Slot, Future[None]]], emit: Callable[[Slot], None]
+    ) -> None:
         """Emit the slots at the front whose copies are done."""
-        while under_way and under_way[0][1].done():
-            under_way[0][1].result()
-            emit(under_way.pop(0)[0])
+        while in_progress and in_progress[0][1].done():
+            in_progress[0][1].result()
+            emit(in_progress.pop(0)[0])
 
     def _emit_all(
         self,
-        under_way: list[tuple[Slot, Future[None]]],
+        in_progress: list[tuple[Slot, Future[None]]],
         emit: Callable[[Slot], None],
         then: Callable[[], None] | None,
     ) -> None:
-        while under_way:
-            under_way[0][1].result()
-            emit(under_way.pop(0)[0])
+        while in_progress:
+            in_progress[0][1].result()
+            emit(in_progress.pop(0)[0])
         if then is not None:
             then()
 

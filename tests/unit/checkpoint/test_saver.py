@@ -240,7 +240,7 @@ def test_an_error_surfaces_at_wait_and_at_the_next_save_but_once(tmp_path: Path)
     place = FaultyPlace(str(tmp_path), CheckpointFailedError("the disk"), fail_at=1, stays=True)
     saver = Saver(place, options=SMALL)
     first = saver.save({"w": noise(9000)}, 1)
-    first.settle()
+    first.join()
     with pytest.raises(CheckpointFailedError, match="the disk"):
         saver.save({"w": noise(9000)}, 2)
     place.fail_at = 0
