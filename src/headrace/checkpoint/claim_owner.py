@@ -1,8 +1,8 @@
-"""Decide whether the owner of a claim lives, also of a claim of another host or of another boot of this host.
+"""Decide whether the owner of a claim lives, also for a claim of another host, or of another boot of this host.
 
-An owner on this host holds a lock on its claim. This host cannot see whether another host's owner lives, and the times
-of its claim come from other clocks, which may jump. So the first process that looks at the claim notes the time of the
-boot clock, which nobody sets. The claim is abandoned when it has been there, unchanged, for a day.
+An owner on this host holds a lock on its claim. This host cannot see whether another host's owner lives. The times of
+such a claim are from other clocks, which may jump. The first process that checks the claim therefore notes the time of
+the boot clock, which no user can set. The claim is abandoned when it has not changed for a day since then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from headrace.checkpoint import layout
 from headrace.checkpoint.storage import CheckpointStorage
 
 ABANDONED_AFTER_S = 24 * 3600.0
+"""Seconds without a change after which a claim is abandoned."""
 _NOTE_BYTES_MAX = 200
+"""Most bytes that are read of a note."""
 
 
 def write_claim(fd: int, data: bytes) -> None:
@@ -29,8 +31,8 @@ def write_claim(fd: int, data: bytes) -> None:
 
 
 def is_owner_alive(storage: CheckpointStorage, name: str, fd: int, state: Callable[[], str]) -> bool:
-    """Return whether the owner of the claim that is open as `fd` lives, as far as this host knows. state: as of
-    `is_abandoned`; it is called for a claim of another boot."""
+    """Return whether the owner of the claim that is open as `fd` lives, as far as this host knows. state: called for a
+    claim of another boot; its result is that of `is_abandoned`."""
     boot, newline, _ = os.pread(fd, 64, 0).partition(b"\n")
     if newline and boot != boot_id().encode():
         return not is_abandoned(storage, name, state())
@@ -42,9 +44,9 @@ def is_owner_alive(storage: CheckpointStorage, name: str, fd: int, state: Callab
 
 
 def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
-    """Return whether the claim has been unchanged for a day; the first call notes the time.
+    """Return whether the claim has not changed for a day; the first call notes the time.
 
-    state: differs when the claim is written anew. Where no note can be written, no claim is ever abandoned.
+    state: differs after each write of the claim. If the note cannot be written, the claim is never abandoned.
     """
     note = layout.sighting_name(name, boot_id())
     try:
@@ -56,7 +58,7 @@ def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
         storage.remove(note)
     except PathNotFoundError:
         pass
-    # or another process has just noted it
+    # another process may have written the note meanwhile
     with contextlib.suppress(CheckpointFailedError, CheckpointNoSpaceError):
         writer = storage.create(note)
         try:

@@ -1,8 +1,8 @@
 """Run one attempt to save one step, as one rank sees it: claim, part, gathering, commit.
 
-docs/format/checkpoint-commits.md lists the steps, and what a crash after each of them leaves. Ranks communicate only
-by files of the checkpoint directory. Rank 0 commits when all parts are there. A rank that fails writes the reason to
-a file, so that the others don't wait until their timeout.
+docs/format/checkpoint-commits.md lists the steps, and the files that a crash after each of them leaves. Ranks
+communicate only by files of the checkpoint directory. Rank 0 commits when all parts exist. A rank that fails writes the
+reason to a file, so that the others don't wait until their timeout.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headrace.checkpoint.storage import CheckpointStorage, SaveClaim
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
 CLAIM_ATTEMPTS_MAX = 10
+"""Most attempts to claim while a concurrent prune removes the directory of the save."""
 
 
 @dataclass
@@ -47,10 +48,10 @@ class Attempt:
     _claim: SaveClaim | None = field(default=None, repr=False)
 
     def begin(self, packs: Collection[str]) -> None:
-        """Claim the packs that this save may refer to: from now on nobody deletes them.
+        """Claim the packs that this save may refer to. From now on no prune deletes them.
 
         packs: older packs. A claim does not prove that they still exist, so the caller then checks for the manifest of
-        the save that it relies on.
+        the save that it relies on. Raises PathNotFoundError if the directory of the save disappears again and again.
         """
         data = msgspec.json.encode(sorted(packs))
         for attempts_left in reversed(range(CLAIM_ATTEMPTS_MAX)):
@@ -74,9 +75,9 @@ class Attempt:
         failpoint.hit("save.delivered")
 
     def gather(self) -> list[RankPart]:
-        """Return the parts of all ranks, in order. Blocks until all are there.
+        """Return the parts of all ranks, in order. Blocks until all exist.
 
-        Raises CheckpointFailedError when a rank fails or takes longer than timeout_s.
+        Raises CheckpointFailedError if a rank fails or takes longer than timeout_s.
         """
         deadline = Deadline.after(self.timeout_s)
         parts: dict[int, RankPart] = {}
@@ -94,6 +95,7 @@ class Attempt:
         return [parts[rank] for rank in range(self.ranks)]
 
     def _part(self, rank: int) -> RankPart | None:
+        """Return the part of a rank; None if it does not exist yet."""
         name = layout.part_name(self.save, rank)
         try:
             return check_part(decode_part(self.storage.read(name), name), name)
@@ -103,7 +105,7 @@ class Attempt:
     def publish(self, manifest: Manifest) -> None:
         """Commit the checkpoint: on return it exists and survives a power loss. Before, no trace of it is visible.
 
-        Raises CheckpointFailedError where a pack is missing or short.
+        Raises CheckpointFailedError if a pack is missing or short.
         """
         for name, size_bytes in zip(manifest.head.packs, manifest.head.pack_bytes, strict=True):
             self._check_pack(f"{layout.PACKS}/{name}", size_bytes)
@@ -138,6 +140,7 @@ class Attempt:
             pause_s = min(2 * pause_s, POLL_S_MAX)
 
     def is_committed(self) -> bool:
+        """Return whether the manifest of this step is from this save."""
         try:
             return folder.head(self.storage, self.step).save == self.save
         except (CheckpointNotFoundError, CorruptCheckpointError):
@@ -166,11 +169,11 @@ class Attempt:
         try:
             write_file(self.storage, own, text.encode())
             self.storage.rename(own, layout.failed_name(self.save))
-        except HeadraceError:  # perhaps the disk is full: the other ranks notice by their timeout
+        except HeadraceError:  # the disk may be full: the other ranks notice by their timeout
             pass
 
     def end(self) -> None:
-        """Delete this rank's files of the attempt; a prune deletes what other ranks leave."""
+        """Delete this rank's files of the attempt. A prune deletes the files of ranks that did not end."""
         if self._claim is not None:
             self._claim.release()
             self._claim = None
@@ -181,7 +184,7 @@ class Attempt:
 
 
 def write_file(storage: CheckpointStorage, name: str, data: bytes) -> None:
-    """Write a new file, whose bytes are durable on return. On failure the file is deleted."""
+    """Write a new file. Its bytes are durable on return. On failure the file is deleted."""
     writer = storage.create(name)
     try:
         try:

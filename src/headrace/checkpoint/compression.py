@@ -1,6 +1,7 @@
-"""Compress chunks by zstd, with bytes of equal significance grouped first, and measure by a sample whether it pays.
+"""Compress chunks by zstd, with bytes of equal significance grouped first, and measure by a sample whether it is
+faster.
 
-Codec 0 is the bytes as they are; codec n ≥ 1 is zstd of the bytes shuffled by items of n bytes (1: not shuffled). The
+Codec 0 stores the bytes unchanged. Codec n ≥ 1 is zstd of the bytes shuffled by items of n bytes (1: not shuffled). The
 exponents of floats compress when they are adjacent, but not between mantissas.
 """
 
@@ -18,9 +19,12 @@ from headrace.base.missing_extras import needs_extra
 from headrace.checkpoint.memory import Bytes
 
 LEVEL = 1
+"""Level of zstd: a fast one."""
 SAMPLE_BYTES = 1 << 20
+"""Bytes that a measurement compresses."""
 RATIO_MAX = 0.9
-"""Saving less than a tenth never pays for the decompression at the restore."""
+"""Highest ratio at which a chunk is compressed. A saving of less than a tenth never outweighs the decompression at the
+restore."""
 _local = threading.local()
 
 
@@ -49,6 +53,7 @@ def measure(chunk: Bytes, item_bytes: int) -> Sample:
 
 
 def compress(chunk: Bytes, item_bytes: int) -> bytes:
+    """Return the compressed bytes of a chunk, shuffled by items of that size."""
     tool = getattr(_local, "compressor", None)
     if tool is None:
         tool = _local.compressor = _zstandard().ZstdCompressor(level=LEVEL)
@@ -57,7 +62,7 @@ def compress(chunk: Bytes, item_bytes: int) -> bytes:
 
 
 def decompress(packed: memoryview, target: Bytes, item_bytes: int, name: str) -> None:
-    """Decompress into `target`. Raises CorruptCheckpointError when the bytes are not a compressed chunk of its size."""
+    """Decompress into `target`. Raises CorruptCheckpointError if the bytes are not a compressed chunk of its size."""
     zstandard = _zstandard()
     tool = getattr(_local, "decompressor", None)
     if tool is None:
@@ -93,6 +98,7 @@ def shuffle(chunk: Bytes, item_bytes: int) -> Bytes:
 
 
 def unshuffle(shuffled: Bytes, target: Bytes, item_bytes: int) -> None:
+    """Write the bytes in their original order into `target`."""
     if item_bytes <= 1:
         target[:] = shuffled
         return

@@ -1,8 +1,8 @@
-"""Export a checkpoint as one safetensors file. It needs memory for the largest tensor only.
+"""Export a checkpoint as one safetensors file, with memory for the largest tensor only.
 
-The file: 8 bytes, little-endian, the length of the header; the header, JSON, padded with spaces; the tensors, without
-gaps (https://github.com/huggingface/safetensors#format). Plain values and numpy scalars are left out: the format has no
-place for them.
+The file consists of the header's length (8 bytes, little-endian), the header (JSON, padded with spaces), and the
+tensors without gaps (https://github.com/huggingface/safetensors#format). Plain values and numpy scalars are left out,
+as the format cannot store them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TORCH_WORDS = {
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "complex64": "C64",
 }  # fmt: skip
+"""Names of dtypes in safetensors, by their names in torch."""
 _NUMPY = {
     "<f8": "F64", "<f4": "F32", "<f2": "F16", "<i8": "I64", "<i4": "I32", "<i2": "I16", "|i1": "I8", "<u8": "U64",
     "<u4": "U32", "<u2": "U16", "|u1": "U8", "|b1": "BOOL", "<c8": "C64",
@@ -56,7 +57,7 @@ class ExportedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Report what was exported. bytes: of the tensors. left_out: names of leaves that are not tensors."""
+    """Report an export. bytes: size of all tensors. left_out: names of leaves that are not tensors."""
 
     step: int
     file: str
@@ -71,8 +72,7 @@ def export(
     """Write the tensors and arrays of a rank to a safetensors file, which is complete and durable on return.
 
     From a checkpoint of torch.distributed.checkpoint the tensors of all ranks are written. An existing file is
-    replaced. Raises NotSupportedError for a dtype that safetensors does not have, and where two leaves have the same
-    name.
+    replaced. Raises NotSupportedError for a dtype that safetensors does not have, and if two leaves have the same name.
     """
 
     def run(manifest: Manifest, readers: PackReaders) -> Exported:
@@ -114,7 +114,7 @@ def _tensors_of(
 
 
 def _sharded(manifest: Manifest, is_selected: Callable[[str], bool]) -> list[ExportedTensor]:
-    """Assemble tensors by torch's metadata, whose items are [name, offsets, part, number of the leaf]."""
+    """Assemble tensors from torch's metadata. Its items are [name, offsets, number of the part, number of the leaf]."""
     shards: dict[str, list[Shard]] = {}
     for name, offsets, part_number, leaf_number in manifest.body.dcp["items"]:
         part = manifest.body.parts[part_number]
@@ -203,7 +203,7 @@ def _write(file: str, header: bytes, bodies: Iterator[Bytes]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(new)
-        if error.errno is None:  # one of ours
+        if error.errno is None:  # an error of Headrace, which has its own text
             raise
         raise CheckpointFailedError(file, why=os.strerror(error.errno).lower()) from None
 

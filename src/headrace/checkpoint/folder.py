@@ -15,7 +15,7 @@ def steps(storage: CheckpointStorage) -> list[int]:
 
 
 def newest(storage: CheckpointStorage) -> int:
-    """Return the newest step. Raises CheckpointNotFoundError when there is no checkpoint."""
+    """Return the newest step. Raises CheckpointNotFoundError if the directory has no checkpoint."""
     all_steps = steps(storage)
     if not all_steps:
         raise CheckpointNotFoundError(storage.name, why="there is no checkpoint in this directory")

@@ -1,7 +1,7 @@
-"""Pass one save from the trainer's thread to its own: the staged slots, and the writing of what is new in them.
+"""Pass one save from the trainer's thread to the save's thread: staged slots, which the save's threads hash and write.
 
-The trainer's thread sends slots, and an event when it waits for free ones; the save's thread receives them. Whatever
-happens, every slot returns to the arena, so that the trainer never blocks for good.
+The trainer's thread sends slots, and an event when it waits for free ones. Every slot returns to the arena, also after
+a failure, so that the trainer never blocks forever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StageEvent(Enum):
 
 
 class SlotInbox:
-    """Pass slots and events from the trainer's thread to the save's thread. step: of the checkpoint, for messages."""
+    """Pass slots and events from the trainer's thread to the save's thread. step: the checkpoint's, for messages."""
 
     def __init__(self, step: int, arena: Arena) -> None:
         self._step = step
@@ -40,7 +40,7 @@ class SlotInbox:
         self.is_over = False
 
     def receive(self) -> Slot | StageEvent:
-        """Return the next slot or event; blocks. Raises CancelledByUserError when staging failed."""
+        """Return the next slot or event. Blocks. Raises CancelledByUserError if staging failed."""
         message = self._queue.get()
         self.is_over = message in (StageEvent.STAGED, StageEvent.CANCELLED)
         if message is StageEvent.CANCELLED:
@@ -78,7 +78,7 @@ class SaveJob:
 
 @dataclass
 class WrittenChunks:
-    """Tell where each chunk is stored, by (leaf, start), and its key. full: no chunk refers to the base."""
+    """Hold the location and the key of each chunk, by (leaf, start). full: no chunk refers to the base."""
 
     full: bool
     chunks: dict[tuple[int, int], Stored]
@@ -88,11 +88,13 @@ class WrittenChunks:
 def write_slots(
     job: SaveJob, writer: PackWriter, base: Base, choose_codecs: Callable[[list[Slot]], None], chain: int
 ) -> WrittenChunks:
-    """Write what is new in the slots. On return all is written, but nothing is durable.
+    """Write the chunks of the slots that the base does not have. On return all are written, but not durable.
 
-    Slots are held back until all are staged, or the trainer waits for a free one. While training stands still, the
-    copies get the processor and the memory bandwidth; and by then the share of changed chunks is known. chain: number
-    of packs that the base refers to. choose_codecs: decides on compression, given the first slots.
+    Slots are held back until all are staged, or the trainer waits for a free one. Until then the copies have the
+    processor and the memory bandwidth for themselves, while training stands still. The share of changed chunks is known
+    by then, too.
+
+    chain: number of packs that the base refers to. choose_codecs: decides on compression, given the first slots.
     """
     slots = _SlotWriter(job, writer, base)
     held_slots: list[Slot] = []
@@ -114,8 +116,8 @@ def write_slots(
 
 
 class _SlotWriter:
-    """Hashes and writes slots in the job's threads, and gives each back to the arena. After a failure the others are
-    given back unwritten."""
+    """Hash and write slots in the job's threads, and release each to the arena. After a failure, other slots are
+    released unwritten."""
 
     def __init__(self, job: SaveJob, writer: PackWriter, base: Base) -> None:
         self._job = job
@@ -127,7 +129,7 @@ class _SlotWriter:
         self.written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]] = []
 
     def decide(self, slots: list[Slot], chain: int) -> None:
-        """Hash the first slots, and decide by what has changed whether the save is full."""
+        """Hash the first slots, and decide by the share of changed chunks whether the save is full."""
         if self.is_full:
             return
         options = self._job.options
@@ -139,7 +141,7 @@ class _SlotWriter:
         self.written.append(self._job.pool.submit(self._write, slot, self._hashed.pop(id(slot), None)))
 
     def wait(self, held_slots: list[Slot]) -> None:
-        """Give back the slots that were not submitted, and wait until the threads have given back the others."""
+        """Release the slots that were not submitted, and wait until the threads have released the others."""
         for slot in held_slots:
             hashed = self._hashed.pop(id(slot), None)
             if hashed is not None:
@@ -186,7 +188,7 @@ def _is_full(hashed: list[Future[list[Hashed]]], base: Base, options: SaveOption
 
 
 def item_bytes_of(leaf: Leaf) -> int:
-    """Return the size of one item of the leaf in bytes; 1 where there is none."""
+    """Return the size of one item of the leaf in bytes; 1 for a blob or an empty leaf."""
     count = 1
     for length in leaf.shape:
         count *= length
@@ -196,7 +198,8 @@ def item_bytes_of(leaf: Leaf) -> int:
 def codecs_that_pay(
     slots: list[Slot], leaves: Sequence[Leaf], *, write_bytes_s: float, threads: int
 ) -> dict[int, int]:
-    """Return the codec for each item size of the slots. Takes some milliseconds per size."""
+    """Return the codec for each item size of the slots: 0 if compression would be slower. Takes some milliseconds per
+    size."""
     codecs: dict[int, int] = {}
     for slot in slots:
         for piece in slot.pieces:

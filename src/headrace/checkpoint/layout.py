@@ -1,4 +1,4 @@
-"""Name the files of a checkpoint directory, and tell which save a name belongs to.
+"""Name the files of a checkpoint directory, and return the save that a name belongs to.
 
 docs/format/checkpoint.md describes them.
 """
@@ -15,8 +15,10 @@ SaveId = NewType("SaveId", str)
 
 MANIFESTS, PACKS, SAVES, PINS = "manifests", "packs", "saves", "pins"
 STEP_MAX = 10**12 - 1
+"""Highest step. Names have 12 digits."""
 FAILED = "failed"
 NEW = ".new"
+"""Suffix of a file that is not complete yet."""
 _RUN = re.compile(r"[a-z0-9]{1,40}")
 _MANIFEST = re.compile(r"\d{12}")
 _PACK = re.compile(r"(\d{12}-[a-z0-9]+-\d+)-(\d+)\.pack")
@@ -33,6 +35,7 @@ def step_name(step: int) -> str:
 
 
 def check_run(run: str) -> str:
+    """Return the run if it is valid. Raises UsageError."""
     if not _RUN.fullmatch(run):
         raise UsageError(f"run {run!r}", why="a run is 1 to 40 lower-case letters and digits")
     return run
@@ -56,7 +59,7 @@ def pack_name(save: SaveId, rank: int) -> str:
 
 
 def save_of_pack(name: str) -> SaveId | None:
-    """Return the save that wrote a pack; None for a name that is not a pack's."""
+    """Return the save that wrote a pack; None if the name is not that of a pack."""
     match = _PACK.fullmatch(name)
     return SaveId(match.group(1)) if match else None
 

@@ -1,9 +1,10 @@
 """Define the manifest, the file whose existence makes a checkpoint exist: structs, encoding, checksums.
 
-docs/format/checkpoint.md describes it.
+docs/format/checkpoint.md describes it. A manifest has three lines:
 
-HRCKPT1 <xxh3-128 of the second line> <xxh3-128 of the third> the head, JSON: all that retention needs the body, JSON:
-one part per rank
+    HRCKPT1 <xxh3-128 of the second line> <xxh3-128 of the third>
+    the head, JSON: everything that retention needs
+    the body, JSON: one part per rank
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headrace.base.errors import CorruptCheckpointError
 
 MAGIC = b"HRCKPT1"
 HEAD_BYTES_FIRST = 1 << 16
-"""How much is read to get only the head; a head is longer only with thousands of packs."""
+"""Bytes that are read to get only the head. Only thousands of packs make a head longer."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -55,10 +56,10 @@ class Leaf(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Describe what one rank saved.
+    """Describe the state that one rank saved.
 
     tree: the state (tensors.py), with indexes into `leaves` in place of the tensors. packs: names of the files that
-    have the chunks. pack_bytes: their sizes.
+    contain the chunks. pack_bytes: their sizes. written_bytes: new bytes, before compression.
     """
 
     rank: int
@@ -70,7 +71,7 @@ class RankPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Hold what retention needs of a checkpoint.
+    """Hold the fields of a checkpoint that retention needs.
 
     full: it refers to no pack of another save. data_bytes: of all leaves. written_bytes: new bytes, in packs. packs:
     every pack that any rank refers to. kind: state, or dcp (torch.distributed.checkpoint).
@@ -97,6 +98,8 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
+    """Describe a checkpoint."""
+
     head: Head
     body: Body
 
@@ -112,9 +115,9 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """Return the manifest; manifest_check.py checks what it claims.
+    """Return the manifest. Call manifest_check.py for its values.
 
-    Raises CorruptCheckpointError when a checksum or the form is wrong. name: for messages.
+    Raises CorruptCheckpointError if a checksum or the form is wrong. name: for messages.
     """
     head, body_digest, body_line = _head_bytes(data, name)
     body = body_line.removesuffix(b"\n")
@@ -127,7 +130,7 @@ def decode(data: bytes, name: str) -> Manifest:
 
 
 def decode_head(data: bytes, name: str) -> Head | None:
-    """Return the head, given the first bytes of a manifest; None when they do not contain all of it."""
+    """Return the head from the first bytes of a manifest; None if they do not contain all of it."""
     if data.startswith(MAGIC[: len(data)]) and data.count(b"\n") < 2:
         return None
     try:

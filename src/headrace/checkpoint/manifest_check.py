@@ -1,8 +1,8 @@
-"""Check what a manifest claims, before memory is allocated or a pack is opened because of it.
+"""Check the values of a manifest before the loader allocates memory or opens a pack because of them.
 
-The checksums detect accidents, not malice: everyone who can write to a checkpoint directory can write a manifest. All
-manifests that are read pass these checks. So a manifest can't make the loader access memory that is not its own, read
-files outside of the directory, or run code. CorruptCheckpointError names the first thing that is wrong.
+The checksums detect accidents, not malice: every user who can write to a checkpoint directory can write a manifest.
+Every manifest passes these checks when it is read. It therefore can't make the loader access foreign memory, read files
+outside the directory, or run code. CorruptCheckpointError names the first invalid value.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, RankPart
 NUMPY_KINDS = "biufcmMSU"
 """The kinds of numpy dtypes that are saved: none has pointers."""
 SIZE_BYTES_MAX = 1 << 50
+"""Most bytes of a leaf or a pack."""
 DIMENSIONS_MAX = 64
-"""numpy's own limit."""
+"""Most dimensions of a leaf: the limit of numpy."""
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcmMSU]\d{1,6}(\[\d{0,6}[A-Za-z]{1,2}(/\d{1,6})?\])?")
 _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,40}")
 
 
 def check_manifest(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest if it is valid; else raise CorruptCheckpointError. name: for messages."""
+    """Return the manifest if it is valid. Raises CorruptCheckpointError otherwise. name: for messages."""
     try:
         _check_head(manifest.head)
         sizes = dict(zip(manifest.head.packs, manifest.head.pack_bytes, strict=True))
@@ -80,7 +81,7 @@ def items_of(leaf: Leaf) -> int:
 
 
 def _strides_of(leaf: Leaf) -> int:
-    """Return the bytes that its largest stride spans, also where a size of 0 makes the leaf empty."""
+    """Return the bytes that the leaf's largest stride spans, also if a size of 0 makes the leaf empty."""
     item_bytes = item_bytes_of(leaf) if leaf.kind in ("numpy", "scalar") else 1
     return math.prod(max(1, size) for size in leaf.shape) * item_bytes
 
@@ -145,5 +146,6 @@ def _check_chunk(chunk: Chunk, leaf: Leaf, part: RankPart) -> None:
 
 
 def _require(holds: bool, why: str) -> None:  # noqa: FBT001
+    """Raise ValueError with the reason unless the condition holds."""
     if not holds:
         raise ValueError(why)

@@ -1,4 +1,5 @@
-"""Allocate memory aligned to pages, so that the disk can transfer to it directly; in huge pages where there are any."""
+"""Allocate memory aligned to pages, so that the disk can transfer to it directly. It is in huge pages if the kernel has
+them."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ Bytes = NDArray[np.uint8]
 
 _MADV_POPULATE_WRITE = 23  # include/uapi/asm-generic/mman-common.h, Linux 5.14; Python names it since 3.14
 SMALL_BYTES = 1 << 20
+"""Size from which memory is a mapping of its own."""
 
 
 def page_aligned(size_bytes: int) -> Bytes:
@@ -28,7 +30,7 @@ def page_aligned(size_bytes: int) -> Bytes:
 
 
 def is_own_mapping(memory: Bytes) -> bool:
-    """Return whether the memory, from `page_aligned`, is a mapping whose pages others may replace."""
+    """Return whether the memory, from `page_aligned`, is a mapping, so that other pages may replace its pages."""
     return isinstance(_base_of(memory), mmap.mmap)
 
 

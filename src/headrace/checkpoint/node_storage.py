@@ -1,7 +1,7 @@
 """Store checkpoints at `headrace://`, in the namespace of this host's node, without a mount.
 
-New files are in the upper layer, written like those of a local disk; they reach the origin as the node's write mode
-says. Files that were demoted are read through the cache.
+New files are in the upper layer, written like those of a local disk. The node's write mode decides when they reach the
+origin. Demoted files are read through the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PASSED_ON = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, Checkpoi
 class NodeStorage:
     """Store checkpoints in a directory of a node's namespace.
 
-    url: headrace:///DIRECTORY. socket: the node's; without it the node is found as on the command line. Raises
+    url: headrace:///DIRECTORY. socket: the node's socket; without it the node is found as on the command line. Raises
     NodeUnavailableError or UsageError.
     """
 
@@ -118,7 +118,7 @@ class NodeStorage:
         return SaveClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
-        """Return whether the owner lives; a claim of another host arrives through the origin."""
+        """Return whether the owner lives. A claim of another host arrives through the origin."""
         with self._translating_errors(name):
             try:
                 content = self._vfs.content(self._path(name))
@@ -138,7 +138,7 @@ class NodeStorage:
 
     @contextlib.contextmanager
     def _translating_errors(self, name: str) -> Iterator[None]:
-        """Raise foreign errors as those that CheckpointStorage promises."""
+        """Raise foreign errors as the errors that CheckpointStorage promises."""
         where = f"{self.name}/{name}"
         try:
             with translating_os_errors(where, STORAGE_ERRORS):

@@ -1,7 +1,8 @@
-"""Write packs: files of chunks in order of arrival, each at a multiple of ALIGN_BYTES. One pack per save and rank.
+"""Write packs: files of chunks in order of arrival, each at a multiple of ALIGN_BYTES. Each rank writes one pack per
+save.
 
-`PackWriter` finds the new chunks: it refers to a chunk that the base or this pack already has, and does not write it.
-Several threads may hash and write slots at the same time.
+`PackWriter` writes only new chunks, and refers to chunks that the base or this pack already has. Several threads may
+hash and write slots at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileWrit
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Locate a stored chunk. pack: a file name below PACKS."""
+    """Locate a stored chunk. pack: its file name below PACKS."""
 
     pack: str
     offset: int
@@ -35,6 +36,7 @@ class Stored:
 Key = tuple[str, int]
 """Hash and length of a chunk, which identify its content."""
 Base = Mapping[Key, Stored]
+"""Location of each chunk of the base, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,13 @@ def hash_slot(slot: Slot, chunk_bytes: int) -> list[Hashed]:
 
 
 def key_of(chunk: Bytes) -> Key:
+    """Return the key of a chunk."""
     return xxhash.xxh3_128_hexdigest(chunk.data), len(chunk)
 
 
 class PackWriter:
-    """Write the new chunks of a save to one pack. codecs: by leaf number; 0: uncompressed. The first chunk creates the
-    file."""
+    """Write the new chunks of a save to one pack. codecs: by leaf number, 0 for uncompressed. The first chunk creates
+    the file."""
 
     def __init__(self, storage: CheckpointStorage, folder: str, name: str, codecs: list[int]) -> None:
         self._storage = storage
@@ -74,6 +77,7 @@ class PackWriter:
 
     @property
     def size_bytes(self) -> int:
+        """Return the bytes of the pack so far, with padding."""
         return self._end
 
     @property
@@ -120,7 +124,7 @@ class PackWriter:
             self._storage.remove(f"{self._folder}/{self.name}")
 
     def _reserve(self, length: int) -> int:
-        """Reserve space and return its offset; under the lock. The first call creates the file."""
+        """Reserve space and return its offset. The caller holds the lock. The first call creates the file."""
         if self._writer is None:
             self._writer = self._storage.create(f"{self._folder}/{self.name}")
             failpoint.hit("save.created")
@@ -145,6 +149,7 @@ class PackWriter:
             self._write(slot.memory[start:end], offset)
 
     def _write_compressed(self, slot: Slot, chunk: Hashed) -> Stored:
+        """Write one chunk compressed, or unchanged if it does not compress."""
         codec = self._codecs[chunk.piece.leaf]
         packed = compress(_bytes_of(slot.memory, chunk.piece), codec)
         stored_bytes = len(packed)

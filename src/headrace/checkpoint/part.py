@@ -1,7 +1,7 @@
 """Write one rank's share of a checkpoint: its pack and its part. save.py and integrations/torch_checkpoint.py use it.
 
-A `PartSaver` lives as long as the training. It knows the base, the last committed checkpoint, to whose chunks the next
-one refers. Saves of one rank run one after the other.
+A `PartSaver` lives as long as the training. It keeps the base: the last committed checkpoint, whose chunks the next one
+refers to. Saves of one rank run one after the other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from headrace.checkpoint.storage import CheckpointStorage
 log = logging.getLogger(__name__)
 
 PROBE_BYTES = 32 << 20
+"""Bytes of the write that measures the storage's rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseSave:
-    """Describe what a save may refer to: the chunks of a committed checkpoint, as this rank sees it."""
+    """Describe the base of a save: the chunks of a committed checkpoint, as this rank sees it."""
 
     step: int
     save: str
@@ -44,8 +45,8 @@ class BaseSave:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """Hold a part that is durable except for its own file. full: it refers to no older pack. stored_bytes: of its new
-    pack."""
+    """Hold a part that is durable except for its own file. full: it refers to no older pack. stored_bytes: size of its
+    new pack."""
 
     part: RankPart
     full: bool
@@ -65,7 +66,8 @@ class PartSaver:
         self._writer: PackWriter | None = None
 
     def claim(self, attempt: Attempt, *, full: bool) -> BaseSave | None:
-        """Claim the base, so that nobody prunes it, and return it. None: the save must refer to nothing."""
+        """Claim the base, so that no prune deletes its packs, and return it. Return None if the save must refer to no
+        older pack."""
         if not self._has_base_been_read:
             self._base, self._has_base_been_read = newest_base(self._storage, self._rank), True
         base = None if full else self._base
@@ -80,8 +82,8 @@ class PartSaver:
         return None
 
     def write(self, save_job: SaveJob, attempt: Attempt, tree: Any, base: BaseSave | None) -> WrittenPart:
-        """Write the slots of the job until all are staged. New chunks are durable on return. After an error call
-        `drop`."""
+        """Write the slots of the job until all are staged. New chunks are durable on return. Call `drop` after an
+        error."""
         codecs = [
             job.item_bytes_of(leaf) if self._options.compress == "always" else 0 for leaf in save_job.leaves
         ]
@@ -106,7 +108,7 @@ class PartSaver:
         self._base, self._has_base_been_read = base_of(attempt.step, attempt.save, [part]), True
 
     def drop(self, attempt: Attempt) -> None:
-        """Delete the pack of a failed save; a pack that others may refer to stays until a prune."""
+        """Delete the pack of a failed save. A pack that other saves may refer to stays until a prune."""
         writer, self._writer = self._writer, None
         if writer is not None and not attempt.promised:
             with contextlib.suppress(HeadraceError):
@@ -115,7 +117,7 @@ class PartSaver:
     def _choose_codecs(
         self, attempt: Attempt, slots: list[Slot], leaves: Sequence[Leaf], codecs: list[int]
     ) -> None:
-        """Set the codecs by a sample, where the options say so."""
+        """Set the codecs by a sample if the options request it."""
         if self._options.compress != "auto" or not slots:
             return
         write_bytes_s = self._write_bytes_s or _probe(
@@ -176,6 +178,7 @@ def _part_of(
 
 
 def base_of(step: int, save: str, parts: list[RankPart]) -> BaseSave:
+    """Return the base that these parts of a committed save form."""
     chunks: dict[Key, Stored] = {}
     sizes: dict[str, int] = {}
     for part in parts:
@@ -188,7 +191,7 @@ def base_of(step: int, save: str, parts: list[RankPart]) -> BaseSave:
 
 
 def newest_base(storage: CheckpointStorage, rank: int) -> BaseSave | None:
-    """Return the newest checkpoint as this rank's base: its own part, else the parts of all ranks."""
+    """Return the newest checkpoint as this rank's base: its own part or, without one, the parts of all ranks."""
     try:
         manifest = folder.manifest(storage, folder.newest(storage))
     except CheckpointNotFoundError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 INLINE_BYTES_MAX = 256
-"""The manifest contains leaves up to this size: optimizers keep a step count of 4 bytes for each parameter."""
+"""Largest leaf that the manifest contains. Optimizers keep a step count of 4 bytes for each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class LeafRange:
 
 
 def align(size_bytes: int, to_bytes: int) -> int:
+    """Return the size, rounded up to a multiple."""
     return -(-size_bytes // to_bytes) * to_bytes
 
 
@@ -60,8 +61,8 @@ def is_full(
 ) -> bool:
     """Return whether a save should refer to no older pack.
 
-    That is so when there is no base, when it refers to too many packs, or when so much has changed that a reference
-    saves little and keeps old packs alive.
+    That is so without a base, or if the save would refer to too many packs. It is also so if so much has changed that
+    references would save little and keep old packs alive.
     """
     if base_packs == 0 or base_packs >= chain_max:
         return True
@@ -69,10 +70,10 @@ def is_full(
 
 
 def budget(state_bytes: int, *, slot_bytes: int, available_bytes: int) -> int:
-    """Return the host memory for staging, in bytes, when the user sets none.
+    """Return the default host memory for staging, in bytes.
 
-    It fits two states, so that one can be written while the next is copied. It is at most half of the free memory, and
-    at least two slots.
+    Two states fit, so that one can be written while the next is copied. It is at most half of the free memory, and at
+    least two slots.
     """
     two_states = 2 * (align(state_bytes, slot_bytes) + slot_bytes)
     return max(min(two_states, available_bytes // 2), 2 * slot_bytes)

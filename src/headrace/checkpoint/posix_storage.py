@@ -46,8 +46,8 @@ STORAGE_ERRORS = OsErrorTable(
 class PosixStorage:
     """Store checkpoints in a directory of any POSIX file system.
 
-    `direct`: bypass the page cache where the file system can. The directory's own path comes from the caller, and may
-    contain links. No link is followed inside it: others may be able to write there while root saves, prunes or
+    direct: bypass the page cache if the file system can. The directory's own path comes from the caller, and may
+    contain links. No link is followed inside it, because users may be able to write there while root saves, prunes or
     restores.
     """
 
@@ -63,7 +63,8 @@ class PosixStorage:
         return os.path.join(self._folder, name) if name else self._folder
 
     def _safe_path(self, name: str) -> SafePath:
-        """Return the path below the directory, which each call opens anew: another disk may be mounted there."""
+        """Return the path below the directory. Each call opens the directory again, because another disk may be mounted
+        there."""
         return Root(os.fsencode(self._folder)).at(b"/" + os.fsencode(name))
 
     def create(self, name: str) -> PosixWriter:
@@ -132,7 +133,7 @@ class PosixStorage:
                 return []
 
     def claim(self, name: str, data: bytes) -> SaveClaim:
-        """Write and lock the claim under another name, then rename it: others never see the name without its lock."""
+        """Write and lock the claim under another name, then rename it, so that it is never visible without its lock."""
         path = self.path(name)
         with translating_os_errors(path, STORAGE_ERRORS):
             fd = self._safe_path(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -166,7 +167,7 @@ class PosixStorage:
 
 
 class PosixWriter:
-    """Write a file past the page cache where alignment and the device permit it."""
+    """Write a file past the page cache if alignment and the device permit it."""
 
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
@@ -206,7 +207,7 @@ class PosixWriter:
 
 
 class PosixReader:
-    """Read cached bytes from the page cache, and the others past it where possible: measured in decision 0009."""
+    """Read cached bytes from the page cache, and other bytes past it if possible (decision 0009)."""
 
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
@@ -236,8 +237,8 @@ class PosixReader:
         return bool(mapped_address == address)
 
     def _read_direct(self, target: memoryview, offset: int) -> int:
-        """Read by O_DIRECT and return the bytes read; fewer than requested where alignment or the file's end require
-        it."""
+        """Read by O_DIRECT, and return the number of bytes. It is lower than requested if alignment or the file's end
+        require it."""
         if not target or offset % ALIGN_BYTES or address_of(target) % ALIGN_BYTES:
             return 0
         total = 0
@@ -272,7 +273,7 @@ class _CacheStat(ctypes.Structure):
 
 
 def _is_cached(fd: int, offset: int, length: int) -> bool:
-    """Return whether the page cache has every page of the range; False where the kernel doesn't report it.
+    """Return whether the page cache has every page of the range; False if the kernel doesn't report it.
 
     The kernel reports it since Linux 6.5, to the file's owner. A read with RWF_NOWAIT would start readahead instead,
     and the bytes would be read twice (decision 0009).
@@ -284,7 +285,7 @@ def _is_cached(fd: int, offset: int, length: int) -> bool:
 
 
 def _open_direct(fd: int) -> int:
-    """Open the same file once more, with O_DIRECT; return -1 where that is not possible."""
+    """Open the same file again with O_DIRECT; return -1 if that is not possible."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:
@@ -303,7 +304,7 @@ def _switch_direct(fd: int, *, enable: bool) -> bool:
 
 
 def _missing(folder: str) -> list[str]:
-    """Return which of the directory and its parents do not exist, topmost first."""
+    """Return the missing ones of the directory and its parents, topmost first."""
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)

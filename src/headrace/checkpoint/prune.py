@@ -1,9 +1,13 @@
 """Delete checkpoints that retention drops, packs that no save refers to, and the remains of dead saves.
 
-Other processes may save meanwhile. The order protects their packs: first list the packs, then delete the manifests of
-the dropped checkpoints, then read the claims, and the manifests before and after them. A save makes its claim before
-its pack and before it checks that its base exists, and ends the claim after its commit. So a pack that was listed and
-is needed is named by a claim that still exists, or else by a manifest that exists by then.
+Other processes may save meanwhile. The order of steps protects their packs:
+
+* First list the packs.
+* Then delete the manifests of the dropped checkpoints.
+* Then read the claims, and the manifests before and after them.
+
+A save makes its claim before its pack, and before it checks that its base exists. It ends the claim after its commit. A
+listed pack that is needed is therefore named by a claim that still exists, or by a manifest that exists by then.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ log = logging.getLogger(__name__)
 class Pruned:
     """Report what a prune deleted.
 
-    steps: whose manifests were deleted. packs, bytes: deleted files. corrupt: steps whose manifest can't be read. While
-    there is one, no pack is deleted, since it may need any of them.
+    steps: those whose manifests were deleted. packs, bytes: deleted files. corrupt: steps with an unreadable manifest.
+    While there is one, no pack is deleted, because the manifest may need any of them.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -44,10 +48,10 @@ class Pruned:
 def prune(
     storage: CheckpointStorage, retention: Retention, *, also: Collection[int] = (), dry: bool = False
 ) -> Pruned:
-    """Delete what `retention` and `also` drop, and what nothing refers to.
+    """Delete the checkpoints that `retention` and `also` drop, and all files that nothing refers to.
 
-    also: steps to drop in addition; raises CheckpointNotFoundError when one does not exist. dry: change nothing, and
-    return what a prune would delete.
+    also: steps to drop in addition; raises CheckpointNotFoundError if one does not exist. dry: change nothing, and
+    return the files that a prune would delete.
     """
     pruned = Pruned()
     packs = storage.names(layout.PACKS)
@@ -84,7 +88,7 @@ def _drop_manifests(storage: CheckpointStorage, steps: list[int]) -> None:
 def _claims(
     storage: CheckpointStorage, pruned: Pruned, committed: Collection[str], *, dry: bool
 ) -> tuple[set[str], set[SaveId]]:
-    """Return the packs that running saves may refer to, and those saves. Delete what other saves left."""
+    """Return the packs that running saves may refer to, and those saves. Delete the remains of other saves."""
     claimed: set[str] = set()
     live_saves: set[SaveId] = set()
     for save in storage.names(layout.SAVES):
@@ -105,14 +109,16 @@ def _claims(
 
 
 def _claimed_packs(storage: CheckpointStorage, name: str) -> list[str]:
+    """Return the packs that a claim names."""
     try:
         _, _, data = storage.read(name).partition(b"\n")
         return decode_json(data, list[str])
     except (PathNotFoundError, msgspec.MsgspecError):
-        return []  # it ended meanwhile; or it is not written yet, then its save relies on no pack
+        return []  # the save ended meanwhile, or its claim is not written yet: it then relies on no pack
 
 
 def _heads(storage: CheckpointStorage, pruned: Pruned) -> list[Head]:
+    """Return the heads of all remaining checkpoints, and note unreadable ones."""
     heads = []
     for step in folder.steps(storage):
         if step in pruned.steps:
@@ -140,6 +146,7 @@ def _drop_packs(storage: CheckpointStorage, pruned: Pruned, *, dry: bool) -> Non
 
 
 def _drop_new_manifests(storage: CheckpointStorage, live: set[SaveId]) -> None:
+    """Delete incomplete manifests of saves that do not run."""
     for name in storage.names(layout.MANIFESTS):
         save = layout.save_of_new_manifest(name)
         if save is not None and save not in live:

@@ -1,9 +1,10 @@
 """Restore a checkpoint; `load` is the entry point. save.py is the other direction.
 
-`load` reads and checks the manifest, then allocates memory or uses the caller's. Some threads then read chunks straight
-into it, in the order of the packs, and compare each with its hash. A chunk that can't be read straight (it is
-compressed, or its target is not contiguous or on a device) passes through a buffer of its thread. A chunk that may be
-mapped and is in the page cache is not read: the pack's own pages are mapped in its place.
+`load` reads and checks the manifest, then allocates memory or uses the caller's. Threads then read chunks straight into
+it, in the order of the packs, and compare each with its hash.
+
+A compressed chunk, or one whose target is not contiguous or is on a device, passes through a buffer of its thread. A
+chunk that may be mapped and is in the page cache is not read: the pack's own pages replace its memory.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileRead
 from headrace.checkpoint.worker_pool import WorkerPool
 
 THREADS = 4
+"""Threads that read and check chunks."""
 MAPPED_MAX = 20_000
-"""Chunks that one load may map: each can be a mapping of its own, and a process may have 65,530 of them."""
+"""Most chunks that one load maps. Each can be a mapping of its own, and a process may have 65,530 of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """Describe the read of one chunk of a leaf.
 
-    target: its memory; None: only check the chunk. mapped: pages of the pack may take the memory's place.
+    target: its memory; None to only check the chunk. mapped: pages of the pack may replace the memory's pages.
     """
 
     leaf: Leaf
@@ -64,12 +66,14 @@ def load(
     """Return the state that a rank saved, of the newest checkpoint or of a step. Blocks.
 
     only: patterns of names (`model.*`; keys joined by dots). Values that match none are left out of dicts, and are None
-    in lists and tuples. into: a state of the same form, whose tensors and arrays are restored in place; the returned
-    state contains them. mapped: chunks in the page cache are not copied. New tensors then point to pages of the packs,
-    which remain valid when the packs are pruned; a page is copied at the first write.
+    in lists and tuples. into: a state of the same form. Its tensors and arrays are restored in place, and the returned
+    state contains them.
 
-    Every chunk is compared with its hash. Raises CorruptCheckpointError where one differs; the contents of `into` are
-    then undefined. Raises CheckpointNotFoundError, and CheckpointMismatchError when `into` has another form.
+    mapped: chunks in the page cache are not copied. New tensors then point to pages of the packs, which remain valid
+    when the packs are pruned; a page is copied at the first write.
+
+    Every chunk is compared with its hash. Raises CorruptCheckpointError if one differs; the contents of `into` are then
+    undefined. Raises CheckpointNotFoundError, and CheckpointMismatchError if `into` has another form.
     """
     storage = storage_at(where)
     return with_readers(
@@ -91,6 +95,7 @@ class _LoadRequest:
 
 
 def _load(storage: CheckpointStorage, manifest: Manifest, readers: PackReaders, request: _LoadRequest) -> Any:
+    """Return the state of one part. Every target is checked before the first byte is read."""
     part = part_of(manifest, request.rank, storage)
     targets = _Targets(part, request.into, mapped=request.mapped)
     is_selected = matcher(request.only)
@@ -120,6 +125,7 @@ class _Targets:
         self.has_scalars = False
 
     def prepare(self, leaf_number: int, path: tensors.Path) -> Any:
+        """Return the value of a leaf before its bytes are read, and collect the reads that fill it."""
         if leaf_number >= len(self._part.leaves):
             raise CorruptCheckpointError(tensors.where(path), why=f"there is no leaf {leaf_number}")
         leaf = self._part.leaves[leaf_number]
@@ -134,7 +140,7 @@ class _Targets:
         return self._values[leaf_number]
 
     def restored(self, leaf_number: int, path: tensors.Path) -> Any:
-        """Return the value, now that its bytes are read."""
+        """Return the value of a leaf after its bytes were read."""
         leaf = self._part.leaves[leaf_number]
         if self._into is not None and leaf.kind != "scalar":
             return tensors.inner(self._into, path)
@@ -292,8 +298,8 @@ def open_checkpoint(storage: CheckpointStorage, step: int | None) -> tuple[Manif
 
 
 def part_of(manifest: Manifest, rank: int, storage: CheckpointStorage) -> RankPart:
-    """Return a rank's part. Raises CheckpointNotFoundError where it saved none, CheckpointMismatchError for torch's own
-    form."""
+    """Return a rank's part. Raises CheckpointNotFoundError if the rank saved none, and CheckpointMismatchError for
+    torch's own form."""
     if manifest.head.kind != "state":
         raise CheckpointMismatchError(
             f"{storage.name}, step {manifest.head.step}",
@@ -309,7 +315,8 @@ def part_of(manifest: Manifest, rank: int, storage: CheckpointStorage) -> RankPa
 
 
 def verify(where: str | CheckpointStorage, step: int | None = None, *, threads: int = THREADS) -> int:
-    """Read and check every chunk; return the bytes checked. Raises CorruptCheckpointError for the first wrong chunk."""
+    """Read and check every chunk, and return the number of bytes. Raises CorruptCheckpointError for the first corrupt
+    chunk."""
     storage = storage_at(where)
 
     def check(manifest: Manifest, readers: PackReaders) -> int:
@@ -324,7 +331,7 @@ def verify(where: str | CheckpointStorage, step: int | None = None, *, threads: 
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether a name matches one of the patterns; without patterns every name does."""
+    """Return a predicate for names that match one of the patterns. Without patterns every name matches."""
 
     def matches(name: str) -> bool:
         return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

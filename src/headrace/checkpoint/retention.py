@@ -10,7 +10,7 @@ from headrace.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Say which checkpoints are kept. last: the newest N, at least 1; None: all. every: also the steps that are
+    """Define which checkpoints are kept. last: the newest N, at least 1; None for all. every: also the steps that are
     multiples of it."""
 
     last: int | None = None
@@ -23,7 +23,7 @@ class Retention:
             raise UsageError(f"every={self.every}", why="it must be a positive number of steps")
 
     def dropped(self, steps: Iterable[int], pinned: Collection[int] = ()) -> list[int]:
-        """Return the steps to drop, ascending; never the newest."""
+        """Return the steps to drop, ascending. The newest is never dropped."""
         if self.last is None:
             return []
         ordered = sorted(steps)
@@ -37,7 +37,7 @@ class Retention:
 
 
 def unreferenced(packs: Iterable[str], references: Iterable[Collection[str]]) -> list[str]:
-    """Return the packs that no kept manifest and no running save refers to."""
+    """Return the packs that neither a kept manifest nor a running save refers to."""
     needed: set[str] = set()
     for pack_names in references:
         needed.update(pack_names)

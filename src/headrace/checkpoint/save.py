@@ -1,9 +1,8 @@
 """Save checkpoints. `Saver.save` runs in the trainer's thread, `Saver._save` in the background.
 
-The trainer stops while its state is copied to host memory (stage.py). A thread of the save then finds by hash which
-chunks the base, the last checkpoint, already has, and refers to them (job.py, pack.py). It writes the others and
-commits the manifest (commit.py). Saves are committed in the order in which they were made. restore.py is the other
-direction.
+The trainer stops while its state is copied to host memory (stage.py). The save's thread then finds by hash which chunks
+the base, the last checkpoint, already has, and refers to them (job.py, pack.py). It writes the others and commits the
+manifest (commit.py). Saves are committed in the order of the calls. restore.py is the other direction.
 
 With several ranks, each rank has a Saver with its rank and the same `run`, and all save the same steps in the same
 order.
@@ -48,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """Hold what the caller requested of one save."""
+    """Hold the arguments of one save."""
 
     step: int
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -101,7 +100,7 @@ class Saver:
         self._parts = PartSaver(self._storage, self._options, rank)
 
     def reserve(self, state_bytes: int) -> None:
-        """Allocate the memory for states of that size now; otherwise the first save does so, while training waits."""
+        """Allocate the memory for states of that size now. Otherwise the first save does so, while training waits."""
         self._allow(state_bytes)
         self._arena.reserve(state_bytes)
 
@@ -114,12 +113,14 @@ class Saver:
         pinned: bool = False,
         full: bool = False,
     ) -> SaveHandle:
-        """Copy the state and return; a thread writes and commits it in the background (`SaveHandle.wait`).
+        """Copy the state and return. A thread writes and commits it in the background (`SaveHandle.wait`).
 
         state: dicts, lists, tuples of tensors, arrays and plain values; NotSupportedError names a value that can't be
         saved. metadata: any JSON value; `headrace checkpoint show` prints it. pinned: exempt from retention. full:
-        refer to no older pack. The commit replaces a checkpoint of the same step. An unreported error of an earlier
-        save is raised first, before anything is done.
+        refer to no older pack.
+
+        The commit replaces a checkpoint of the same step. If an earlier save failed and its error was not raised yet,
+        it is raised first, before anything is done.
         """
         self._raise_unreported()
         start_s = time.perf_counter()
@@ -141,7 +142,7 @@ class Saver:
         return handle
 
     def wait(self) -> None:
-        """Block until all saves are committed; raise the error of a failed save that was not raised yet."""
+        """Block until all saves are committed. Raises the error of a failed save unless it was raised before."""
         for handle in self._in_progress:
             handle.join()
         self._raise_unreported()
@@ -176,6 +177,7 @@ class Saver:
         self._arena.allow(budget_bytes)
 
     def _raise_unreported(self) -> None:
+        """Raise the error of an ended save, unless it was raised before."""
         ended = [handle for handle in self._in_progress if handle.done]
         self._in_progress = [handle for handle in self._in_progress if not handle.done]
         for handle in ended:
@@ -213,7 +215,7 @@ class Saver:
         previous: threading.Thread | None,
         start_s: float,
     ) -> None:
-        """Run the save's thread: whatever happens, slots return to the arena and the handle gets the outcome."""
+        """Run the save's thread. In any case all slots return to the arena, and the handle gets the outcome."""
         outcome: SaveResult | BaseException
         try:
             if previous is not None:
@@ -240,7 +242,7 @@ class Saver:
     def _save(
         self, job: SaveJob, attempt: Attempt, tree: Any, request: SaveRequest, start_s: float
     ) -> SaveResult:
-        """Run the background journey, from the first staged slot to the commit."""
+        """Run the background work, from the first staged slot to the commit."""
         base = self._parts.claim(attempt, full=request.full)
         written = self._parts.write(job, attempt, tree, base)
         self._commit(attempt, written.part, request)
@@ -286,7 +288,7 @@ def available_bytes() -> int:
 
 
 def _checked(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata as JSON holds it; raise UsageError now rather than in the background."""
+    """Return the metadata in its JSON form. Raises UsageError now rather than in the background."""
     try:
         encodable: dict[str, Any] = decode_json(msgspec.json.encode(dict(metadata or {})), dict[str, Any])
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:

@@ -18,12 +18,12 @@ Compress = Literal["never", "auto", "always"]
 class SaveOptions:
     """Configure saves.
 
-    budget_bytes: host memory for staging; None: twice the first state, at most half of the free memory. chunk_bytes:
-    the unit that is compared, referred to and checked. slot_bytes: the unit of staging. threads: for hashing and
-    writing. copy_threads: for staging. compress: auto decides by a sample whether it pays. full_share: above this share
-    of changed bytes a save refers to no older pack. chain_max: packs of older saves that a rank's checkpoint may refer
-    to. timeout_s: how long ranks wait for each other. retention: applied by rank 0 after each commit; None: every
-    checkpoint is kept.
+    budget_bytes: host memory for staging; None for twice the first state, at most half of the free memory. chunk_bytes:
+    unit of comparison, reference and checksum. slot_bytes: unit of staging. threads: for hashing and writing.
+    copy_threads: for staging. compress: `auto` decides by a sample whether compression is faster. full_share: share of
+    changed bytes above which a save refers to no older pack. chain_max: most packs of older saves that a rank's
+    checkpoint may refer to. timeout_s: how long ranks wait for each other. retention: applied by rank 0 after each
+    commit; None keeps every checkpoint.
     """
 
     budget_bytes: int | None = None
@@ -54,8 +54,8 @@ class SaveOptions:
 class SaveResult:
     """Report one rank's save.
 
-    data_bytes: of all leaves. written_bytes: of new chunks, before compression. stored_bytes: of the new pack.
-    stopped_s: how long the trainer was stopped. took_s: time until the commit.
+    data_bytes: size of all leaves. written_bytes: size of new chunks, before compression. stored_bytes: size of the new
+    pack. stopped_s: seconds for which the trainer was stopped. took_s: seconds until the commit.
     """
 
     step: int
@@ -87,7 +87,7 @@ class SaveHandle:
     def wait(self, timeout_s: float | None = None) -> SaveResult:
         """Block until the checkpoint is committed: it survives a kill and a power loss, and `load` finds it.
 
-        Raises the save's error; raises DeadlineExceededError after timeout_s, while the save continues.
+        Raises the save's error. Raises DeadlineExceededError after timeout_s, while the save continues.
         """
         if not self._ended.wait(timeout_s):
             raise DeadlineExceededError(f"checkpoint of step {self.step}", why="it is still being saved")
@@ -96,7 +96,7 @@ class SaveHandle:
         return self._result
 
     def join(self) -> None:
-        """Block until the save is committed or has failed; raise nothing."""
+        """Block until the save is committed or has failed. Raises nothing."""
         self._ended.wait()
 
     def raise_error(self) -> None:

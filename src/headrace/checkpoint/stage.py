@@ -1,9 +1,9 @@
-"""Stage a state: copy it into host memory. Training stops for this copy, and for nothing else.
+"""Stage a state: copy it into host memory. Training stops only for this copy.
 
-The memory consists of slots, each of which returns to the arena when its contents are written. So a second save can be
-staged while the first is being written, and waits only when no slot is free. A state may be larger than the budget.
+The memory consists of slots. Each returns to the arena when its contents are written. A second save can therefore be
+staged while the first is being written, and waits only if no slot is free. A state may be larger than the budget.
 
-Rules: one thread stages at a time (the trainer's). Slots return from any thread. A slot belongs to the stager until it
+One thread at a time stages: the trainer's. Slots may be released by any thread. A slot belongs to the stager until it
 is emitted, then to the save that receives it.
 """
 
@@ -26,14 +26,14 @@ from headrace.checkpoint.tensors import HostLeaf
 
 @dataclass(slots=True)
 class Slot:
-    """Hold a piece of staging memory. memory: all of it. pieces: its contents."""
+    """Hold one slot of staging memory. memory: all of it. pieces: its contents."""
 
     memory: Bytes
     pieces: list[plan.LeafRange] = field(default_factory=list)
 
 
 class Arena:
-    """Manage the slots of a budget. `on_new` is called with the memory of each new slot."""
+    """Manage the slots of a budget. on_new: called with the memory of each new slot."""
 
     def __init__(self, slot_bytes: int, *, on_new: Callable[[Bytes], None] | None = None) -> None:
         self.slot_bytes = slot_bytes
@@ -44,12 +44,13 @@ class Arena:
         self._on_new = on_new
 
     def allow(self, budget_bytes: int) -> None:
-        """Raise the budget: at least two slots, and never fewer than before."""
+        """Raise the budget, to at least two slots. It never becomes smaller."""
         with self._changed:
             self._slots_max = max(self._slots_max, budget_bytes // self.slot_bytes, 2)
 
     @property
     def budget_bytes(self) -> int:
+        """Return the budget in whole slots."""
         return self._slots_max * self.slot_bytes
 
     def reserve(self, size_bytes: int) -> None:
@@ -60,7 +61,7 @@ class Arena:
             self.release(slot)
 
     def acquire(self, on_wait: Callable[[], None]) -> Slot:
-        """Return a slot. Blocks until there is one; before that it calls on_wait."""
+        """Return a free slot. If there is none, call on_wait and block until one is released."""
         with self._changed:
             if self._free:
                 return self._free.pop()
@@ -73,6 +74,7 @@ class Arena:
             return self._free.pop()
 
     def release(self, slot: Slot) -> None:
+        """Return a slot to the arena, and wake a waiting thread."""
         slot.pieces.clear()
         with self._changed:
             self._free.append(slot)
@@ -88,7 +90,7 @@ class Arena:
 
 
 class Stager:
-    """Copy leaves into slots by some threads, and emit each slot once its copies are done."""
+    """Copy leaves into slots in several threads, and emit each slot once its copies are done."""
 
     def __init__(self, arena: Arena, copiers: ThreadPoolExecutor, *, chunk_bytes: int) -> None:
         self._arena = arena
@@ -100,7 +102,7 @@ class Stager:
     ) -> list[bytes]:
         """Copy all leaves. Return the bytes of the small ones, one item per leaf (empty for the others).
 
-        When copying fails, slots that were not emitted return to the arena, and the error is raised.
+        If copying fails, the slots that were not emitted return to the arena, and the error is raised.
         """
         _finish_kernels(leaves)
         inline = [b""] * len(leaves)
@@ -130,7 +132,7 @@ class Stager:
             self._emit_all(in_progress, emit, None)
         finally:
             for unemitted, future in in_progress:
-                future.exception()  # waits
+                future.exception()  # wait for the copy
                 self._arena.release(unemitted)
             if slot is not None:
                 self._arena.release(slot)
@@ -157,7 +159,7 @@ class Stager:
     def _emit_copied(
         self, in_progress: list[tuple[Slot, Future[None]]], emit: Callable[[Slot], None]
     ) -> None:
-        """Emit the slots at the front whose copies are done."""
+        """Emit the first slots that are copied completely, without waiting."""
         while in_progress and in_progress[0][1].done():
             in_progress[0][1].result()
             emit(in_progress.pop(0)[0])
@@ -168,6 +170,7 @@ class Stager:
         emit: Callable[[Slot], None],
         then: Callable[[], None] | None,
     ) -> None:
+        """Wait for all copies, emit their slots, then call `then`."""
         while in_progress:
             in_progress[0][1].result()
             emit(in_progress.pop(0)[0])
@@ -176,7 +179,8 @@ class Stager:
 
 
 def _copy(copies: list[tuple[Bytes, Any]]) -> None:
-    """Copy large runs: above some MiB the C library bypasses the processor's caches, twice as fast (decision 0009)."""
+    """Copy large ranges. Above some MiB the C library bypasses the processor's caches, which is twice as fast (decision
+    0009)."""
     device = None
     for target, source in copies:
         if isinstance(source, np.ndarray):
@@ -190,7 +194,7 @@ def _copy(copies: list[tuple[Bytes, Any]]) -> None:
 
 
 def _finish_kernels(leaves: Sequence[HostLeaf]) -> None:
-    """Wait for the devices' kernels in all streams: other threads make the copies, in streams of their own."""
+    """Wait for the devices' kernels in all streams, because other threads make the copies in streams of their own."""
     tensors = [leaf.value for leaf in leaves if hasattr(leaf.value, "device") and leaf.kind == "torch"]
     devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
     for device in devices:

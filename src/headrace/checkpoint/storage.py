@@ -1,6 +1,6 @@
-"""Define what a checkpoint storage must be able to do.
+"""Define the operations of a checkpoint storage.
 
-A `CheckpointStorage` handles bytes and names; layout.py defines what the names mean. Names are relative, with `/`
+A `CheckpointStorage` handles bytes and names; layout.py defines the meaning of names. Names are relative, with `/`
 between directories. All calls block, and are thread-safe. Foreign errors are raised as errors of Headrace.
 """
 
@@ -11,7 +11,7 @@ import os
 from typing import Protocol
 
 ALIGN_BYTES = 4096
-"""Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
+"""Alignment of offsets, lengths and addresses that may bypass the page cache (O_DIRECT)."""
 
 
 class FileWriter(Protocol):
@@ -30,25 +30,25 @@ class FileReader(Protocol):
     """Read a file, also after its name is removed."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill `target`. Raises CheckpointFailedError where the file ends before that."""
+        """Fill `target`. Raises CheckpointFailedError if the file ends before that."""
 
     def map_into(self, target: memoryview, offset: int) -> bool:
-        """Map the file's own pages, privately, in place of the target's, which are a mapping of the caller's.
+        """Map the file's own pages, privately, in place of the target's, which must be a mapping of the caller's.
 
-        Returns False, and changes nothing, where the pages are not in memory or can't be mapped.
+        Returns False, and changes nothing, if the pages are not in memory or can't be mapped.
         """
 
     def close(self) -> None: ...
 
 
 class SaveClaim:
-    """Show by the lock of its open file that its owner lives, until it is released or the owner ends in any way."""
+    """Prove that the owner of a claim lives: it holds a lock on the open file until it releases it or ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def release(self) -> None:
-        """Unlock and close. The unlock also covers a forked child that has the descriptor."""
+        """Unlock and close. A forked child that has the descriptor loses the lock, too."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             fcntl.flock(fd, fcntl.LOCK_UN)
@@ -91,13 +91,13 @@ class CheckpointStorage(Protocol):
         """Make the names in the directory durable."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a directory, sorted; empty when it does not exist."""
+        """Return the names in a directory, sorted; empty if it does not exist."""
 
     def claim(self, name: str, data: bytes) -> SaveClaim:
-        """Create a file with `data` that is claimed by this process. Others see it on return; it is not durable."""
+        """Create a file with `data` that this process owns. It is visible on return, but not durable."""
 
     def is_claimed(self, name: str) -> bool:
         """Return whether the claim's owner lives, as far as this host can know.
 
-        Where it cannot know, the claim counts for a day after a process of this host first looked at it.
+        If it cannot know, the claim counts for a day after a process of this host first checked it.
         """

@@ -1,8 +1,8 @@
 """Convert a state to bytes and back: nested dicts, lists and tuples of tensors, arrays and plain values.
 
-`flatten` returns a tree of plain JSON, with numbers of leaves in place of tensors and arrays, and the list of leaves.
+`flatten` returns a tree of plain JSON and a list of leaves. Numbers of leaves replace tensors and arrays in the tree.
 It uses no pickle: it refuses values of other kinds, and names their path. torch is imported only for leaves of torch. A
-node of the tree is a list whose first item is its type:
+node of the tree is a list that begins with its type:
 
     ["d", [[key, node], …]] dict   ["l", [node, …]] list   ["u", [node, …]] tuple   ["n"] None   ["b", bool]
     ["i", hexadecimal] int   ["f", repr] float   ["s", text] str   ["y", base64] bytes   ["a", number] a leaf
@@ -29,12 +29,13 @@ from headrace.checkpoint.memory import Bytes, page_aligned
 Path = tuple[Any, ...]
 """Keys and indexes from the top of a state."""
 _DEPTH_MAX = 200
+"""Most levels of a state."""
 _HINT = "dicts, lists and tuples of torch tensors, numpy arrays, int, float, str, bytes, bool and None can be saved"
 
 
 @dataclass(frozen=True, slots=True)
 class HostLeaf:
-    """Describe a leaf, with the tensor or array that has its bytes."""
+    """Describe a leaf, with the tensor or array that holds its bytes."""
 
     name: str
     kind: str
@@ -125,6 +126,7 @@ def plain_node(value: Any) -> list[Any] | None:
 
 
 def plain_value(node: Any) -> Any:
+    """Return the plain value of a node. Raises CorruptCheckpointError for another node."""
     try:
         match node:
             case ["n"]:
@@ -150,7 +152,7 @@ def _invalid_tree(content: str) -> CorruptCheckpointError:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Stand in for a value that was not requested."""
+    """Stand in for a value that was not selected, or does not exist."""
 
 
 MISSING = Missing()
@@ -162,9 +164,9 @@ def build(
     """Return the state of a tree. Raises CorruptCheckpointError for a tree that `flatten` does not make.
 
     leaf: returns the value of a leaf by its number and path. is_wanted: selects by name. Other values are left out of
-    dicts, and are None in lists and tuples; MISSING when no value is selected. path: of the tree's top.
+    dicts, and are None in lists and tuples; the result is MISSING if no value is selected. path: of the tree's top.
 
-    The function has no inner function: one that calls itself is a reference cycle, which would keep the state alive
+    This function has no inner function. One that calls itself is a reference cycle, which would keep the state alive
     until the next garbage collection.
     """
     if len(path) > _DEPTH_MAX:
@@ -192,24 +194,25 @@ def build(
 
 
 def _selected_items(items: list[tuple[Any, Any]]) -> Any:
-    """Return a dict of the items that are selected; MISSING when there are items, and none is."""
+    """Return a dict of the selected items; MISSING if there are items but none is selected."""
     selected = {key: value for key, value in items if value is not MISSING}
     return selected if selected or not items else MISSING
 
 
 def _selected_values(values: list[Any]) -> Any:
-    """Return the values with None for those that are not selected; MISSING when there are values, and none is."""
+    """Return the values with None for those that are not selected; MISSING if there are values but none is selected."""
     if values and all(value is MISSING for value in values):
         return MISSING
     return [None if value is MISSING else value for value in values]
 
 
 def where(path: Path) -> str:
+    """Return a path as text, its keys joined by dots."""
     return ".".join(map(str, path))
 
 
 def inner(state: Any, path: Path) -> Any:
-    """Return the value at that path of a state; MISSING when there is none."""
+    """Return the value at that path of a state; MISSING if there is none."""
     for key in path:
         if isinstance(state, Mapping):
             state = state.get(key, MISSING)
@@ -227,7 +230,8 @@ def new_value(leaf: Leaf) -> tuple[Any, Bytes]:
 
 
 def value_over(leaf: Leaf, memory: Bytes) -> Any:
-    """Return the tensor or array over memory that contains, or will contain, its bytes."""
+    """Return the tensor or array over memory that contains, or will contain, its bytes. Raises CorruptCheckpointError
+    if they do not fit."""
     if leaf.kind == "torch":
         torch = _torch()
         dtype = _torch_dtype(torch, leaf)
@@ -267,7 +271,7 @@ def check_target(leaf: Leaf, target: Any) -> None:
 
 
 def bytes_of_target(target: Any) -> Bytes | None:
-    """Return the target's own memory, flat; None when it is not contiguous or on another device."""
+    """Return the target's own memory, flat; None if it is not contiguous or on another device."""
     if isinstance(target, np.ndarray):
         return _numpy_bytes(target) if target.flags.c_contiguous else None
     tensor = target.detach()
@@ -278,7 +282,7 @@ def bytes_of_target(target: Any) -> Bytes | None:
 
 
 def fill(target: Any, leaf: Leaf, memory: Bytes) -> None:
-    """Copy into a target whose own memory can't be read into."""
+    """Copy a leaf's bytes into a target that can't be read into directly."""
     value = value_over(leaf, memory)
     if isinstance(target, np.ndarray):
         np.copyto(target, value)

@@ -1,7 +1,7 @@
-"""Run work of one save or one restore in a few threads.
+"""Run the work of one save or one restore in a few threads.
 
-This is not `concurrent.futures`, whose pools accept no work once the interpreter exits, while a save continues then.
-For the same reason all threads start at once. They end when `close` was called and the work is done.
+The pools of `concurrent.futures` accept no work once the interpreter exits, but a save still continues then. For the
+same reason all threads start at once. They end when `close` was called and the work is done.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class WorkerPool:
         return len(self._threads)
 
     def submit(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Future[R]:
+        """Queue a call, and return its future."""
         future: Future[R] = Future()
 
         def run() -> None:

@@ -9,8 +9,7 @@ user:
 * That user can read and write all files and directories on disk; `given_mode.py` keeps the modes that the mount shows.
 * A whiteout is a plain file with the mode WHITEOUT_MODE, because a device has no attributes in `user.`.
 * A link, a fifo or a socket has none either. It can't record which version it replaces, and a call that needs that
-  fails
-  (EPERM).
+  fails (EPERM).
 """
 
 from __future__ import annotations

@@ -5,14 +5,11 @@ file system stores. The origin is the lower layer; a name of the upper layer hid
 entries stand for names that do not exist, or are outside the tree, and users never see them:
 
 * A whiteout, a character device 0:0 as in overlayfs, means that the name was removed. In the layer of a user without
-  rights
-  it is a file (`mark_names.py`).
+  rights it is a file (`mark_names.py`).
 * A directory with the mark `removed` was removed, with all names that its whiteouts hide. If it is created again, it
-  loses
-  the mark.
+  loses the mark.
 * `work`, beside the tree, has entries that are being created or moved. After a crash `clear_work` (`moves.py`) moves
-  them to
-  their place or deletes them.
+  them to their place or deletes them.
 * `gone`, beside the tree, has removed directories whose place a file took. The node still removes them at the origin.
 
 Sessions write here, and the node reads and persists, both only by steps that the file system makes atomic. All state is
