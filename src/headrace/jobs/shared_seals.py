@@ -16,15 +16,19 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.base.cache_names import LAYOUT
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import (
     HeadraceError,
     NotADirectoryPathError,
+    OriginDeniedError,
+    OriginError,
     PathNotFoundError,
     UsageError,
     VersionChangedError,
 )
 from headrace.base.model import Entry, Kind, Version
 from headrace.base.namespace_path import join, split
+from headrace.base.single_flight import SingleFlight
 from headrace.jobs.origin_seals import OriginSeals
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing, rows_of, write_row
@@ -33,15 +37,18 @@ from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
 from headrace.seal.erofs import ImageEntry
 from headrace.seal.shared import SharedRecord, check_packed, decode_record, measure_list, read_packed
+from headrace.seal.shared_lists import SharedLists
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import drop_older_images, image_entry
 from headrace.seal.writer import write_image
 from headrace.store.store import Store
-from headrace.wire.messages import SealRow
+from headrace.wire.messages import SealOpened, SealRow
 
 log = logging.getLogger(__name__)
 
 ENTRIES_AT_ONCE = 256
+KNOWN_S = 30.0
+KNOWN_MAX = 1000
 
 
 class SharedSeals:
@@ -52,6 +59,10 @@ class SharedSeals:
         self._store = store
         self._sealing = sealing
         self._catalogue = catalogue
+        self._lists = SharedLists(catalogue)
+        self._opened: SingleFlight[SealId, SealOpened] = SingleFlight()
+        self._known: dict[SealId, tuple[float, SealOpened]] = {}
+        """The seals of origins that were opened recently, each with the time until when its record is believed."""
 
     async def push(self, seal: SealId, progress: JobProgress) -> None:
         """Put the list of a seal to the origin of its directory, where it stays as it is. PathExistsError if the origin
@@ -96,6 +107,31 @@ class SharedSeals:
             rows.append(_row(record, record.path))
         return rows
 
+    async def open(self, seal: SealId) -> SealOpened:
+        """Return where the list of a seal lies on this host: of this node's own seal, or fetched from an origin and
+        checked. PathNotFoundError, InvalidImageError, UsageError, OriginError."""
+        try:
+            record = await self._sealing.in_thread(self._catalogue.record, seal)
+        except PathNotFoundError:
+            return await self._opened.run(seal, lambda: self._open_at_origin(seal))
+        place = self._catalogue.path
+        return SealOpened(record.path, record.id, place(seal, "list"), place(seal, "ids"))
+
+    async def _open_at_origin(self, seal: SealId) -> SealOpened:
+        known = self._known.get(seal)
+        if known is None or monotonic_s() >= known[0] or not self._lists.has(known[1].id):
+            mount, record = await self.find(seal, "")
+            list_path = self._lists.path(record.id)
+            if not self._lists.has(record.id):
+                with self._lists.create(record.id) as out:
+                    await OriginSeals(mount).fetch_list(record, out)
+                    await self._sealing.in_thread(check_packed, out, record)
+            known = monotonic_s() + KNOWN_S, SealOpened(_path_of(mount, record), record.id, list_path, "")
+            self._known[seal] = known
+            if len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+        return known[1]
+
     async def pull(self, seal: SealId, path: str, progress: JobProgress) -> None:
         """Make a seal of this node from one at an origin. path: as for `rows`. Files that have changed since, or are
         gone, are in progress, and then there is no seal. PathNotFoundError, PathExistsError, InvalidImageError,
@@ -124,11 +160,16 @@ class SharedSeals:
         """Return the mount whose origin has a seal, and its record. PathNotFoundError; UsageError if the origins of
         several mounts have different ones."""
         rows: list[tuple[Mount, SharedRecord]] = []
+        failure: OriginError | None = None
         for mount in self._mounts(path):
             try:
                 rows.append((mount, await OriginSeals(mount).record(seal)))
-            except PathNotFoundError:
+            except (PathNotFoundError, OriginDeniedError):
                 continue
+            except OriginError as error:
+                failure = error  # another origin may have it
+        if not rows and failure is not None:
+            raise failure
         if not rows:
             raise PathNotFoundError(
                 f"seal {seal}",

@@ -341,7 +341,11 @@ class Node:
         work = asyncio.get_running_loop().run_in_executor(self.disk, self.jobs.sealing.status)
         await asyncio.wait([work], timeout=SEALS_STATUS_WITHIN_S)
         if not work.done():
-            return {"seals": [], "seals_in_use": [], "seal_trouble": "the disk of the first cache volume does not answer"}
+            return {
+                "seals": [],
+                "seals_in_use": [],
+                "seal_trouble": "the disk of the first cache volume does not answer",
+            }
         return work.result()
 
     async def _record_gateway(self, counts: GatewayCounts) -> Done:

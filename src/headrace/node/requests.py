@@ -22,6 +22,7 @@ from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
+from headrace.seal.catalogue import SealId
 from headrace.store.store import Store
 from headrace.wire.messages import (
     AcquireLease,
@@ -52,6 +53,8 @@ from headrace.wire.messages import (
     Resolve,
     Resolved,
     SealList,
+    SealOpen,
+    SealOpened,
     SealRows,
     Secure,
     Touch,
@@ -226,12 +229,15 @@ class SealRequests:
 
     def __init__(self, seals: SharedSeals) -> None:
         self._seals = seals
-        self.handlers: Handlers = {SealList: self._list}
+        self.handlers: Handlers = {SealList: self._list, SealOpen: self._open}
 
     async def _list(self, request: SealList) -> SealRows:
         if request.from_origin:
             return SealRows(rows=await self._seals.rows(request.path))
         return SealRows(rows=await self._seals.own_rows())
+
+    async def _open(self, request: SealOpen) -> SealOpened:
+        return await self._seals.open(SealId.parse(request.seal))
 
 
 class JobRequests:

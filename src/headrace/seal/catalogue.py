@@ -6,6 +6,7 @@
     NAME@VERSION/image        the image; it may be absent (`seal/stored_image.py`)
     NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
+    .shared/                  content lists that were fetched from origins (`seal/shared_lists.py`)
 
 A seal appears by the rename of its directory, so it is there as a whole or not at all. The names of unfinished ones
 begin with a dot, those of removed ones that are still in use with `.removed-`. Only the owner of the cache may enter `seals/`.

@@ -183,7 +183,7 @@ class LocalVfs(VfsReader):
 
     def check_writable(self, path: bytes) -> None:
         self._refresh_modes()
-        if not self.tree.modes.takes_changes(path):
+        if not self.tree.modes.takes_changes(path) or self.sealed.owns(path):
             raise read_only(os.fsdecode(path))
 
     def _publish(

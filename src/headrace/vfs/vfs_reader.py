@@ -29,6 +29,7 @@ from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Hidden
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
+from headrace.vfs.sealed_paths import SealedEntry, SealedPaths, sealed_content
 from headrace.vfs.streams import Content, ReadStream, read_range
 
 LINKS_MAX = 40
@@ -45,6 +46,7 @@ class VfsReader:
         self._may_write = tree.modes.any
         self._lower = LowerPaths(client)
         self._directories = self._lower.directories
+        self.sealed = SealedPaths(client, self._lower_entry)
 
     @property
     def closed(self) -> bool:
@@ -63,6 +65,9 @@ class VfsReader:
         resolved, links = b"/", 0
         status: os.stat_result | None = None
         self._refresh_modes()
+        sealed = self.sealed.find(path)
+        if sealed is not None:
+            return sealed
         while names and self.tree.modes.any:
             if names[0] in (b".", b".."):
                 resolved, status = _look_upwards(self.tree, resolved, names.pop(0))
@@ -78,8 +83,7 @@ class VfsReader:
                 links += 1
                 names = self._target(child, links) + names[1:]
                 continue
-            elif len(names) > 1 and not stat.S_ISDIR(upper_status.st_mode):
-                raise NotADirectoryPathError(os.fsdecode(child), why="it is not a directory")
+            _check_leads_on(child, upper_status, names[1:])
             resolved, status = child, upper_status
             del names[0]
         if not names and status is not None:
@@ -118,6 +122,10 @@ class VfsReader:
             return False
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
+        sealed = self.sealed.children(path, after)
+        if sealed is not None:
+            yield from sealed
+            return
         full_path, status = self.get(path)
         if not is_directory(status):
             raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
@@ -221,6 +229,8 @@ class VfsReader:
     def content_of(self, full_path: bytes, status: FileStat) -> Content:
         """Open a file that `get` returned just now, as `content` does. FileNotFoundError or VersionChangedError when
         it has been replaced since; then call `get` again."""
+        if isinstance(status, SealedEntry):
+            return sealed_content(full_path, status, self._below_content)
         return self._below_content(status) if isinstance(status, Entry) else self._upper_content(full_path)
 
     def content_if_cached(self, path: bytes) -> Content | None:
@@ -269,6 +279,12 @@ class VfsReader:
         with self.tree.lock, translating_os_errors(path):
             fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
         return Content.of_upper(fd, path)
+
+
+def _check_leads_on(path: bytes, status: os.stat_result | None, names: list[bytes]) -> None:
+    """Raise NotADirectoryPathError if names follow a path that is no directory."""
+    if names and status is not None and not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
 
 
 def _look_upwards(tree: MergedTree, path: bytes, name: bytes) -> tuple[bytes, os.stat_result | None]:

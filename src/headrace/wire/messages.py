@@ -201,6 +201,12 @@ class SealList(Message, frozen=True):
     path: str = ""
 
 
+class SealOpen(Message, frozen=True):
+    """Find a seal of the node, or else at the origins, as NAME@VERSION. → SealOpened; Failure where there is none."""
+
+    seal: str
+
+
 class GatewayCounts(Message, frozen=True):
     """Report what a gateway of this host has answered; sent every two seconds. kind: "s3", "webhdfs". → Done."""
 
@@ -349,6 +355,16 @@ class SealRows(Message, frozen=True):
     rows: list[SealRow]
 
 
+class SealOpened(Message, frozen=True):
+    """A seal. path: of the namespace, of the directory that was sealed. list_path: of its content list on this host,
+    packed. ids_path: of the ids of its cache files; "" where this node has not sealed it."""
+
+    path: str
+    id: str
+    list_path: str
+    ids_path: str
+
+
 class Failure(Message, frozen=True):
     """A HeadraceError as a message: `code` is HeadraceError.code."""
 
@@ -411,6 +427,7 @@ Request = (
     | AcquireLease
     | Describe
     | SealList
+    | SealOpen
     | GatewayCounts
     | Shutdown
 )
@@ -427,6 +444,7 @@ Answer = (
     | JobState
     | JobRows
     | SealRows
+    | SealOpened
     | Failure
     | Invalidated
     | Written

@@ -46,6 +46,7 @@ OF_THE_HOST = {
         "AcquireLease",
         "Describe",
         "SealList",
+        "SealOpen",
     ),
     "GatewayCounts",
     "Shutdown",

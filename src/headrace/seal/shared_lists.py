@@ -1,0 +1,44 @@
+"""Keep the content lists that a node fetched from origins, in `seals/.shared/`. The next start removes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from headrace.base.private_folder import make_private, private
+from headrace.seal.catalogue import Catalogue
+
+KEPT_MAX = 16
+
+
+class SharedLists:
+    """The fetched lists, by their ids. Every method blocks for the disk."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._folder = os.path.join(catalogue.folder, ".shared")
+
+    def path(self, id: str) -> str:
+        return os.path.join(self._folder, id)
+
+    def has(self, id: str) -> bool:
+        return os.path.exists(self.path(id))
+
+    @contextmanager
+    def create(self, id: str) -> Iterator[BinaryIO]:
+        """Give a file that becomes the list of an id at the end, unless an error is raised. The oldest lists are
+        removed where there are many: whoever reads one has unpacked it."""
+        make_private(self._folder)
+        draft = f"{self.path(id)}.{os.getpid()}.{os.urandom(4).hex()}"
+        try:
+            with open(draft, "w+b", opener=private) as out:
+                yield out
+            os.rename(draft, self.path(id))
+        finally:
+            if os.path.lexists(draft):
+                os.unlink(draft)
+        lists = sorted(Path(self._folder).iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for old in lists[:-KEPT_MAX]:
+            old.unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""Resolve paths like `/imagenet@3/train/0.tar`: the files of a seal, each in exactly the sealed version.
+
+Names and attributes come from the content list. Bytes come from the cache file that the namespace has for the sealed
+version, which the node fetches if its origin still has that version. Else they come from the cache file that this node
+sealed. A file that neither has is an error, and never other bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import NotADirectoryPathError, PathNotFoundError, VersionChangedError
+from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import join
+from headrace.client.node_client import NodeClient
+from headrace.overlay.merged_view import FileStat
+from headrace.seal.snapshot import SnapshotEntry
+from headrace.vfs.sealed_list import SealedList
+from headrace.vfs.streams import Content
+from headrace.wire.messages import SealOpen, SealOpened
+
+log = logging.getLogger(__name__)
+
+KNOWN_S = 1.0
+"""A seal that was found, or was not, counts for this long, like the directories of origins."""
+NO_ID = FileId(0)
+"""The id of what has no cache file here: a directory of a seal, or a file whose sealed version is lost."""
+_SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
+
+
+class SealedEntry(Entry, frozen=True, gc=False):
+    """A name of a seal. why: why its bytes can't be read; "" if they can."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenSeal:
+    """A seal that was opened. top: the path of the namespace of the directory that was sealed."""
+
+    top: bytes
+    id: str
+    list: SealedList
+    ids_path: str
+
+    def cached_id(self, position: int) -> FileId | None:
+        """Return the id of the cache file that this node sealed."""
+        if not self.ids_path:
+            return None
+        ids: array[int] = array("Q")
+        number = self.list.file_number(position)
+        try:
+            with open(self.ids_path, "rb") as file:
+                file.seek(number * 8)
+                ids.frombytes(file.read(8))
+        except (OSError, ValueError):
+            return None  # the seal was removed meanwhile
+        return FileId(ids[0]) if ids else None
+
+
+class SealedPaths:
+    """The seals of a node by path. lower: returns what the origins have at a path now. Thread-safe."""
+
+    def __init__(self, client: NodeClient, lower: Callable[[bytes], Entry | None]) -> None:
+        self._client = client
+        self._lower = lower
+        self._known: dict[bytes, tuple[float, _OpenSeal | None]] = {}
+        self._opening = threading.Lock()
+
+    def find(self, path: bytes) -> tuple[bytes, FileStat | None] | None:
+        """Return the plain path and what the seal has there, or None; None instead of both if the first name is no
+        seal. NotADirectoryPathError, InvalidImageError, OriginError."""
+        place = self._place(path)
+        if place is None:
+            return None
+        seal, names = place
+        full_path = b"/" + b"/".join([*names])
+        position = seal.list.find(b"/".join(names[1:]))
+        if position is not None:
+            return full_path, self._entry(seal, position)
+        for depth in range(len(names) - 1, 1, -1):
+            above = seal.list.find(b"/".join(names[1:depth]))
+            if above is not None:
+                if seal.list.entry(above).is_file:
+                    raise NotADirectoryPathError(os.fsdecode(path), why="a name above it is a file")
+                break
+        return full_path, None
+
+    def owns(self, path: bytes) -> bool:
+        """Return whether a path is in a seal, so that nothing can be written there."""
+        return self._place(path) is not None
+
+    def children(self, path: bytes, after: bytes) -> Iterator[tuple[bytes, FileStat]] | None:
+        """Return the names of a directory of a seal; None if the first name is no seal. PathNotFoundError,
+        NotADirectoryPathError."""
+        place = self._place(path)
+        if place is None:
+            return None
+        seal, names = place
+        position = seal.list.find(b"/".join(names[1:]))
+        if position is None:
+            raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
+        if seal.list.entry(position).is_file:
+            raise NotADirectoryPathError(os.fsdecode(path), why="it is not a directory")
+        return ((name, _shown(seal.list.entry(child))) for name, child in seal.list.children(position, after))
+
+    def _place(self, path: bytes) -> tuple[_OpenSeal, list[bytes]] | None:
+        """Return the seal of a path, and the names of the path; None if the first name is no seal."""
+        if b"@" not in path:
+            return None
+        names = [name for name in path.split(b"/") if name]
+        if not names or not _SEAL.fullmatch(names[0]) or b"." in names or b".." in names:
+            return None
+        seal = self._open(names[0])
+        return None if seal is None else (seal, names)
+
+    def _open(self, name: bytes) -> _OpenSeal | None:
+        known = self._known.get(name)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        with self._opening:
+            until_s = time.monotonic() + KNOWN_S
+            before = known[1] if known is not None else None
+            seal = None if self._lower(b"/" + name) is not None else self._opened(name, before)
+            self._known[name] = until_s, seal
+        return seal
+
+    def _opened(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal | None:
+        try:
+            answer = self._client.ask(SealOpen(seal=name.decode()))
+        except PathNotFoundError:
+            return None
+        assert isinstance(answer, SealOpened)
+        top = os.fsencode(answer.path)
+        if before is not None and (before.id, before.top, before.ids_path) == (
+            answer.id,
+            top,
+            answer.ids_path,
+        ):
+            return before
+        rows = before.list if before is not None and before.id == answer.id else None
+        return _OpenSeal(top, answer.id, rows or SealedList(answer.list_path, answer.id), answer.ids_path)
+
+    def _entry(self, seal: _OpenSeal, position: int) -> SealedEntry:
+        sealed = seal.list.entry(position)
+        if not sealed.is_file:
+            return _shown(sealed)
+        present = self._lower(join(seal.top, sealed.path))
+        version = _version_of(sealed)
+        if present is not None and present.kind is Kind.FILE and present.version == version:
+            return _shown(sealed, present.id)
+        cached_id = seal.cached_id(position)
+        if cached_id is not None and self._client.complete_path(cached_id) is not None:
+            return _shown(sealed, cached_id)
+        if present is None:
+            return _shown(
+                sealed, why="the object is gone from its origin since it was sealed, and no cache has it"
+            )
+        return _shown(
+            sealed,
+            why=f"the object has changed at its origin since it was sealed, and no cache has it: version "
+            f"{present.version.text}, sealed {version.text}",
+        )
+
+
+def sealed_content(path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
+    """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError, with the reason in the log,
+    where its sealed version is lost."""
+    if not entry.version.size_bytes:
+        return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    if entry.why:
+        log.error("a file of a seal can't be read path=%s why=%s", os.fsdecode(path), entry.why)
+        raise VersionChangedError(
+            os.fsdecode(path), why=entry.why, hint="seal the directory again, as the next version"
+        )
+    try:
+        return open_below(entry)
+    except FileNotFoundError as error:  # the name has another id by now
+        raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
+
+
+def _shown(sealed: SnapshotEntry, id: FileId = NO_ID, why: str = "") -> SealedEntry:
+    kind = Kind.FILE if sealed.is_file else Kind.DIRECTORY
+    name = sealed.path.rpartition(b"/")[2]
+    attributes = Attributes(sealed.mtime_ns, sealed.mode & 0o7777, sealed.uid, sealed.gid)
+    return SealedEntry(id, ROOT_ID, name, kind, _version_of(sealed), attributes, why)
+
+
+def _version_of(sealed: SnapshotEntry) -> Version:
+    return Version(sealed.size_bytes, sealed.mtime_ns, sealed.token)

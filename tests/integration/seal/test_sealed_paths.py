@@ -1,0 +1,116 @@
+"""Paths like `/images@1/0/0.bin`: in the library, by fsspec, by the node that sealed and by one that only reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import headrace
+from headrace.base.errors import (
+    NotADirectoryPathError,
+    PathNotFoundError,
+    ReadOnlyError,
+    VersionChangedError,
+)
+from headrace.integrations.fsspec import HeadraceFileSystem
+from headrace.sdk.cache import Cache
+from headrace.vfs.client_registry import HOSTS
+from tests.integration.cli.host import Host, wait_until
+from tests.integration.seal.shared_origin import Origin
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def caches(hosts: list[Host]) -> Iterator[list[Cache]]:
+    """The library over each of two hosts. The first one sealed and pushed /images."""
+    hosts[0].ok("seal", hosts[0].mount / "images", "--as", "images@1")
+    hosts[0].ok("seal", "push", "images@1")
+    with (
+        headrace.connect(socket=_socket(hosts[0])) as first,
+        headrace.connect(socket=_socket(hosts[1])) as second,
+    ):
+        yield [first, second]
+    HOSTS.close()
+
+
+def _socket(host: Host) -> str:
+    (path,) = host.run_folder.glob("*.sock")
+    return str(path)
+
+
+def tree(cache: Cache, top: str) -> dict[str, bytes]:
+    bodies: dict[str, bytes] = {}
+    for stat in cache.list(top):
+        if stat.is_directory:
+            bodies |= {f"{stat.name}/{name}": body for name, body in tree(cache, stat.path).items()}
+        else:
+            bodies[stat.name] = cache.read(stat.path)
+    return bodies
+
+
+def test_the_files_are_those_of_the_directory(caches: list[Cache], hosts: list[Host]) -> None:
+    for cache, host in zip(caches, hosts, strict=True):
+        live = tree(cache, "/images")
+        assert tree(cache, "/images@1") == live
+        parts = cache.read_many([f"/images@1/{name}" for name in live])
+        assert [part.data for part in parts] == list(live.values())
+        files = HeadraceFileSystem(socket=_socket(host))
+        assert files.cat_file("headrace:///images@1/large", 5, 1000) == live["large"][5:1000]
+        assert files.find("headrace:///images@1") == sorted(f"/images@1/{name}" for name in live)
+        with files.open("headrace:///images@1/0/0.bin") as file:
+            assert file.read() == live["0/0.bin"]
+        status = cache.stat("/images@1/0/0.bin")
+        assert (status.size_bytes, status.version) == (3000, cache.stat("/images/0/0.bin").version)
+
+
+def test_cached_bytes_are_shared(caches: list[Cache], hosts: list[Host]) -> None:
+    tree(caches[1], "/images")
+    read = hosts[1].status()["origin"]["bytes_read"]
+    tree(caches[1], "/images@1")
+    assert hosts[1].status()["origin"]["bytes_read"] - read < 5000  # the list
+
+
+def test_what_changed_is_read_as_it_was_or_not_at_all(
+    caches: list[Cache], hosts: list[Host], origin: Origin
+) -> None:
+    sealed = tree(caches[0], "/images@1")
+    body = os.urandom(3000)
+    origin.put("images/0/0.bin", body)
+    origin.put("images/large", os.urandom((2 << 20) + 7))
+    origin.delete("images/1/1.bin")
+    for host in hosts:
+        host.ok("sync", "/")
+    assert tree(caches[0], "/images@1") == sealed  # the node that sealed has the bytes
+    assert caches[0].read("/images/0/0.bin") == body
+    for name in ("0/0.bin", "1/1.bin", "large"):
+        with pytest.raises(VersionChangedError, match=r"since it was sealed|another version") as caught:
+            caches[1].read(f"/images@1/{name}")
+        assert isinstance(caught.value, OSError)
+    assert caches[1].stat("/images@1/1/1.bin").size_bytes == len(sealed["1/1.bin"])
+    assert caches[1].read("/images@1/0/2.bin") == sealed["0/2.bin"]
+    hosts[0].ok("seal", hosts[0].mount / "images", "--as", "images@2")
+    hosts[0].ok("seal", "push", "images@2")
+    assert caches[1].read("/images@2/0/0.bin") == body
+    assert [stat.name for stat in caches[1].list("/images@2/1")] == ["3.bin", "5.bin", "7.bin"]
+
+
+def test_names_that_are_no_sealed_path(caches: list[Cache]) -> None:
+    for cache in caches:
+        for path in ("/images@2", "/images@2/x", "/images@1/nothing", "/images@0", "/images@1/../../x"):
+            assert not cache.exists(path), path
+        with pytest.raises(NotADirectoryPathError):
+            cache.stat("/images@1/large/x")
+        with pytest.raises(PathNotFoundError):
+            cache.read("/images@1/0/x")
+        with pytest.raises(ReadOnlyError):
+            cache.put("/images@1/new", b"x")
+
+
+def test_a_removed_seal_is_gone(caches: list[Cache], hosts: list[Host], origin: Origin) -> None:
+    assert caches[0].exists("/images@1")
+    origin.delete(".headrace/seals/images@1.json")
+    hosts[0].ok("seal", "remove", "images@1")
+    wait_until(lambda: not caches[0].exists("/images@1"))
