@@ -59,7 +59,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "seal make": (
         "headrace seal /mnt/data/imagenet --in-place",
         "headrace seal /imagenet --as imagenet@3 --at /mnt/imagenet",
+        "headrace seal /mnt/data/imagenet --in-place --lazy",
     ),
+    "seal complete": ("headrace seal complete imagenet@3",),
     "seal mount": (
         "headrace seal mount imagenet@2 --at /mnt/imagenet",
         "headrace seal mount imagenet@3 --in-place",
@@ -148,7 +150,7 @@ _READY = _fields(
     "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid holder_pid "
     "session_pid log"
 )
-_SEAL = _fields("seal id path files size_bytes created_s mounted")
+_SEAL = _fields("seal id path files size_bytes created_s missing mounted")
 _LAB = _fields("node address running cut pids mountpoint zone")
 _CHECKPOINT = _fields("step saved kind ranks full data_bytes written_bytes pinned problem")
 
@@ -173,6 +175,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
     "seal make": _SEAL,
+    "seal complete": _JOB,
     "seal mount": _fields("seal mountpoint"),
     "seal list": _SEAL,
     "seal show": (*_SEAL, "image"),

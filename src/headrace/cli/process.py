@@ -35,7 +35,7 @@ class Child:
         self.log_path = log_path
         self._received = b""
         self.ready_fd, child_fd = os.pipe()
-        log = _open_log(log_path)
+        log = open_log(log_path)
         try:
             self.process = subprocess.Popen(
                 module_command(*words, "--ready-fd", str(child_fd)),
@@ -187,7 +187,8 @@ def error_of(answer: dict[str, Any]) -> HeadraceError:
     return kind(str(answer.get("what", "")), why=str(answer.get("why", "")), hint=str(answer.get("hint", "")))
 
 
-def _open_log(path: str) -> int:
+def open_log(path: str) -> int:
+    """Open the log of a process for appending; the caller closes it."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     keep_bounded(log)
     return log

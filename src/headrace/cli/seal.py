@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
     )
     for name, command in (
         ("make", make),
+        ("complete", complete),
         ("mount", mount),
         ("list", list_),
         ("show", show),
@@ -78,6 +79,10 @@ def make(
     mountpoint: At = None,
     in_place: InPlace = False,
     allow_other: options.AllowOther = False,
+    lazy: Annotated[
+        bool,
+        typer.Option("--lazy", help="Fetch nothing now: each missing file is fetched when it is first read."),
+    ] = False,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,
@@ -94,7 +99,8 @@ def make(
     if mountpoint or in_place:
         _check_may_mount(node)
     seal = _name_of(node, as_)
-    start = JobStart(kind="seal", path=node.path, options={"seal": str(seal)})
+    seal_options = {"seal": str(seal), "lazy": "true"} if lazy else {"seal": str(seal)}
+    start = JobStart(kind="seal", path=node.path, options=seal_options)
     places = node.places(mountpoint, node.path, in_place=in_place, shared=allow_other)
     state = watch(start, node.socket, ("seal", node.path), is_shown=not json)
     if state.failed_files or not json:
@@ -105,6 +111,26 @@ def make(
     for place in places:
         node.mount(record, place)
     _say_made(node.catalogue, record, places, as_json=json)
+
+
+def complete(
+    name: SealName, socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
+) -> None:
+    """Fetch what a lazy seal lacks.
+
+    The whole is mounted in its place, and from then on the kernel serves it without a process of Headrace. A seal that
+    lacks nothing stays as it is.
+    """
+    from headrace.cli.job_progress import run_job
+    from headrace.cli.lazy_mounts import renew_mounts
+    from headrace.seal.catalogue import SealId
+
+    seal = SealId.parse(name)
+    node = running_node(socket, cache, None)
+    node.catalogue.record(seal)
+    run_job("complete-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
+    if os.geteuid() == 0:
+        renew_mounts(node, node.catalogue.record(seal))
 
 
 def mount(
@@ -349,7 +375,8 @@ def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, 
     if as_json:
         print_json(_row(record))
         return
-    say(f"sealed: {record.seal}, id {record.id[:12]}")
+    lacking = f", {record.missing} files are fetched when they are read" if record.is_lazy else ""
+    say(f"sealed: {record.seal}, id {record.id[:12]}{lacking}")
     for place in places:
         say(f"mounted: {record.seal} at {place.mountpoint}")
     for seal in catalogue.seals():
@@ -376,5 +403,6 @@ def _row(record: SealRecord) -> dict[str, Any]:
         "files": record.files,
         "size_bytes": record.size_bytes,
         "created_s": round(record.created_s, 3),
+        "missing": record.missing,
         "mounted": ", ".join(mounts_of(record.seal)),
     }

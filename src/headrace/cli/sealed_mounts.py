@@ -119,8 +119,6 @@ class SealNode:
     def mount(self, record: SealRecord, place: Place) -> None:
         """Mount a seal, and record the place first, so that no mount is left that nobody knows. The seal that had the
         place loses it only when this one is mounted."""
-        from headrace.seal.places import mount_seal
-
         if not place.in_place:
             os.makedirs(place.mountpoint, exist_ok=True)
             if not os.path.ismount(place.mountpoint) and os.listdir(place.mountpoint):
@@ -129,7 +127,7 @@ class SealNode:
         others = [other for other in before if other.mountpoint != place.mountpoint]
         self.catalogue.set_places(record.seal, [*others, place])
         try:
-            mount_seal(self.catalogue, record, self.folders, place)
+            self._mount_view(record, place)
         except BaseException:
             self.catalogue.set_places(record.seal, before)
             raise
@@ -141,23 +139,33 @@ class SealNode:
     def mount_automatic(self, record: SealRecord, place: Place) -> None:
         """Mount a seal that the node may remove at this moment: then it does not stay mounted."""
         from headrace.seal.mounted import source_on_top
-        from headrace.seal.places import mount_seal, unmount_seal
+        from headrace.seal.places import unmount_seal
 
         if source_on_top(place.mountpoint):
             return  # a user mounted a seal there
         self.catalogue.set_places(record.seal, [place])
-        mount_seal(self.catalogue, record, self.folders, place)
+        self._mount_view(record, place)
         if record.seal not in self.catalogue.seals():
             unmount_seal(place.mountpoint)
 
     def try_mount(self, seal: SealId, place: Place) -> None:
         """Mount a seal where it was before. A warning says why it stays unmounted."""
-        from headrace.seal.places import mount_seal
-
         try:
-            mount_seal(self.catalogue, self.catalogue.record(seal), self.folders, place)
+            self._mount_view(self.catalogue.record(seal), place)
         except (HeadraceError, OSError) as error:
             warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}")
+
+    def _mount_view(self, record: SealRecord, place: Place) -> None:
+        """Mount what a seal has now, unless it is mounted there already."""
+        from headrace.cli.lazy_layer import lazy_layer
+        from headrace.seal.mounted import serves, source_on_top
+        from headrace.seal.places import mount_seal
+
+        if serves(source_on_top(place.mountpoint), record):
+            return
+        log_path = self.states[0].log if self.states else ""
+        with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:
+            mount_seal(self.catalogue, record, self.folders, place, layer)
 
     def known_places(self) -> list[tuple[Place, SealId]]:
         """Return where seals are to be mounted: outer places first."""

@@ -20,6 +20,7 @@ from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmount_exclusive
 from headrace.cli.gateways import KeptGateway, configured_kinds
+from headrace.cli.lazy_mounts import LazyMounts
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
 from headrace.cli.sealed_mounts import AutomaticCover, uncover
@@ -86,8 +87,9 @@ class Supervisor:
         self._deaths = 0
         self._node_began_s = 0.0
         self._again_at_s: float | None = None
-        self._cover = AutomaticCover(self.state)
-        self._cover_at_s = 0.0 if config is not None and config.seal == "auto" else None
+        self._cover = AutomaticCover(self.state) if config is not None and config.seal == "auto" else None
+        self._lazy_mounts = LazyMounts(self.state) if config is not None else None
+        self._cover_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -245,8 +247,10 @@ class Supervisor:
         """Mount what is to lie over the mount: seals that the node made by itself, and exclusive directories."""
         if self._cover_at_s is None or time.monotonic() < self._cover_at_s:
             return
-        if self._config is not None and self._config.seal == "auto":
+        if self._cover is not None:
             self._cover.look()
+        if self._lazy_mounts is not None:
+            self._lazy_mounts.look()
         if self._exclusive_watch is not None:
             self._exclusive_watch.look()
         self._cover_at_s = time.monotonic() + COVER_INTERVAL_S

@@ -170,6 +170,11 @@ class NodeClient:
 
     # ------------------------------------------------------------ contents
 
+    def cached_version(self, id: FileId) -> Version | None:
+        """Return the version of a cache file, complete or not; None if there is none."""
+        cached = self.local.cached(id)
+        return None if cached is None else Version(cached.size_bytes, cached.mtime_ns, cached.token)
+
     def complete_path(self, id: FileId) -> str | None:
         return self.local.complete_path(id)
 

@@ -22,6 +22,8 @@ from headrace.dataplane.read import ReadPath
 from headrace.jobs.auto_seal import AutoSeal
 from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.files import FileWork
+from headrace.jobs.lazy_seals import LazySeals
+from headrace.jobs.missing_files import MissingFiles
 from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
 from headrace.jobs.progress import FileAction, JobProgress, each_file
@@ -39,7 +41,7 @@ REPORT_INTERVAL_S = 0.25
 
 FETCHING = ("load", "pin")
 """Kinds that fetch missing files; the others walk only the names in the index."""
-SEAL_KINDS = ("seal", "unseal", "verify-seal", "push-seal", "pull-seal")
+SEAL_KINDS = ("seal", "complete-seal", "unseal", "verify-seal", "push-seal", "pull-seal")
 KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 
 
@@ -63,7 +65,9 @@ class Jobs:
         self.namespace = namespace
         self.store = store
         self.files = FileWork(store, reads, disk)
-        self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes)
+        missing = MissingFiles(catalogue, store)
+        self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes, missing=missing)
+        self.lazy_seals = LazySeals(namespace, store, self.files, catalogue, self.sealing, missing)
         self.shared_seals = SharedSeals(namespace, store, self.sealing, catalogue)
         self.auto_seal = AutoSeal(
             namespace,
@@ -95,7 +99,7 @@ class Jobs:
                 f"{kind} --replicas", why="this node belongs to no cluster", hint="leave the option out"
             )
         if parsed.seal is not None:
-            await self._seal(kind, path, parsed.seal, progress)
+            await self._seal(kind, path, parsed.seal, progress, lazy=parsed.lazy)
         elif kind == "fsck":
             await self._fsck(progress)
         elif kind == "sync":
@@ -138,9 +142,11 @@ class Jobs:
 
         await each_file(files(), action, progress)
 
-    async def _seal(self, kind: str, path: bytes, seal: SealId, progress: JobProgress) -> None:
+    async def _seal(self, kind: str, path: bytes, seal: SealId, progress: JobProgress, *, lazy: bool) -> None:
         if kind == "seal":
-            await self.sealing.make(path, seal, progress)
+            await self.sealing.make(path, seal, progress, lazy=lazy)
+        elif kind == "complete-seal":
+            await self.lazy_seals.complete(seal, progress)
         elif kind == "unseal":
             await self.sealing.remove(seal)
         elif kind == "push-seal":

@@ -12,7 +12,8 @@ from headrace.seal.catalogue import SealId
 ALLOWED = {
     "load": ("replicas", "priority", "verify"),
     "pin": ("replicas", "priority", "verify"),
-    "seal": ("seal",),
+    "seal": ("seal", "lazy"),
+    "complete-seal": ("seal",),
     "unseal": ("seal",),
     "verify-seal": ("seal",),
     "push-seal": ("seal",),
@@ -32,13 +33,14 @@ class Priority(IntEnum):
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a job. `replicas` is the number of owners that load each file; 0 means as many as the cluster
-    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, remove, verify,
-    push or pull, which these kinds need."""
+    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, complete, remove,
+    verify, push or pull, which these kinds need. `lazy`: a new seal loads nothing."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL
     verify: bool = False
     seal: SealId | None = None
+    lazy: bool = False
 
 
 def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
@@ -52,6 +54,7 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
         _priority(options.get("priority", "normal")),
         options.get("verify", "false") == "true",
         seal,
+        options.get("lazy", "false") == "true",
     )
 
 

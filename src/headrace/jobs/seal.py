@@ -1,5 +1,7 @@
 """Seal a directory: freeze its listing, load and keep its files, and write the image. Verify and remove seals.
 
+A lazy seal keeps what is cached, and loads nothing (`lazy_seals.py`).
+
 What is frozen is written to a file, because a list of a million entries would not fit into memory. The job ends with a
 seal or with none: a file that can't be loaded, or changes meanwhile, fails it.
 """
@@ -32,6 +34,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind, block_cou
 from headrace.base.write_modes import WriteModes
 from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
+from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.options import Priority
 from headrace.jobs.progress import JobProgress, each_file
 from headrace.jobs.walk import NAMES_AT_ONCE
@@ -57,7 +60,8 @@ Result = TypeVar("Result")
 
 
 class Sealing:
-    """The seals of this node: makes, verifies and removes them. modes: where the node's users write."""
+    """The seals of this node: makes, verifies and removes them. modes: where the node's users write. missing: of its
+    lazy seals."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Sealing:
         disk: Executor,
         *,
         modes: WriteModes,
+        missing: MissingFiles,
     ) -> None:
         self._namespace = namespace
         self._store = store
@@ -75,12 +80,20 @@ class Sealing:
         self._catalogue = catalogue
         self._disk = disk
         self._modes = modes
+        self._missing = missing
 
     async def make(
-        self, path: bytes, seal: SealId, progress: JobProgress, *, automatic: bool = False
+        self,
+        path: bytes,
+        seal: SealId,
+        progress: JobProgress,
+        *,
+        automatic: bool = False,
+        lazy: bool = False,
     ) -> None:
         """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no
-        seal. NoSpaceError, before anything is loaded, where the cache is too small; UsageError, HeadraceError."""
+        seal. lazy: files that the cache lacks are not loaded. NoSpaceError, before anything is loaded, where the cache
+        is too small; UsageError, HeadraceError."""
         if self.is_writable(path):
             raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
         with self._catalogue.draft(seal) as draft:
@@ -89,10 +102,11 @@ class Sealing:
                 await self._freeze(path, draft, progress)
                 needed = await self.in_thread(self.keep_cached, draft, kept, progress)
                 await self.in_thread(self.check_room, needed, os.fsdecode(path))
-                await self.load_missing(draft, progress)
+                if not lazy:
+                    await self.load_missing(draft, progress)
                 if not progress.failed_files:
                     record = self._record_of(draft.seal, path, progress, automatic=automatic)
-                    await self.in_thread(self._publish, draft, record)
+                    await self.in_thread(self._publish, draft, record, lazy)
             finally:
                 self._store.sealed.end(str(seal))
 
@@ -120,12 +134,20 @@ class Sealing:
         try:
             record = self._catalogue.record(seal)
         except (HeadraceError, OSError) as error:
-            return {"seal": str(seal), "path": "", "files": 0, "size_bytes": 0, "trouble": str(error)}
+            return {
+                "seal": str(seal),
+                "path": "",
+                "files": 0,
+                "size_bytes": 0,
+                "missing_files": 0,
+                "trouble": str(error),
+            }
         return {
             "seal": str(seal),
             "path": record.path,
             "files": record.files,
             "size_bytes": record.size_bytes,
+            "missing_files": self._missing.count(seal),
             "trouble": "",
         }
 
@@ -136,10 +158,11 @@ class Sealing:
 
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the
-        cache. InvalidImageError for a list or an image that is not the recorded one."""
+        cache. InvalidImageError for a list or an image that is not the recorded one. What a lazy seal still lacks is no
+        failure."""
         record = await self.in_thread(self._catalogue.record, seal)
         progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
-        ids = iter(await self.in_thread(self._catalogue.ids, seal))
+        ids = iter(await self.in_thread(self._catalogue.ids, record))
         entries = self._catalogue.entries(record)
         while batch := await self.in_thread(_next_files, entries):
             for entry in batch:
@@ -206,16 +229,12 @@ class Sealing:
 
     def is_whole(self, entry: Entry) -> bool:
         """Return whether the cache has the bytes of a file, on a disk."""
-        cached = self._store.index.cached(entry.id)
-        return (
-            cached is not None
-            and cached.trusted
-            and self._store.volumes[cached.volume] is not self._store.spill
-            and self._store.holds(cached)
-        )
+        return is_whole(self._store, entry.id)
 
     def check_room(self, needed: int, path: str) -> None:
-        """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already."""
+        """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already, and those that lazy
+        seals will need."""
+        needed += self._missing.size_bytes()
         capacity = sum(volume.capacity_bytes for volume in self._store.disks)
         index_bytes = self._store.index.size_bytes
         if needed <= capacity - self._store.used_bytes - index_bytes:
@@ -254,30 +273,44 @@ class Sealing:
             automatic=automatic,
         )
 
-    def _publish(self, draft: Draft, record: SealRecord) -> None:
-        ids: array[int] = array("Q")
-        with draft.create_list() as list_file, draft.create("image") as image:
-            snapshot = SnapshotWriter(list_file)
-            digest = write_image(self._image_entries(draft, snapshot, ids), image.fileno())
-        with draft.create("ids") as out:
-            out.write(b"".join(id.to_bytes(8, "little") for id in ids))
+    def _publish(self, draft: Draft, record: SealRecord, lazy: bool) -> None:  # noqa: FBT001
+        rows = (
+            (self._snapshot_entry(path, entry, lazy=lazy), entry.id) for path, entry in rows_of(draft, "rows")
+        )
+        record, ids = self._write(draft, record, rows)
         for name in ("rows", "missing"):
             os.unlink(os.path.join(draft.folder, name))
         self._store.sync()  # a power loss must not leave a seal of files that are not trusted
-        record = msgspec.structs.replace(record, id=snapshot.finish(), image=digest)
         self._catalogue.publish(draft, record)
         self._store.sealed.add(ids)
+        if record.is_lazy:
+            self._missing.look()
         drop_older_images(self._catalogue, record)
 
-    def _image_entries(self, draft: Draft, snapshot: SnapshotWriter, ids: array[int]) -> Iterator[ImageEntry]:
-        for path, entry in rows_of(draft, "rows"):
-            row = self._snapshot_entry(path, entry)
-            snapshot.add(row)
-            if row.is_file:
-                ids.append(entry.id)
-            yield image_entry(row, entry.id)
+    def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:
+        """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks."""
+        record, ids = self._write(self._catalogue.next_generation(record), record, rows)
+        self._store.sync()
+        self._catalogue.renew(record)
+        self._store.sealed.add(ids)
 
-    def _snapshot_entry(self, path: bytes, entry: Entry) -> SnapshotEntry:
+    def _write(
+        self, draft: Draft, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]
+    ) -> tuple[SealRecord, array[int]]:
+        """Write the list, the ids and the image of a record, and return it with their digests."""
+        ids: array[int] = array("Q")
+        with (
+            draft.create_list(record.file_name("list")) as list_file,
+            draft.create(record.file_name("image")) as image,
+        ):
+            snapshot = SnapshotWriter(list_file)
+            digest = write_image(_image_entries(rows, snapshot, ids), image.fileno())
+        with draft.create(record.file_name("ids")) as out:
+            out.write(b"".join(id.to_bytes(8, "little") for id in ids))
+        record = msgspec.structs.replace(record, id=snapshot.finish(), image=digest, missing=snapshot.missing)
+        return record, ids
+
+    def _snapshot_entry(self, path: bytes, entry: Entry, *, lazy: bool) -> SnapshotEntry:
         mtime_ns = max(0, entry.mtime_ns)
         if entry.kind is Kind.DIRECTORY:
             return SnapshotEntry(path, DIRECTORY_MODE, mtime_ns=mtime_ns)
@@ -287,7 +320,9 @@ class Sealing:
             uid, gid = entry.attributes.uid, entry.attributes.gid
         return SnapshotEntry(
             *(path, mode, entry.version.size_bytes, mtime_ns, uid, gid, entry.version.token),
-            checksum=self.checksum(os.fsdecode(path), entry),
+            checksum=None
+            if lazy and entry.version.size_bytes and not self.is_whole(entry)
+            else self.checksum(os.fsdecode(path), entry),
         )
 
     def checksum(self, path: str, entry: Entry) -> int:
@@ -318,12 +353,14 @@ class Sealing:
         id = FileId(number)
         cached = self._store.index.cached(id)
         if cached is None or not cached.complete:
-            return "it is not in the cache"
+            return "" if entry.is_missing else "it is not in the cache"
         try:
             if not self._store.verifier.verify(id):
                 return "its bytes were damaged, and are removed from the cache"
-            expected = Entry(id, FileId(0), b"", Kind.FILE, version_of(cached))
-            if self.checksum(os.fsdecode(entry.path), expected) != entry.checksum:
+            checksum = self.checksum(
+                os.fsdecode(entry.path), Entry(id, FileId(0), b"", Kind.FILE, version_of(cached))
+            )
+            if not entry.is_missing and checksum != entry.checksum:
                 return "the cache has other bytes than those that were sealed"
         except HeadraceError as error:
             return str(error)
@@ -363,6 +400,17 @@ class Sealing:
             future.exception()
             raise cancelled
         return future.result()
+
+
+def _image_entries(
+    rows: Iterator[tuple[SnapshotEntry, int]], snapshot: SnapshotWriter, ids: array[int]
+) -> Iterator[ImageEntry]:
+    """Yield what an image shows of rows, and add them to a content list and to the ids of files."""
+    for entry, id in rows:
+        snapshot.add(entry)
+        if entry.is_file:
+            ids.append(id)
+        yield image_entry(entry, id)
 
 
 def write_row(out: BinaryIO, row: bytes) -> None:

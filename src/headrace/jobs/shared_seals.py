@@ -68,6 +68,12 @@ class SharedSeals:
         """Put the list of a seal to the origin of its directory, where it stays as it is. PathExistsError if the origin
         has another seal of that name; UsageError if several mounts have the files."""
         record = await self._sealing.in_thread(self._catalogue.record, seal)
+        if record.is_lazy:
+            raise UsageError(
+                f"seal push {seal}",
+                why=f"{record.missing} of its files were not cached, so their checksums are unknown",
+                hint=f"run `headrace seal complete {seal}` first",
+            )
         place = self._namespace.tree.mounts.find(record.path)
         if place is None or self._namespace.tree.mounts.below(record.path):
             raise UsageError(
@@ -77,7 +83,7 @@ class SharedSeals:
             )
         mount, key = place
         progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
-        with self._catalogue.open_list(seal) as file:
+        with self._catalogue.open_list(record) as file:
             shared = await self._sealing.in_thread(_shared_record, record, key, file)
             await OriginSeals(mount).put(shared, file)
         progress.files_done, progress.bytes_done = record.files, record.size_bytes

@@ -51,7 +51,7 @@ def _seals_of(config: Config) -> StoredSeals:
 def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:
     for seal in catalogue.seals():
         try:
-            yield catalogue.ids(seal)
+            yield catalogue.ids(catalogue.record(seal))
         except (HeadraceError, OSError) as error:
             log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
     yield from catalogue.ids_in_use()
@@ -60,8 +60,11 @@ def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:
 def _sealed_files(catalogue: Catalogue) -> Iterator[SealedFile]:
     for seal in catalogue.seals():
         try:
-            files = (entry for entry in catalogue.entries(catalogue.record(seal)) if entry.is_file)
-            for id, entry in zip(catalogue.ids(seal), files, strict=False):
+            record = catalogue.record(seal)
+            files = (entry for entry in catalogue.entries(record) if entry.is_file)
+            for id, entry in zip(catalogue.ids(record), files, strict=False):
+                if entry.checksum is None:
+                    continue  # the index alone knew whether it arrived: it is fetched again
                 version = Version(entry.size_bytes, entry.mtime_ns, entry.token)
                 yield SealedFile(FileId(id), version, entry.checksum)
         except (HeadraceError, OSError) as error:

@@ -267,6 +267,7 @@ class Node:
             raise
         node.upkeep.start()
         node.jobs.auto_seal.start()
+        node.jobs.lazy_seals.start()
         if node.scrub is not None:
             node.scrub.start()
         return node
@@ -300,6 +301,7 @@ class Node:
     async def stop(self) -> None:
         await self.upkeep.stop()
         await self.jobs.auto_seal.stop()
+        await self.jobs.lazy_seals.stop()
         if self.scrub is not None:
             await self.scrub.stop()
         await self.server.stop()

@@ -8,8 +8,12 @@
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
     .shared/                  content lists that were fetched from origins (`seal/shared_lists.py`)
 
+A lazy seal whose missing files have arrived gets a list, ids and an image of the next generation: `list.1` and so on.
+The rename of its new record makes them the seal.
+
 A seal appears by the rename of its directory, so it is there as a whole or not at all. The names of unfinished ones
-begin with a dot, those of removed ones that are still in use with `.removed-`. Only the owner of the cache may enter `seals/`.
+begin with a dot, those of removed ones that are still in use with `.removed-`. Only the owner of the cache may enter
+`seals/`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, TypeVar, cast
+from typing import Annotated, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -40,6 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION_MAX = 10**9
 RECORD_BYTES_MAX = 1 << 20
 _REMOVED = ".removed-"
+_OF_GENERATION = ("list", "ids", "image")
 
 
 class SealId(msgspec.Struct, frozen=True, order=True):
@@ -68,7 +73,9 @@ class SealId(msgspec.Struct, frozen=True, order=True):
 
 class SealRecord(msgspec.Struct, frozen=True):
     """A seal. path: of the namespace. id: of the content list. image: its SHA-256. layout: of the cache files that the
-    image names. automatic: the node made it by itself, and removes it. created_s: seconds since 1970."""
+    image names. automatic: the node made it by itself, and removes it. created_s: seconds since 1970. missing: how many
+    files the cache lacked when the list was written; such a seal is lazy. generation: of the list, the ids and the
+    image."""
 
     name: str
     version: int
@@ -80,10 +87,20 @@ class SealRecord(msgspec.Struct, frozen=True):
     created_s: float
     layout: Literal[2]
     automatic: bool = False
+    missing: Annotated[int, msgspec.Meta(ge=0)] = 0
+    generation: Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)] = 0
 
     @property
     def seal(self) -> SealId:
         return SealId(self.name, self.version)
+
+    @property
+    def is_lazy(self) -> bool:
+        return self.missing > 0
+
+    def file_name(self, name: str) -> str:
+        """Return the name of the list, the ids or the image in the directory of the seal."""
+        return f"{name}.{self.generation}" if self.generation else name
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -109,9 +126,9 @@ class Draft:
         return open(os.path.join(self.folder, name), "rb")
 
     @contextmanager
-    def create_list(self) -> Iterator[BinaryIO]:
+    def create_list(self, name: str = "list") -> Iterator[BinaryIO]:
         """Create the content list; its bytes depend on the contents only."""
-        with self.create("list") as out, gzip.GzipFile("", "wb", 1, out, mtime=0) as packed:
+        with self.create(name) as out, gzip.GzipFile("", "wb", 1, out, mtime=0) as packed:
             yield cast("BinaryIO", packed)
 
 
@@ -142,37 +159,43 @@ class Catalogue:
     def entries(self, record: SealRecord) -> Iterator[SnapshotEntry]:
         """Yield the content list; InvalidImageError, at the end if it is not the recorded one."""
         try:
-            with gzip.open(self.path(record.seal, "list"), "rb") as file:
+            with gzip.open(self.path(record.seal, record.file_name("list")), "rb") as file:
                 yield from read_snapshot(cast("BinaryIO", file), record.id)
         except FileNotFoundError as error:
             raise _missing(record.seal) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
 
-    def open_list(self, seal: SealId) -> BinaryIO:
+    def open_list(self, record: SealRecord) -> BinaryIO:
         """Open the content list as it is stored, packed. PathNotFoundError."""
         try:
-            return open(self.path(seal, "list"), "rb")
+            return open(self.path(record.seal, record.file_name("list")), "rb")
         except FileNotFoundError as error:
-            raise _missing(seal) from error
+            raise _missing(record.seal) from error
 
-    def ids(self, seal: SealId) -> array[int]:
+    def ids(self, record: SealRecord) -> array[int]:
         """Return the ids of the cache files, in the order of the list. InvalidImageError for a damaged file."""
-        return self._ids_in(str(seal))
+        return self._ids_in(str(record.seal), record.file_name("ids"))
 
     def ids_in_use(self) -> Iterator[array[int]]:
         """Yield the ids of each removed seal that is still in use."""
         for name in self._removed():
-            with suppress(InvalidImageError):  # it is being deleted
-                yield self._ids_in(name)
+            with suppress(InvalidImageError, FileNotFoundError):  # it is being deleted
+                for file_name in self._generations(name, "ids"):
+                    yield self._ids_in(name, file_name)
 
-    def _ids_in(self, directory: str) -> array[int]:
+    def _generations(self, directory: str, name: str) -> list[str]:
+        """Return the names of a file of each generation that is left. FileNotFoundError."""
+        names = os.listdir(os.path.join(self.folder, directory))
+        return [each for each in names if each == name or each.startswith(f"{name}.")]
+
+    def _ids_in(self, directory: str, name: str) -> array[int]:
         ids: array[int] = array("Q")
         try:
-            with open(os.path.join(self.folder, directory, "ids"), "rb") as file:
+            with open(os.path.join(self.folder, directory, name), "rb") as file:
                 ids.frombytes(file.read())
         except (FileNotFoundError, ValueError) as error:
-            raise InvalidImageError(f"seal {directory}", why=f"ids: {error}", hint="seal again") from error
+            raise InvalidImageError(f"seal {directory}", why=f"{name}: {error}", hint="seal again") from error
         if sys.byteorder == "big":
             ids.byteswap()
         return ids
@@ -185,13 +208,7 @@ class Catalogue:
 
     def set_places(self, seal: SealId, places: list[Place]) -> None:
         """Replace the places of a seal, durably."""
-        path = self.path(seal, "places.json")
-        with open(f"{path}.new", "wb", opener=private) as out:
-            out.write(msgspec.json.encode(places) + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(f"{path}.new", path)
-        _sync_folder(os.path.dirname(path))
+        self._replace(self.path(seal, "places.json"), msgspec.json.encode(places))
 
     def path(self, seal: SealId, name: str) -> str:
         return os.path.join(self.folder, str(seal), name)
@@ -215,23 +232,36 @@ class Catalogue:
         with draft.create("seal.json") as out:
             out.write(msgspec.json.encode(record) + b"\n")
         for name in os.listdir(draft.folder):
-            descriptor = os.open(os.path.join(draft.folder, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        _sync_folder(draft.folder)
+            _sync(os.path.join(draft.folder, name))
+        _sync(draft.folder)
         try:
             os.rename(draft.folder, os.path.join(self.folder, str(draft.seal)))
         except OSError as error:
             if os.path.exists(os.path.join(self.folder, str(draft.seal))):
                 raise _exists(draft.seal) from error
             raise
-        _sync_folder(self.folder)
+        _sync(self.folder)
 
-    def drop_image(self, seal: SealId) -> None:
+    def next_generation(self, record: SealRecord) -> Draft:
+        """Return a draft whose files belong to the seal as soon as `renew` is called for the next generation."""
+        return Draft(record.seal, os.path.join(self.folder, str(record.seal)))
+
+    def renew(self, record: SealRecord) -> None:
+        """Make the list, the ids and the image of a generation the seal, durably, and remove those before it. An image
+        that is in use stays, so that `remove` finds it. PathNotFoundError if the seal was removed meanwhile."""
+        seal = record.seal
+        before = self.record(seal)
+        for name in _OF_GENERATION:
+            _sync(self.path(seal, record.file_name(name)))
+        self._replace(self.path(seal, "seal.json"), msgspec.json.encode(record))
+        for name in ("list", "ids"):
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(seal, before.file_name(name)))
+        self.drop_image(before)
+
+    def drop_image(self, record: SealRecord) -> None:
         """Remove the image of a seal, which can be written again, unless it is in use."""
-        path = self.path(seal, "image")
+        path = self.path(record.seal, record.file_name("image"))
         with suppress(FileNotFoundError):
             if not is_in_use(path):
                 os.unlink(path)
@@ -253,10 +283,16 @@ class Catalogue:
 
     def remove_unused(self) -> bool:
         """Delete the removed seals that are in use no longer. Return whether there was one."""
-        unused = [name for name in self._removed() if not is_in_use(os.path.join(self.folder, name, "image"))]
+        unused = [name for name in self._removed() if not self._is_in_use(name)]
         for name in unused:
             shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
         return bool(unused)
+
+    def _is_in_use(self, directory: str) -> bool:
+        with suppress(FileNotFoundError):
+            images = self._generations(directory, "image")
+            return any(is_in_use(os.path.join(self.folder, directory, image)) for image in images)
+        return False
 
     def remove_drafts(self) -> bool:
         """Remove what killed processes left, and the removed seals that are in use no longer. Return whether there was
@@ -272,7 +308,7 @@ class Catalogue:
             os.rename(os.path.join(self.folder, str(seal)), removed)
         except FileNotFoundError as error:
             raise _missing(seal) from error
-        _sync_folder(self.folder)
+        _sync(self.folder)
         return removed
 
     def _removed(self) -> list[str]:
@@ -283,6 +319,15 @@ class Catalogue:
             return os.listdir(self.folder)
         except FileNotFoundError:
             return []
+
+    def _replace(self, path: str, content: bytes) -> None:
+        """Replace a file durably."""
+        with open(f"{path}.new", "wb", opener=private) as out:
+            out.write(content + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(f"{path}.new", path)
+        _sync(os.path.dirname(path))
 
     def _read(self, seal: SealId, name: str, kind: type[Kind]) -> Kind:
         try:
@@ -302,8 +347,9 @@ def _seal_of(name: str) -> SealId | None:
         return None
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: str) -> None:
+    """Write a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from headrace.base.mount_table import MountTableRow, mount_table, mounted_at
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.proc_stat import began_at
 from headrace.seal.catalogue import SealId, SealRecord
 
 PREFIX = "headrace-seal:"
 
 
-def source_of(record: SealRecord) -> str:
-    """Return what the mount table shows as the device of a seal. Equal contents of two nodes have equal names."""
-    return f"{PREFIX}{record.seal}:{record.id[:16]}"
+def source_of(record: SealRecord, layer: tuple[int, int] | None = None) -> str:
+    """Return what the mount table shows as the device of a seal. Equal contents of two nodes have equal names. layer:
+    the pid and the start of the process that serves what a lazy seal lacks."""
+    source = f"{PREFIX}{record.seal}:{record.id[:16]}"
+    return source if layer is None else f"{source}:{layer[0]}-{layer[1]}"
+
+
+def is_of(source: str, seal: SealId) -> bool:
+    """Return whether a device is any view of a seal."""
+    return source.startswith(f"{PREFIX}{seal}:")
+
+
+def serves(source: str, record: SealRecord) -> bool:
+    """Return whether a device is a view of what a seal has now and, if it is lazy, its layer is served."""
+    whole = source_of(record)
+    if not record.is_lazy:
+        return source == whole
+    layer = source.removeprefix(f"{whole}:")
+    pid, _, began = layer.partition("-")
+    return layer != source and pid.isdecimal() and str(began_at(int(pid))) == began
 
 
 def mounts_of(seal: SealId) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
 
 from headrace.base.errors import MountError
 from headrace.base.libc import c_library, last_errno
@@ -18,21 +19,35 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 
 
-def mount_seal(catalogue: Catalogue, record: SealRecord, volumes: Sequence[str], place: Place) -> None:
-    """Mount a seal, unless it is mounted there already; it takes the place of another seal. volumes: of the node. It
-    reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no open sees what is
-    under both. InvalidImageError, MountError."""
+class LazyLayer(NamedTuple):
+    """A file system that serves what a lazy seal lacks. root: a descriptor of it. pid, began: of its process."""
+
+    root: int
+    pid: int
+    began: int
+
+
+def mount_seal(
+    catalogue: Catalogue,
+    record: SealRecord,
+    volumes: Sequence[str],
+    place: Place,
+    layer: LazyLayer | None = None,
+) -> None:
+    """Mount a seal; it takes the place of another seal, or of an earlier view of this one. volumes: of the node. layer:
+    of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
+    open sees what is under both. InvalidImageError, MountError."""
     replaced = source_on_top(place.mountpoint)
-    if replaced == source_of(record):
-        return
     seal = record.seal
+    label = source_of(record, layer and (layer.pid, layer.began))
     with ExitStack() as stack:
         folders = [stack.enter_context(_opened(f"{folder}/files")) for folder in volumes]
         target = stack.enter_context(_opened_place(place))
         source = stack.enter_context(_closing(open_stored_image(catalogue, record)))
         cover = None if place.shared else stack.enter_context(_opened(catalogue.path(seal, "cover")))
         image = stack.enter_context(_closing(open_image(source, record.image)))
-        view = stack.enter_context(_closing(open_view(image, folders, source=source_of(record), cover=cover)))
+        data = folders if layer is None else [*folders, layer.root]
+        view = stack.enter_context(_closing(open_view(image, data, source=label, cover=cover)))
         attach_view(view, target, beneath=bool(replaced))
         if replaced:
             unmount_seal(place.mountpoint)

@@ -25,7 +25,8 @@ _LENGTH_BYTES = 2
 class SnapshotEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One name of a seal. path: from the top, which is b"". mode: with the type; uid, gid: None where the origin stores
     none, and the image then shows its own. token, checksum: of a file, as its origin and this node name its bytes. The
-    checksum is the xxh3 of the only block, or of the checksums of all blocks; 0 for an empty file."""
+    checksum is the xxh3 of the only block, or of the checksums of all blocks; 0 for an empty file. It is None where the
+    cache lacked the bytes when a lazy seal was made."""
 
     path: bytes
     mode: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -34,16 +35,24 @@ class SnapshotEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     uid: int | None = None
     gid: int | None = None
     token: str = ""
-    checksum: int = 0
+    checksum: int | None = 0
 
     @property
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
 
     @property
-    def content(self) -> tuple[bool, int, int]:
-        """Return what differs when the bytes differ."""
-        return self.is_file, self.size_bytes, self.checksum
+    def is_missing(self) -> bool:
+        """Return whether the cache lacked the bytes."""
+        return self.checksum is None
+
+    def has_bytes_of(self, other: SnapshotEntry) -> bool:
+        """Return whether both names have the same bytes. Where a checksum is unknown, the origin's version decides."""
+        if self.is_file != other.is_file or self.size_bytes != other.size_bytes:
+            return False
+        if self.checksum is not None and other.checksum is not None:
+            return self.checksum == other.checksum
+        return (self.token, self.token or self.mtime_ns) == (other.token, other.token or other.mtime_ns)
 
 
 class SnapshotWriter:
@@ -53,6 +62,8 @@ class SnapshotWriter:
         self._file = file
         self._digest = hashlib.sha256(MAGIC)
         self._encoder = msgspec.msgpack.Encoder()
+        self.missing = 0
+        """The number of files that the cache lacked."""
         file.write(MAGIC)
 
     def add(self, entry: SnapshotEntry) -> None:
@@ -60,6 +71,7 @@ class SnapshotWriter:
         record = len(body).to_bytes(_LENGTH_BYTES, "little") + body
         self._digest.update(record)
         self._file.write(record)
+        self.missing += entry.is_missing
 
     def finish(self) -> str:
         return self._digest.hexdigest()
@@ -127,7 +139,8 @@ def _is_possible(entry: SnapshotEntry) -> bool:
         and 0 <= entry.size_bytes < 1 << 63
         and -(1 << 63) <= entry.mtime_ns < 1 << 63
         and all(0 <= id < 0xFFFFFFFF for id in ids)
-        and 0 <= entry.checksum < 1 << 64
+        and (entry.checksum is not None or (entry.is_file and entry.size_bytes > 0))
+        and 0 <= (entry.checksum or 0) < 1 << 64
     )
 
 
@@ -151,7 +164,7 @@ def differences(
             yield "added", right
             right = next(news, None)
         else:
-            if left.content != right.content:
+            if not left.has_bytes_of(right):
                 yield "changed", right
             left, right = next(olds, None), next(news, None)
 

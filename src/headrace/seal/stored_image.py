@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
-from headrace.base.cache_names import data_name
-from headrace.base.errors import InvalidImageError
+from headrace.base.cache_names import data_name, lazy_name
+from headrace.base.errors import HeadraceError, InvalidImageError
 from headrace.base.private_folder import private
 from headrace.seal.catalogue import Catalogue, SealRecord
 from headrace.seal.erofs import ImageEntry
@@ -16,8 +17,11 @@ from headrace.seal.writer import write_image
 
 
 def image_entry(entry: SnapshotEntry, id: int) -> ImageEntry:
-    """Return what an image shows of a name. id: of the cache file; an empty file and a directory need none."""
-    target = b"/" + data_name(id) if entry.is_file and entry.size_bytes else b""
+    """Return what an image shows of a name. id: of the cache file; an empty file and a directory need none. A file that
+    the cache lacked has a name that only the layer of a lazy seal knows: on a volume it may lie with holes."""
+    target = b""
+    if entry.is_file and entry.size_bytes:
+        target = b"/" + (lazy_name(id) if entry.is_missing else data_name(id))
     return ImageEntry(
         *(entry.path, entry.mode, entry.size_bytes, entry.uid or 0, entry.gid or 0, entry.mtime_ns, target)
     )
@@ -26,7 +30,7 @@ def image_entry(entry: SnapshotEntry, id: int) -> ImageEntry:
 def open_stored_image(catalogue: Catalogue, record: SealRecord) -> int:
     """Return a descriptor of the image of a seal, for reading; the caller closes it. Blocks for 12 s a million files if
     the image must be written again. InvalidImageError, OSError."""
-    path = catalogue.path(record.seal, "image")
+    path = catalogue.path(record.seal, record.file_name("image"))
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -38,16 +42,15 @@ def drop_older_images(catalogue: Catalogue, newest: SealRecord) -> None:
     """Remove the images of older versions of a name that are to be mounted nowhere."""
     for seal in catalogue.seals():
         if seal.name == newest.name and seal < newest.seal and not catalogue.places(seal):
-            catalogue.drop_image(seal)
+            with suppress(HeadraceError):  # a damaged one is named by `status`
+                catalogue.drop_image(catalogue.record(seal))
 
 
 def _write_again(catalogue: Catalogue, record: SealRecord, path: str) -> None:
     draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         with open(draft, "w+b", opener=private) as out:
-            digest = write_image(
-                _entries(catalogue.entries(record), catalogue.ids(record.seal)), out.fileno()
-            )
+            digest = write_image(_entries(catalogue.entries(record), catalogue.ids(record)), out.fileno())
             os.fsync(out.fileno())
         if digest != record.image:
             raise InvalidImageError(

@@ -41,7 +41,7 @@ async def test_the_list_and_the_image_have_the_tree_in_the_order_of_a_walk(node:
     with open(node.catalogue.path(SEAL, "image"), "rb") as image:
         assert check_image(image.fileno()) == record.image
     files = [entry for entry in entries if entry.is_file]
-    for id, entry in zip(node.catalogue.ids(SEAL), files, strict=True):
+    for id, entry in zip(node.catalogue.ids(record), files, strict=True):
         if entry.size_bytes:
             assert node.content(id) == node.truth[f"d/{entry.path.decode()}"]  # type: ignore[arg-type]
     assert (await node.run("verify-seal")).failed_files == 0
@@ -94,7 +94,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_loaded(node: Seal
 
 async def test_a_sealed_file_is_neither_freed_nor_evicted(node: SealingFixture) -> None:
     await node.run("seal")
-    ids = set(node.catalogue.ids(SEAL))
+    ids = set(node.catalogue.ids(node.catalogue.record(SEAL)))
     state = await node.run("free")
     assert state.failed_files == 5 and state.files_done == 0
     assert node.store.sealed.kept_ids() == ids
@@ -125,7 +125,7 @@ async def test_an_image_is_not_written_of_other_ids(node: SealingFixture) -> Non
     await node.run("seal")
     record, ids = node.catalogue.record(SEAL), node.stored("ids")
     assert ids is not None
-    node.catalogue.drop_image(SEAL)
+    node.catalogue.drop_image(record)
     for wrong in (ids[:-8], ids[8:] + ids[:8]):
         node.put("ids", wrong)
         with pytest.raises(InvalidImageError):

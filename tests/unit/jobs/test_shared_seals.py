@@ -74,7 +74,7 @@ async def test_a_pulled_seal_is_the_one_that_was_pushed(node: SealingFixture) ->
     assert list(node.catalogue.entries(pulled)) == entries
     with open(node.catalogue.path(SEAL, "image"), "rb") as image:
         assert check_image(image.fileno()) == pulled.image
-    assert node.store.sealed.kept_ids() == set(node.catalogue.ids(SEAL))
+    assert node.store.sealed.kept_ids() == set(node.catalogue.ids(node.catalogue.record(SEAL)))
     assert (await node.run("verify-seal")).failed_files == 0
 
 

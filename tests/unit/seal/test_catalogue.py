@@ -40,7 +40,7 @@ def test_a_seal_is_read_as_it_was_published(catalogue: Catalogue) -> None:
     record = publish(catalogue)
     assert catalogue.seals() == [SEAL] and catalogue.record(SEAL) == record
     assert list(catalogue.entries(record)) == TREE
-    assert catalogue.ids(SEAL) == IDS
+    assert catalogue.ids(record) == IDS
     assert sorted(os.listdir(catalogue.folder)) == ["images@3"]
     assert os.stat(catalogue.folder).st_mode & 0o777 == 0o700
     assert os.stat(catalogue.path(SEAL, "cover")).st_mode & 0o777 == 0o700
@@ -162,8 +162,8 @@ def test_a_stray_name_hides_no_seal(catalogue: Catalogue) -> None:
 
 @pytest.mark.parametrize("body", [b"1234567", None])
 def test_damaged_ids_are_refused(catalogue: Catalogue, body: bytes | None) -> None:
-    publish(catalogue)
+    record = publish(catalogue)
     path = Path(catalogue.path(SEAL, "ids"))
     path.unlink() if body is None else path.write_bytes(body)
     with pytest.raises(InvalidImageError):
-        catalogue.ids(SEAL)
+        catalogue.ids(record)

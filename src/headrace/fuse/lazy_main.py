@@ -1,0 +1,98 @@
+"""Run the layer of a lazy seal: `python -m headrace.fuse.lazy_main`, started by the command that mounts the seal.
+
+It makes a FUSE file system that is mounted nowhere, and sends a descriptor of its root over the control socket, or says
+why there is none. It ends by itself when no view uses that file system any more. No process waits for its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+
+from headrace.base.errors import HeadraceError, MountError
+from headrace.base.logs import log_to_stderr
+from headrace.base.mount_api import detached_mount
+from headrace.client.node_client import PATIENCE_S, connect
+from headrace.fuse import abi, device, handover_state
+from headrace.fuse.handover_state import HandoverState
+from headrace.fuse.lazy_files import LazyClient, LazyFiles
+from headrace.fuse.operations import Mode
+from headrace.fuse.session import Session
+from headrace.seal.catalogue import Catalogue, SealId
+
+log = logging.getLogger(__name__)
+
+
+def make_layer(client: LazyClient) -> tuple[Session, int]:
+    """Return the session of a new layer, which answers from then on only if it is served, and a descriptor of its root.
+    MountError."""
+    fd = device.open_device()
+    options = {"fd": str(fd), "rootmode": "40000", "user_id": str(os.getuid()), "group_id": str(os.getgid())}
+    options |= {"max_read": str(abi.READ_BYTES_MAX), "source": "headrace-lazy"}
+    try:
+        root = detached_mount("fuse", [*options.items()])
+    except OSError as error:
+        raise MountError("cannot make the layer of a lazy seal", why=str(error)) from error
+    # overlayfs takes no layer with passthrough, and without OPEN a small file needs one request less
+    return Session(fd, HandoverState(handover_state.create()), client, mode=Mode.NOOPEN), root
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="headrace.fuse.lazy_main")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--catalogue", required=True)
+    parser.add_argument("--seal", required=True)
+    parser.add_argument("--control-fd", type=int, required=True)
+    return parser.parse_args()
+
+
+def _serve(arguments: argparse.Namespace, control: socket.socket) -> None:
+    catalogue = Catalogue(arguments.catalogue)
+    record = catalogue.record(SealId.parse(arguments.seal))
+    files = (entry for entry in catalogue.entries(record) if entry.is_file)
+    lazy = LazyFiles(record.path, zip(files, catalogue.ids(record), strict=False))
+    client = LazyClient(connect(arguments.socket, role="session", patience_s=PATIENCE_S), lazy)
+    session, root = make_layer(client)
+    session.start()
+    thread = threading.Thread(target=session.serve, name="session")
+    thread.start()  # the next call, and the receiver of the root, make requests
+    device.set_read_ahead_of(root)
+    answer = {"pid": os.getpid(), "list": record.id}
+    socket.send_fds(control, [json.dumps(answer).encode()], [root])
+    os.close(root)
+    control.close()
+    thread.join()
+
+
+def main() -> int:
+    arguments = _arguments()
+    control = socket.socket(fileno=arguments.control_fd)
+    control.set_inheritable(False)
+    if os.fork():
+        os._exit(0)  # nobody waits for the layer, so its parent is init
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it lives as long as the mounts that need it
+    log_to_stderr("warning", format="lazy %(levelname)s %(message)s")
+    try:
+        _serve(arguments, control)
+    except HeadraceError as error:
+        answer = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+        control.sendall(json.dumps(answer).encode())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        status = main()
+    except Exception:
+        log.exception("the layer of a lazy seal failed")
+    finally:
+        logging.shutdown()
+        os._exit(status)  # threads may wait for the node

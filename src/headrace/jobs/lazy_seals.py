@@ -1,0 +1,137 @@
+"""Complete lazy seals: load what is missing, or notice that readers have loaded it, and write the image of the whole.
+
+A lazy seal shows the bytes of missing files by a layer that a process serves (`fuse/lazy_layer.py`). The image of the
+whole names the cache files alone. `headrace up` mounts it in place of the lazy one (`cli/lazy_mounts.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, StoreError, VersionChangedError
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.tasks import OwnedTasks
+from headrace.jobs.files import FileWork
+from headrace.jobs.missing_files import (
+    MissingFiles,
+    current_id,
+    files_of,
+    is_sealed_version,
+    is_whole,
+    sealed_version,
+)
+from headrace.jobs.options import Priority
+from headrace.jobs.progress import JobProgress, each_file
+from headrace.jobs.seal import Sealing
+from headrace.namespace.namespace import Namespace
+from headrace.seal.catalogue import Catalogue, SealId, SealRecord
+from headrace.seal.snapshot import SnapshotEntry
+from headrace.store.store import Store
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+LOOK_SHARE = 0.02
+"""The share of its time that the look at missing files may take."""
+
+
+class LazySeals:
+    """Runs one task, which renews the lazy seals that lack nothing any more."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        store: Store,
+        files: FileWork,
+        catalogue: Catalogue,
+        sealing: Sealing,
+        missing: MissingFiles,
+    ) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._files = files
+        self._catalogue = catalogue
+        self._sealing = sealing
+        self._missing = missing
+        self._tasks = OwnedTasks()
+
+    def start(self) -> None:
+        self._tasks.start(self._run())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    async def complete(self, seal: SealId, progress: JobProgress) -> None:
+        """Load the missing files of a lazy seal, and renew it. Failed files are in progress, and then it stays as it
+        is. A whole seal stays as it is, too. PathNotFoundError, InvalidImageError, NoSpaceError."""
+        record = await self._sealing.in_thread(self._catalogue.record, seal)
+        progress.listing = False
+        if not record.is_lazy:
+            return
+        progress.files_total = record.missing
+        await each_file(self._missing_files(record), lambda entry: self._load(record, entry), progress)
+        if not progress.failed_files:
+            await self._sealing.in_thread(self._renew, record)
+
+    async def _missing_files(self, record: SealRecord) -> AsyncIterator[tuple[bytes, Entry]]:
+        for entry, id in files_of(self._catalogue, record):
+            if entry.is_missing:
+                yield entry.path, Entry(id, ROOT_ID, entry.path, Kind.FILE, sealed_version(entry))
+
+    async def _load(self, record: SealRecord, wanted: Entry) -> int:
+        """Load a file at its sealed version."""
+        sealed = SnapshotEntry(wanted.name, 0, wanted.version.size_bytes, wanted.version.mtime_ns)
+        sealed = msgspec.structs.replace(sealed, token=wanted.version.token)
+        id = current_id(self._store.index, record.path, sealed, wanted.id)
+        if id is None:
+            path = os.path.join(os.fsencode(record.path), wanted.name)
+            entry = await self._namespace.resolver.resolve(path)
+            if not is_sealed_version(sealed, entry.version):
+                raise VersionChangedError(
+                    "the file changed at its origin after it was sealed", hint="seal the directory again"
+                )
+            id = entry.id
+        self._store.sealed.add([id])
+        size_bytes = await self._files.load(msgspec.structs.replace(wanted, id=id), priority=Priority.NORMAL)
+        if not is_whole(self._store, id):
+            raise StoreError("seal", why="no disk of the cache has room for the file")
+        return size_bytes
+
+    async def _run(self) -> None:
+        while True:
+            began_s = monotonic_s()
+            try:
+                for record in await self._sealing.in_thread(self._missing.look):
+                    await self._sealing.in_thread(self._renew, record)
+                    log.info("a lazy seal is whole seal=%s", record.seal)
+            except (HeadraceError, OSError) as error:
+                log.warning("a lazy seal could not be renewed error=%s", error)
+            except Exception:
+                log.exception("a lazy seal could not be renewed")  # the next look may do better
+            await asyncio.sleep(max(LOOK_S, (monotonic_s() - began_s) / LOOK_SHARE))
+
+    def _renew(self, record: SealRecord) -> None:
+        """Write the list and the image of a seal that lacks nothing. StoreError if it does lack a file."""
+        whole = msgspec.structs.replace(record, missing=0, generation=record.generation + 1)
+        self._sealing.renew(whole, self._rows(record))
+        self._missing.look()
+
+    def _rows(self, record: SealRecord) -> Iterator[tuple[SnapshotEntry, int]]:
+        ids = iter(self._catalogue.ids(record))
+        for entry in self._catalogue.entries(record):
+            id = FileId(next(ids)) if entry.is_file else FileId(0)
+            if not entry.is_missing:
+                yield entry, id
+                continue
+            current = current_id(self._store.index, record.path, entry, id)
+            if current is None or not is_whole(self._store, current):
+                raise StoreError(f"seal: {os.fsdecode(entry.path)}", why="the cache lacks the file")
+            wanted = Entry(current, ROOT_ID, entry.path, Kind.FILE, sealed_version(entry))
+            checksum = self._sealing.checksum(os.fsdecode(entry.path), wanted)
+            yield msgspec.structs.replace(entry, checksum=checksum), current

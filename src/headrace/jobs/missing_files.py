@@ -1,0 +1,135 @@
+"""Know which files of lazy seals the cache still lacks.
+
+A file that has arrived stays, because the seal keeps it. So only the files that were missing at the last look are
+looked up again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import HeadraceError
+from headrace.base.model import FileId, Version
+from headrace.seal.catalogue import Catalogue, SealId, SealRecord
+from headrace.seal.snapshot import SnapshotEntry
+from headrace.store.index import Index
+from headrace.store.recovery import version_of
+from headrace.store.store import Store
+from headrace.store.usage import allocated_bytes
+
+log = logging.getLogger(__name__)
+
+
+def is_whole(store: Store, id: FileId) -> bool:
+    """Return whether the cache has the bytes of a file, on a disk."""
+    cached = store.index.cached(id)
+    return (
+        cached is not None
+        and cached.trusted
+        and store.volumes[cached.volume] is not store.spill
+        and store.holds(cached)
+    )
+
+
+def sealed_version(entry: SnapshotEntry) -> Version:
+    return Version(entry.size_bytes, entry.mtime_ns, entry.token)
+
+
+def is_sealed_version(entry: SnapshotEntry, version: Version) -> bool:
+    """Return whether a version has the bytes that were sealed. A content list has no times before 1970."""
+    return sealed_version(entry) == Version(version.size_bytes, max(0, version.mtime_ns), version.token)
+
+
+def current_id(index: Index, top: str, entry: SnapshotEntry, id: FileId) -> FileId | None:
+    """Return the id by which the node knows the sealed bytes of a file: the one that the seal has or, after the index
+    was lost, the one that its path has. None if it knows only other bytes, or none. top: the path of the seal."""
+    cached, known = index.cached(id), index.entry(id)
+    versions = [version_of(cached)] if cached is not None else [known.version] if known is not None else []
+    if versions:
+        return id if is_sealed_version(entry, versions[0]) else None
+    parent: FileId | None = FileId(1)
+    child = None
+    for name in [*filter(None, os.fsencode(top).split(b"/")), *entry.path.split(b"/")]:
+        child = index.lookup(parent, name) if parent is not None else None
+        parent = child.id if child is not None else None
+    return child.id if child is not None and is_sealed_version(entry, child.version) else None
+
+
+@dataclass(slots=True)
+class _Missing:
+    """The files of one seal. list: the id of its content list."""
+
+    list: str
+    ids: array[int]
+    sizes: array[int]
+
+
+class MissingFiles:
+    """Counts the missing files of each lazy seal. Any thread may call any method; `look` blocks for the disk."""
+
+    def __init__(self, catalogue: Catalogue, store: Store) -> None:
+        self._catalogue = catalogue
+        self._store = store
+        self._lock = threading.Lock()
+        self._seals: dict[SealId, _Missing] = {}
+
+    def count(self, seal: SealId) -> int:
+        """Return the number of missing files at the last look."""
+        missing = self._seals.get(seal)
+        return 0 if missing is None else len(missing.ids)
+
+    def size_bytes(self) -> int:
+        """Return how many bytes of the disks the missing files need."""
+        return sum(map(allocated_bytes, (size for each in [*self._seals.values()] for size in each.sizes)))
+
+    def look(self) -> list[SealRecord]:
+        """Look for files that have arrived. Return the lazy seals that lack none any more."""
+        with self._lock:
+            records = list(self._lazy())
+            self._seals = {record.seal: self._look_at(record) for record in records}
+            return [record for record in records if not self._seals[record.seal].ids]
+
+    def _lazy(self) -> Iterator[SealRecord]:
+        for seal in self._catalogue.seals():
+            try:
+                record = self._catalogue.record(seal)
+            except (HeadraceError, OSError):
+                continue  # `status` names damaged ones
+            if record.is_lazy:
+                yield record
+
+    def _look_at(self, record: SealRecord) -> _Missing:
+        before = self._seals.get(record.seal)
+        if before is None or before.list != record.id:
+            before = self._read(record)
+        missing = _Missing(record.id, array("Q"), array("Q"))
+        for id, size_bytes in zip(before.ids, before.sizes, strict=True):
+            if not is_whole(self._store, FileId(id)):
+                missing.ids.append(id)
+                missing.sizes.append(size_bytes)
+        return missing
+
+    def _read(self, record: SealRecord) -> _Missing:
+        missing = _Missing(record.id, array("Q"), array("Q"))
+        try:
+            for entry, id in files_of(self._catalogue, record):
+                if entry.is_missing:
+                    current = current_id(self._store.index, record.path, entry, id) or id
+                    missing.ids.append(current)
+                    missing.sizes.append(entry.size_bytes)
+        except (HeadraceError, OSError) as error:
+            log.warning("the files of a lazy seal can't be read seal=%s error=%s", record.seal, error)
+        self._store.sealed.add(missing.ids)
+        return missing
+
+
+def files_of(catalogue: Catalogue, record: SealRecord) -> Iterator[tuple[SnapshotEntry, FileId]]:
+    """Yield the files of a seal with the ids of their cache files. InvalidImageError."""
+    files = (entry for entry in catalogue.entries(record) if entry.is_file)
+    for entry, id in zip(files, catalogue.ids(record), strict=False):
+        yield entry, FileId(id)

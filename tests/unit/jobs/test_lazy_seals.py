@@ -1,0 +1,140 @@
+"""Lazy seals: they load nothing, know what is missing, and become what a whole seal is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import NoSpaceError, UsageError
+from headrace.base.model import FileId
+from headrace.jobs.progress import JobProgress
+from headrace.seal.catalogue import SealId
+from headrace.seal.reader import read_entries
+from headrace.seal.stored_image import open_stored_image
+from headrace.testing.waiting import until
+from tests.unit.dataplane.read_fixture import MIB
+from tests.unit.jobs.sealing_fixture import SEAL, SealingFixture
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[SealingFixture]:
+    async with SealingFixture(tmp_path).running() as node:
+        yield node
+
+
+async def make_lazy(node: SealingFixture) -> None:
+    await node.jobs.sealing.make(b"/d", SEAL, JobProgress(), lazy=True)
+
+
+def targets(node: SealingFixture, seal: SealId = SEAL) -> dict[bytes, bytes]:
+    """Return the redirect of each file of the image."""
+    image = open_stored_image(node.catalogue, node.catalogue.record(seal))
+    try:
+        return {entry.path: entry.target for entry in read_entries(image) if entry.target}
+    finally:
+        os.close(image)
+
+
+def missing_files(node: SealingFixture) -> int:
+    report: Any = node.jobs.sealing.status()
+    (row,) = report["seals"]
+    count: int = row["missing_files"]
+    return count
+
+
+def has_missing(node: SealingFixture, count: int) -> bool:
+    return missing_files(node) == count
+
+
+async def test_nothing_is_loaded_and_what_is_missing_has_a_lazy_name(node: SealingFixture) -> None:
+    await node.reads.load(await node.entry("d/b"))
+    large = await node.entry("d/large")
+    await node.reads.load_part(large, 0, MIB)  # its cache file has holes
+    read = len(node.spoils.read)
+    await make_lazy(node)
+    assert len(node.spoils.read) == read
+    record = node.catalogue.record(SEAL)
+    assert record.is_lazy and record.missing == missing_files(node) == 3
+    names = targets(node)
+    assert names.pop(b"b").startswith(b"/0")
+    assert names[b"large"] == b"/lazy/%012x" % large.id
+    assert all(name.startswith(b"/lazy/") for name in names.values())
+    checksums = {entry.path: entry.checksum for entry in node.catalogue.entries(record) if entry.is_file}
+    assert [path for path, checksum in checksums.items() if checksum is None] == [b"a/x", b"a-b", b"large"]
+    assert checksums[b"a/y/z"] == 0
+    assert (await node.run("verify-seal")).failed_files == 0
+
+
+async def test_a_completed_seal_is_that_which_is_made_as_a_whole(node: SealingFixture) -> None:
+    await make_lazy(node)
+    state = await node.run("complete-seal")
+    assert (state.files_done, state.failed_files) == (4, 0)
+    await node.run("seal", seal="b@1")
+    record, whole = node.catalogue.record(SEAL), node.catalogue.record(SealId("b", 1))
+    assert (record.id, record.image, record.missing) == (whole.id, whole.image, 0)
+    assert node.catalogue.ids(record) == node.catalogue.ids(whole)
+    assert sorted(os.listdir(node.catalogue.path(SEAL, ""))) == [
+        *("cover", "ids.1", "image.1", "list.1", "seal.json")
+    ]
+    assert (await node.run("verify-seal")).files_done == 5
+    assert (await node.run("complete-seal")).failed_files == 0
+    assert node.catalogue.record(SEAL) == record
+
+
+async def test_the_node_notices_that_readers_loaded_all(node: SealingFixture) -> None:
+    await make_lazy(node)
+    node.jobs.lazy_seals.start()
+    try:
+        for count, name in ((3, "d/b"), (2, "d/a/x"), (1, "d/large"), (0, "d/a-b")):
+            await node.reads.load(await node.entry(name))
+            await until(partial(has_missing, node, count))
+        await until(lambda: not node.catalogue.record(SEAL).is_lazy)
+    finally:
+        await node.jobs.lazy_seals.stop()
+    assert (await node.run("verify-seal")).failed_files == 0
+
+
+async def test_a_file_that_changed_at_its_origin_keeps_the_seal_lazy(node: SealingFixture) -> None:
+    await make_lazy(node)
+    node.hold("d/b", 7)
+    await node.run("sync", "/")
+    state = await node.run("complete-seal")
+    assert [path for path, _ in state.failed] == ["b"]
+    assert node.catalogue.record(SEAL).missing == 4
+
+
+async def test_missing_files_are_kept_as_they_come(node: SealingFixture) -> None:
+    await make_lazy(node)
+    ids = set(node.catalogue.ids(node.catalogue.record(SEAL)))
+    assert node.store.sealed.kept_ids() == ids
+    await node.run("complete-seal")
+    assert (await node.run("free")).files_done == 0
+    await node.run("unseal")
+    node.assert_nothing_left()
+
+
+async def test_the_room_of_missing_files_is_reserved(node: SealingFixture) -> None:
+    for number in range(5):
+        node.spoils.hold(f"one/{number}", bytes(30 * MIB))
+        node.spoils.hold(f"two/{number}", bytes(30 * MIB))
+    await node.jobs.sealing.make(b"/one", SEAL, JobProgress(), lazy=True)
+    with pytest.raises(NoSpaceError, match="room"):
+        await node.jobs.sealing.make(b"/two", SealId("b", 1), JobProgress(), lazy=True)
+
+
+async def test_a_removed_lazy_seal_gives_its_files_up(node: SealingFixture) -> None:
+    await make_lazy(node)
+    await node.run("unseal")
+    node.assert_nothing_left()
+    assert FileId(1) not in node.store.sealed
+
+
+async def test_a_lazy_seal_is_not_pushed(node: SealingFixture) -> None:
+    await make_lazy(node)
+    with pytest.raises(UsageError, match="checksums are unknown"):
+        await node.run("push-seal")
