@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.fuse import device
 from headrace.seal.mounted import seals_below
 from tests.integration.cli.host import Host, wait_until
 

@@ -1,4 +1,4 @@
-"""Seals and mount namespaces: containers see what their propagation lets them see, and read right bytes until their end."""
+"""Seals and mount namespaces: containers see what their propagation lets them see, and right bytes to the end."""
 
 from __future__ import annotations
 
