@@ -289,7 +289,8 @@ class Sealing:
 
     def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:
         """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks."""
-        record, ids = self._write(self._catalogue.next_generation(record), record, rows)
+        draft = Draft(record.seal, os.path.join(self._catalogue.folder, str(record.seal)))
+        record, ids = self._write(draft, record, rows)
         self._store.sync()
         self._catalogue.renew(record)
         self._store.sealed.add(ids)

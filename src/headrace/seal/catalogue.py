@@ -151,7 +151,7 @@ class Catalogue:
 
     def record(self, seal: SealId) -> SealRecord:
         """Return the record of a seal. PathNotFoundError; InvalidImageError for a damaged one."""
-        record = self._read(seal, "seal.json", SealRecord)
+        record = _read(seal, self.path(seal, "seal.json"), SealRecord)
         if record.seal != seal:
             raise InvalidImageError(f"seal {seal}", why=f"its record is of {record.seal}")
         return record
@@ -181,13 +181,8 @@ class Catalogue:
         """Yield the ids of each removed seal that is still in use."""
         for name in self._removed():
             with suppress(InvalidImageError, FileNotFoundError):  # it is being deleted
-                for file_name in self._generations(name, "ids"):
+                for file_name in _generations(os.path.join(self.folder, name), "ids"):
                     yield self._ids_in(name, file_name)
-
-    def _generations(self, directory: str, name: str) -> list[str]:
-        """Return the names of a file of each generation that is left. FileNotFoundError."""
-        names = os.listdir(os.path.join(self.folder, directory))
-        return [each for each in names if each == name or each.startswith(f"{name}.")]
 
     def _ids_in(self, directory: str, name: str) -> array[int]:
         ids: array[int] = array("Q")
@@ -202,13 +197,13 @@ class Catalogue:
 
     def places(self, seal: SealId) -> list[Place]:
         try:
-            return self._read(seal, "places.json", list[Place])
+            return _read(seal, self.path(seal, "places.json"), list[Place])
         except PathNotFoundError:
             return []
 
     def set_places(self, seal: SealId, places: list[Place]) -> None:
         """Replace the places of a seal, durably."""
-        self._replace(self.path(seal, "places.json"), msgspec.json.encode(places))
+        _replace(self.path(seal, "places.json"), msgspec.json.encode(places))
 
     def path(self, seal: SealId, name: str) -> str:
         return os.path.join(self.folder, str(seal), name)
@@ -242,10 +237,6 @@ class Catalogue:
             raise
         _sync(self.folder)
 
-    def next_generation(self, record: SealRecord) -> Draft:
-        """Return a draft whose files belong to the seal as soon as `renew` is called for the next generation."""
-        return Draft(record.seal, os.path.join(self.folder, str(record.seal)))
-
     def renew(self, record: SealRecord) -> None:
         """Make the list, the ids and the image of a generation the seal, durably, and remove those before it. An image
         that is in use stays, so that `remove` finds it. PathNotFoundError if the seal was removed meanwhile."""
@@ -253,7 +244,7 @@ class Catalogue:
         before = self.record(seal)
         for name in _OF_GENERATION:
             _sync(self.path(seal, record.file_name(name)))
-        self._replace(self.path(seal, "seal.json"), msgspec.json.encode(record))
+        _replace(self.path(seal, "seal.json"), msgspec.json.encode(record))
         for name in ("list", "ids"):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(seal, before.file_name(name)))
@@ -283,16 +274,10 @@ class Catalogue:
 
     def remove_unused(self) -> bool:
         """Delete the removed seals that are in use no longer. Return whether there was one."""
-        unused = [name for name in self._removed() if not self._is_in_use(name)]
+        unused = [name for name in self._removed() if not _is_in_use(os.path.join(self.folder, name))]
         for name in unused:
             shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
         return bool(unused)
-
-    def _is_in_use(self, directory: str) -> bool:
-        with suppress(FileNotFoundError):
-            images = self._generations(directory, "image")
-            return any(is_in_use(os.path.join(self.folder, directory, image)) for image in images)
-        return False
 
     def remove_drafts(self) -> bool:
         """Remove what killed processes left, and the removed seals that are in use no longer. Return whether there was
@@ -320,24 +305,6 @@ class Catalogue:
         except FileNotFoundError:
             return []
 
-    def _replace(self, path: str, content: bytes) -> None:
-        """Replace a file durably."""
-        with open(f"{path}.new", "wb", opener=private) as out:
-            out.write(content + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(f"{path}.new", path)
-        _sync(os.path.dirname(path))
-
-    def _read(self, seal: SealId, name: str, kind: type[Kind]) -> Kind:
-        try:
-            with open(self.path(seal, name), "rb") as file:
-                return decode_json(file.read(RECORD_BYTES_MAX), kind)
-        except FileNotFoundError as error:
-            raise _missing(seal) from error
-        except msgspec.MsgspecError as error:
-            raise InvalidImageError(f"seal {seal}", why=f"{name}: {error}", hint="seal again") from error
-
 
 def _seal_of(name: str) -> SealId | None:
     """Return the seal of a directory; None for what an administrator or an unfinished work left."""
@@ -364,3 +331,36 @@ def _missing(seal: SealId) -> PathNotFoundError:
 
 def _exists(seal: SealId) -> PathExistsError:
     return PathExistsError(f"seal {seal}", why="it exists already", hint="name another version")
+
+
+def _read(seal: SealId, path: str, kind: type[Kind]) -> Kind:
+    try:
+        with open(path, "rb") as file:
+            return decode_json(file.read(RECORD_BYTES_MAX), kind)
+    except FileNotFoundError as error:
+        raise _missing(seal) from error
+    except msgspec.MsgspecError as error:
+        name = os.path.basename(path)
+        raise InvalidImageError(f"seal {seal}", why=f"{name}: {error}", hint="seal again") from error
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Replace a file durably."""
+    with open(f"{path}.new", "wb", opener=private) as out:
+        out.write(content + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+    os.rename(f"{path}.new", path)
+    _sync(os.path.dirname(path))
+
+
+def _generations(folder: str, name: str) -> list[str]:
+    """Return the names of a file of each generation that is left. FileNotFoundError."""
+    return [each for each in os.listdir(folder) if each == name or each.startswith(f"{name}.")]
+
+
+def _is_in_use(folder: str) -> bool:
+    """Return whether an image in the directory of a seal is in use."""
+    with suppress(FileNotFoundError):
+        return any(is_in_use(os.path.join(folder, image)) for image in _generations(folder, "image"))
+    return False
