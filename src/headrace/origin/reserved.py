@@ -1,11 +1,13 @@
-"""Hide the directory `.headrace`, in which Headrace keeps records of its own at an origin, from the namespace.
+"""Hide the directory `.headrace` at the root of a mount, in which Headrace keeps records of its own.
 
-The name is reserved at any depth, because the root of one mount may lie within another one.
+The root of one mount may lie within another one, so `.headrace/seals` is hidden at any depth. Any other file of that
+name below the root is the user's.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
@@ -14,6 +16,7 @@ from headrace.origin.origin import ListPage, Origin
 from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 RESERVED = ".headrace"
+RECORDS = "seals"
 
 
 class NamespaceOrigin(WrapperOrigin):
@@ -37,24 +40,27 @@ class NamespaceOrigin(WrapperOrigin):
         if is_reserved(key):
             return
         async for page in self._inner.list_directory(key, deadline=deadline):
-            yield without_reserved(page)
+            yield without_reserved(key, page)
 
 
 def is_reserved(key: str) -> bool:
-    return RESERVED in key and RESERVED in key.split("/")
+    if RESERVED not in key:
+        return False
+    names = key.split("/")
+    return names[0] == RESERVED or (RESERVED, RECORDS) in pairwise(names)
 
 
-def without_reserved(page: ListPage) -> ListPage:
-    """Return a page without the reserved name. Most pages are returned as they are."""
-    objects, directories = page.objects, page.directories
-    if RESERVED in directories:
-        directories = tuple(name for name in directories if name != RESERVED)
-    if any(info.key.endswith(RESERVED) and is_reserved(info.key) for info in objects):
-        objects = tuple(info for info in objects if not is_reserved(info.key))
-    return (
-        page
-        if directories is page.directories and objects is page.objects
-        else ListPage(objects, directories)
+def without_reserved(key: str, page: ListPage) -> ListPage:
+    """Return a page of a directory without what is reserved in it. Most pages are returned as they are."""
+    if key == "":
+        reserved = RESERVED
+    elif key.rpartition("/")[2] == RESERVED:
+        reserved = RECORDS
+    else:
+        return page
+    return ListPage(
+        tuple(info for info in page.objects if info.key.rpartition("/")[2] != reserved),
+        tuple(name for name in page.directories if name != reserved),
     )
 
 

@@ -171,8 +171,8 @@ class SealedPaths:
 
 
 def sealed_content(path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
-    """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError, with the reason in the log,
-    where its sealed version is lost."""
+    """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError, with the reason in the
+    log, where its sealed version is lost."""
     if not entry.version.size_bytes:
         return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     if entry.why:

@@ -274,17 +274,19 @@ async def test_the_reserved_directory_is_not_in_the_namespace(tmp_path: Path) ->
         origin = MemoryOrigin("shown")
         origin.hold(".headrace/seals/a@1.json", b"{}")
         origin.hold("d/.headrace/x", b"x")
+        origin.hold("d/.headrace/seals/b@1.json", b"{}")
         origin.hold("d/.headrace-not", b"x")
         origin.hold("e/.headrace", b"x")
         mount = Mount("/m", "memory://", NamespaceOrigin(MeasureOrigin(origin)), 3600.0)
         node.namespace.mount_points.attach(mount)
-        names = set()
-        for path in (b"/m", b"/m/d", b"/m/e"):
+        paths = set()
+        for path in (b"/m", b"/m/d", b"/m/d/.headrace", b"/m/e"):
             directory = await node.namespace.resolver.resolve(path)
             await node.namespace.listings.list(directory.id)
-            names |= {entry.name for entry in node.store.index.children(directory.id)}
-        assert names == {b"d", b"e", b".headrace-not"}
-        for path in (b"/m/.headrace", b"/m/.headrace/seals/a@1.json", b"/m/d/.headrace/x"):
+            paths |= {path + b"/" + entry.name for entry in node.store.index.children(directory.id)}
+        of_users = {b"/m/d/.headrace", b"/m/d/.headrace/x", b"/m/d/.headrace-not", b"/m/e/.headrace"}
+        assert paths == {b"/m/d", b"/m/e"} | of_users
+        for path in (b"/m/.headrace", b"/m/.headrace/seals/a@1.json", b"/m/d/.headrace/seals"):
             with pytest.raises(PathNotFoundError):
                 await node.namespace.resolver.resolve(path)
 
