@@ -67,7 +67,7 @@ def run(hosts: Sequence[Host], between: Between) -> list[list[EpochTimes]]:
 def _await_event(speakers: Sequence[Process], processes: Sequence[Process], event: str, epoch: int) -> None:
     waiting, until_s = list(speakers), time.monotonic() + EPOCH_WITHIN_S
     while waiting:
-        if (line := waiting[0].heard()) is not None:
+        if (line := waiting[0].read_message()) is not None:
             if line.get(event) != epoch:
                 raise HeadraceError("an accelerator is at another epoch", why=f"{line}, not {event} {epoch}")
             waiting.pop(0)

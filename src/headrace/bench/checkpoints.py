@@ -190,7 +190,7 @@ def _answers(processes: Sequence[Process]) -> list[dict[str, float]]:
     answers = []
     until_s = time.monotonic() + TURN_WITHIN_S
     for process in processes:
-        while (line := process.heard()) is None:
+        while (line := process.read_message()) is None:
             if time.monotonic() > until_s:
                 raise DeadlineExceededError("a rank does not answer")
         answers.append(line)

@@ -145,7 +145,7 @@ class _Stage:
 
     def __init__(self, plan: ComparePlan, work: str, undo: contextlib.ExitStack, say: Say) -> None:
         self.lab: Lab | None = None
-        self._work, self._seated = work, 0
+        self._work, self._slot_count = work, 0
         net = network.choose(os.path.join(work, LAB), plan.rate_bits_s)[0]
         address = net.gateway if plan.nodes else "127.0.0.1"
         url, options = plan.origin, dict(plan.options)
@@ -207,12 +207,12 @@ class _Stage:
             return [_LabNode(self.lab, number) for number in range(1, self.plan.nodes + 1)]
         return [copy.copy(way) for _ in range(self.plan.nodes)]
 
-    def seats(self, way: SystemUnderTest) -> list[HostSlot]:
+    def slots(self, way: SystemUnderTest) -> list[HostSlot]:
         """Make a slot for each host."""
-        self._seated += 1
+        self._slot_count += 1
         slots = []
         for number in range(1, (self.plan.nodes or 1) + 1):
-            folder = os.path.join(self._work, f"way-{self._seated}-{number}")
+            folder = os.path.join(self._work, f"way-{self._slot_count}-{number}")
             os.makedirs(folder)
             inside = tuple(self.lab.inside(number)) if self.lab is not None else ()
             slots.append(HostSlot(folder, self.plan.cache_bytes, inside))
@@ -231,7 +231,7 @@ class _LabNode(SystemUnderTest):
     def __init__(self, lab: Lab, number: int) -> None:
         self._lab, self._number = lab, number
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
         return Where("folder", self._lab.mountpoint(self._number))
 
     def processes(self) -> list[int]:
@@ -300,8 +300,8 @@ def _run_way(
 
     try:
         spots = [
-            Spot(system.start(stage.bucket, seat), seat.inside)
-            for system, seat in zip(each, stage.seats(way), strict=True)
+            Spot(system.start(stage.bucket, slot), slot.inside)
+            for system, slot in zip(each, stage.slots(way), strict=True)
         ]
         training_plan = replace(plan.training, where=spots[0].where)
         times, dropped = training.measure(
@@ -370,7 +370,7 @@ def _own_store(work: str, say: Say) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _answer(proxy: Process) -> dict[str, Any]:
     end_s = time.monotonic() + ANSWER_WITHIN_S
-    while (line := proxy.heard()) is None:
+    while (line := proxy.read_message()) is None:
         if time.monotonic() > end_s:
             raise HeadraceError("the counting proxy does not answer")
     return line

@@ -50,7 +50,7 @@ class RateLimit:
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s, self._lock, self._free_s = bytes_s, threading.Lock(), 0.0
 
-    def take(self, size: int) -> None:
+    def wait(self, size: int) -> None:
         """Blocks until so many may go."""
         if not self._bytes_s:
             return
@@ -92,32 +92,32 @@ class CountingProxy:
         ):
             for end in (client, store):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            asking, answering = _Half(client), _Half(store)
+            client_side, store_side = _Half(client), _Half(store)
             with _Pipe() as pipe:
-                while self._exchange(asking, answering, pipe):
+                while self._exchange(client_side, store_side, pipe):
                     pass
 
-    def _exchange(self, asking: _Half, answering: _Half, pipe: _Pipe) -> bool:
+    def _exchange(self, client_side: _Half, store_side: _Half, pipe: _Pipe) -> bool:
         """Forward a request and its response. Returns False when the connection ends."""
-        head = asking.head()
+        head = client_side.head()
         if head is None:
             return False
         if self._latency_s:
             time.sleep(self._latency_s)
-        answering.socket.sendall(head.raw)
+        store_side.socket.sendall(head.raw)
         if head.fields.get("expect", "").lower() == "100-continue":
-            asking.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        asking.pass_body(head, answering.socket, pipe, None)
-        answer = answering.head()
+            client_side.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        client_side.pass_body(head, store_side.socket, pipe, None)
+        answer = store_side.head()
         while answer is not None and answer.words[1].startswith("1"):  # the proxy has sent its own
-            answer = answering.head()
+            answer = store_side.head()
         if answer is None:
             return False
         self._count(head, answer)
-        asking.socket.sendall(answer.raw)
+        client_side.socket.sendall(answer.raw)
         bodiless = head.words[0] == "HEAD" or answer.words[1] in ("204", "304")
         if not bodiless:
-            size = answering.pass_body(answer, asking.socket, pipe, self._rate, to_the_end=True)
+            size = store_side.pass_body(answer, client_side.socket, pipe, self._rate, to_the_end=True)
             with self._lock:
                 self._counts.bytes_out += size
         return "close" not in (
@@ -186,7 +186,7 @@ class _Half:
                     raise ConnectionError("the body ends too early")
                 break
             if rate is not None:
-                rate.take(moved)
+                rate.wait(moved)
             pipe.empty(to, moved)
             done += moved
         return done
@@ -196,9 +196,9 @@ class _Half:
         while True:
             line = self._until(b"\r\n")
             size = int(line.split(b";")[0], 16)
-            body = self._take(size + 2) if size else self._until_blank()
+            body = self._receive(size + 2) if size else self._until_blank()
             if rate is not None:
-                rate.take(size)
+                rate.wait(size)
             to.sendall(line + body)
             total += size
             if not size:
@@ -206,7 +206,7 @@ class _Half:
 
     def _until(self, mark: bytes) -> bytes:
         while mark not in self._left:
-            self._more()
+            self._receive_more()
         line, _, self._left = self._left.partition(mark)
         return line + mark
 
@@ -216,13 +216,13 @@ class _Half:
             lines += self._until(b"\r\n")
         return lines
 
-    def _take(self, size: int) -> bytes:
+    def _receive(self, size: int) -> bytes:
         while len(self._left) < size:
-            self._more()
+            self._receive_more()
         body, self._left = self._left[:size], self._left[size:]
         return body
 
-    def _more(self) -> None:
+    def _receive_more(self) -> None:
         part = self.socket.recv(1 << 18)
         if not part:
             raise ConnectionError("the body ends too early")
@@ -254,13 +254,13 @@ def main() -> int:
     host, endpoint, bytes_s, latency_s = sys.argv[1:5]
     proxy = CountingProxy(host, endpoint, bytes_s=float(bytes_s), latency_s=float(latency_s))
     threading.Thread(target=proxy.serve, daemon=True).start()
-    _say({"port": proxy.port})
+    _send({"port": proxy.port})
     for _ in sys.stdin:
-        _say(msgspec.to_builtins(proxy.counts()))
+        _send(msgspec.to_builtins(proxy.counts()))
     return 0
 
 
-def _say(message: object) -> None:
+def _send(message: object) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

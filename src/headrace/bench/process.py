@@ -14,7 +14,7 @@ from typing import Any
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 
 END_WITHIN_S = 60.0
-LOOK_MS = 50
+POLL_MS = 50
 
 
 class Process:
@@ -33,12 +33,12 @@ class Process:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def heard(self) -> dict[str, Any] | None:
+    def read_message(self) -> dict[str, Any] | None:
         """Return a line if there is one now."""
         assert self._process.stdout is not None
         poll = select.poll()  # select can't wait for descriptors above 1023
         poll.register(self._process.stdout, select.POLLIN)
-        if not poll.poll(LOOK_MS):
+        if not poll.poll(POLL_MS):
             return None
         line = self._process.stdout.readline()
         if not line:

@@ -70,7 +70,7 @@ class SystemUnderTest:
     name = ""
     kind = ""
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
         """Start it with nothing cached, and return the place of the data set.
 
         Raises NotSupportedError if the program is not installed, HeadraceError.
@@ -98,7 +98,7 @@ class Library(SystemUnderTest):
         self._by = by
         self.name = {"fsspec": "s3fs (library)", "obstore": "obstore (library)"}[by]
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
         return Where(self._by, bucket.url, dict(bucket.options))
 
 
@@ -110,7 +110,7 @@ class LocalDirectory(SystemUnderTest):
     def __init__(self, path: str) -> None:
         self.name, self.path = path, path
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
         return Where("folder", self.path)
 
 
@@ -124,14 +124,14 @@ class MountedSystem(SystemUnderTest):
         self._process: subprocess.Popen[bytes] | None = None
         self._mountpoint = self._cache = ""
 
-    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
+    def command(self, program: str, bucket: Bucket, slot: HostSlot) -> list[str]:
         raise NotImplementedError
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
         program = find_program(self.program)
-        self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
-        words = [*seat.inside, *self.command(program, bucket, seat)]
-        log = os.path.join(seat.folder, "log")
+        self._cache, self._mountpoint = slot.part("cache"), slot.part("mount")
+        words = [*slot.inside, *self.command(program, bucket, slot)]
+        log = os.path.join(slot.folder, "log")
         with open(log, "ab") as out:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -163,7 +163,7 @@ class MountedSystem(SystemUnderTest):
 class Rclone(MountedSystem):
     name, program = "rclone mount", "rclone"
 
-    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
+    def command(self, program: str, bucket: Bucket, slot: HostSlot) -> list[str]:
         find_program("fusermount3")
         options = bucket.options
         given = {
@@ -176,7 +176,7 @@ class Rclone(MountedSystem):
         return [
             *[program, "mount", f":s3:{bucket.name}/{bucket.prefix}".rstrip("/"), self._mountpoint],
             *["--config", "", "--read-only", "--vfs-cache-mode", "full", "--cache-dir", self._cache],
-            *["--vfs-cache-max-age", "24h", "--vfs-cache-max-size", str(seat.cache_bytes)],
+            *["--vfs-cache-max-age", "24h", "--vfs-cache-max-size", str(slot.cache_bytes)],
             *["--dir-cache-time", "24h", "--attr-timeout", "1h", "--poll-interval", "0"],
             *["--use-server-modtime", "--vfs-fast-fingerprint"],
             *[word for name, value in given.items() if value for word in (name, value)],
@@ -186,9 +186,9 @@ class Rclone(MountedSystem):
 class S3fsFuse(MountedSystem):
     name, program = "s3fs-fuse", "s3fs"
 
-    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
+    def command(self, program: str, bucket: Bucket, slot: HostSlot) -> list[str]:
         options = bucket.options
-        password = os.path.join(seat.folder, "password")
+        password = os.path.join(slot.folder, "password")
         with open(os.open(password, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
             out.write(f"{options.get('access_key_id', '')}:{options.get('secret_access_key', '')}")
         settings = [
@@ -222,11 +222,11 @@ class JuiceFS(MountedSystem):
         self._data, self._meta = data_folder, f"sqlite3://{shared}/juicefs.db"
         self._made = os.path.join(shared, "juicefs-made")
 
-    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
+    def command(self, program: str, bucket: Bucket, slot: HostSlot) -> list[str]:
         if not os.path.exists(self._made):
-            self._make(program, bucket, seat)
+            self._make(program, bucket, slot)
         caches = [f"--{kind}-cache=3600" for kind in ("attr", "entry", "dir-entry", "open")]
-        size = max(100, seat.cache_bytes >> 20)
+        size = max(100, slot.cache_bytes >> 20)
         return [
             *self._mount(program, self._cache, size),
             "--read-only",
@@ -246,7 +246,7 @@ class JuiceFS(MountedSystem):
             "--free-space-ratio=0.02",
         ]
 
-    def _make(self, program: str, bucket: Bucket, seat: HostSlot) -> None:
+    def _make(self, program: str, bucket: Bucket, slot: HostSlot) -> None:
         options = bucket.options
         keys = [
             "--access-key",
@@ -256,8 +256,8 @@ class JuiceFS(MountedSystem):
         ]
         store = ["--storage", "s3", "--bucket", f"{bucket.real_endpoint}/{bucket.name}", "--trash-days", "0"]
         run([program, "format", "--no-update", *store, *keys, self._meta, "headrace-bench-juicefs"])
-        mountpoint, cache = seat.part("import-mount"), seat.part("import-cache")
-        log = os.path.join(seat.folder, "log")
+        mountpoint, cache = slot.part("import-mount"), slot.part("import-cache")
+        log = os.path.join(slot.folder, "log")
         with open(log, "ab") as out:
             words = [*self._mount(program, cache, 100), self._meta, mountpoint]
             process = subprocess.Popen(
@@ -299,13 +299,13 @@ class Headrace(SystemUnderTest):
         self._environment: dict[str, str] = {}
         self._cache = self._mountpoint = ""
 
-    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
-        self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
-        self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": seat.part("run")}
-        words = [*seat.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]
-        words += ["--cache", f"{self._cache}:{seat.cache_bytes}", "--json"]
-        words += option_words(bucket.options, seat.folder)
-        log, output = os.path.join(seat.folder, "log"), os.path.join(seat.folder, "said")
+    def start(self, bucket: Bucket, slot: HostSlot) -> Where:
+        self._cache, self._mountpoint = slot.part("cache"), slot.part("mount")
+        self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": slot.part("run")}
+        words = [*slot.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]
+        words += ["--cache", f"{self._cache}:{slot.cache_bytes}", "--json"]
+        words += option_words(bucket.options, slot.folder)
+        log, output = os.path.join(slot.folder, "log"), os.path.join(slot.folder, "said")
         with open(log, "ab") as errors, open(output, "wb") as out:
             self._process = subprocess.Popen(
                 words,

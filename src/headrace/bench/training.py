@@ -27,7 +27,7 @@ from headrace.testing.servers import free_ports
 
 EPOCHS = 5
 SEED = 42
-LATE_SHARE = 0.03
+LATE_SHARE_NOTED = 0.03
 """From which on a late sleep is told of."""
 Say = Callable[[str], None]
 
@@ -282,7 +282,7 @@ def result(
 def _notes(plan: TrainingPlan, epochs: Sequence[EpochMetrics]) -> list[str]:
     wanted_s = plan.scaled.compute_s[plan.accelerator]
     late = max(epoch.compute_s for epoch in epochs) / wanted_s - 1
-    if late < LATE_SHARE:
+    if late < LATE_SHARE_NOTED:
         return []
     more = f"{100 * late:.0f} %"
     return [f"compute took up to {more} longer than it should: the processors are busy, which flatters AU"]

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 
 import xxhash
 
-POINTS = 2048
+POINTS_MAX = 2048
 """The maximum for the heaviest member, which has at least half of that. Building takes some ms a member."""
 MEMBERS_MAX = 4096
-PORTION = 1 << 15
+SORT_PORTION_POINTS = 1 << 15
 """Points sorted by one call, in some 10 ms."""
-FEW = 8
+MEMBERS_PER_CHANGE_MIN = 8
 """A ring is derived from the previous one if at most one in this many members changed."""
 _INDEX_BITS = MEMBERS_MAX - 1
 _POSITIONS = (1 << 64) - 1
-_EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS, "little")
+_EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS_MAX, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ class Ring:
         """Derive this ring from the previous one. Return False, with nothing changed, if too many members differ."""
         leaving = set(previous.members) - set(self.members)
         joining = set(self.members) - set(previous.members)
-        if self._unit != previous._unit or (len(leaving) + len(joining)) * FEW > len(self.members):
+        if self._unit != previous._unit or (len(leaving) + len(joining)) * MEMBERS_PER_CHANGE_MIN > len(
+            self.members
+        ):
             return False
         self._slots = list(previous._slots)
         points_leaving = {
@@ -166,7 +168,7 @@ class Ring:
 
 
 def _unit_of(members: Sequence[RingMember]) -> int:
-    """Return the weight of POINTS points: a power of two, so that few joins change everybody's count."""
+    """Return the weight of POINTS_MAX points: a power of two, so that few joins change everybody's count."""
     heaviest = max((member.weight for member in members), default=1)
     return 1 << max(0, heaviest - 1).bit_length()
 
@@ -174,7 +176,7 @@ def _unit_of(members: Sequence[RingMember]) -> int:
 def _points_of(member: RingMember, slot: int, *, unit: int) -> array[int]:
     """Return the sorted points of a member, computed at once as one large number: point by point takes ten times as
     long."""
-    count = max(1, POINTS * member.weight // unit)
+    count = max(1, POINTS_MAX * member.weight // unit)
     raw = int.from_bytes(hashlib.shake_128(member.id.encode()).digest(8 * count), "little")
     ones = _EVERY_POINT & ((1 << 64 * count) - 1)
     points = raw & ones * (_POSITIONS - _INDEX_BITS) | ones * slot
@@ -184,7 +186,7 @@ def _points_of(member: RingMember, slot: int, *, unit: int) -> array[int]:
 def _merged(runs: list[array[int]]) -> array[int]:
     """Merge sorted runs into one, portion by portion of the circle."""
     merged, cuts = array("Q"), [0] * len(runs)
-    portions = max(1, sum(map(len, runs)) // PORTION)
+    portions = max(1, sum(map(len, runs)) // SORT_PORTION_POINTS)
     for portion in range(1, portions + 1):
         end, part = portion * (1 << 64) // portions, array("Q")
         for number, run in enumerate(runs):
