@@ -20,13 +20,14 @@ from headrace.bench.metrics import EpochTimes
 from headrace.bench.process import Process
 
 EPOCH_WITHIN_S = 24 * 3600.0
+"""Longest time of one epoch, in seconds."""
 Between = Callable[[str, int], None]
-"""Called with ("ready" | "done", number of the epoch)."""
+"""A callback with ("ready" | "done", number of the epoch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Describe one host. plan: of its accelerators. inside: a command prefix that runs a command on that host."""
+    """Describe one host. plan: its accelerators' work. inside: a command prefix that runs a command on that host."""
 
     plan: RankPlan
     accelerators: int

@@ -1,7 +1,8 @@
 """Synchronize all simulated accelerators: TCP connections form a star with the first accelerator in the middle.
 
-It is not torch.distributed: a barrier of gloo took a millisecond and more, this one takes some 20 µs, and cosmoflow
-computes for 3.5 ms per step (docs/decisions/0016). The first accelerator makes two system calls for each of the others.
+It does not use torch.distributed: a barrier of gloo took a millisecond and more, this one takes some 20 µs, and
+cosmoflow computes for 3.5 ms per step (docs/decisions/0016). The first accelerator makes two system calls for each of
+the others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import time
 from typing import Any
 
 MEET_WITHIN_S = 300.0
+"""Time limit for connecting all accelerators, in seconds."""
 STEP_WITHIN_S = 1800
-"""How long the others wait for the slowest: the first step over a slow link may take long."""
+"""Longest wait for the slowest accelerator, in seconds. The first step over a slow link may take long."""
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -22,8 +24,8 @@ _TIMEVAL = struct.Struct("@ll")
 class Barrier:
     """Connect all accelerators, so that they can wait for each other. Blocks until all are connected.
 
-    meet: HOST:PORT, where the first accelerator listens; unused if there is only one. Raises OSError when an
-    accelerator has ended or is late.
+    meet: HOST:PORT, where the first accelerator listens; unused if there is only one. Raises OSError if an accelerator
+    has ended or is late.
     """
 
     def __init__(self, meet: str, rank: int, world: int) -> None:
@@ -38,7 +40,7 @@ class Barrier:
             self._links = [_connected(name, int(port), until_s)]
         for link in self._links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # the kernel's timeout: Python's own costs one more system call each time
+            # the kernel's timeout: Python's own costs an additional system call each time
             link.settimeout(None)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(STEP_WITHIN_S, 0))
         if rank:
@@ -59,7 +61,8 @@ class Barrier:
             link.sendall(b"!")
 
     def gather(self, mine: Any) -> list[Any] | None:
-        """Return everyone's value, of JSON's types, to the first; None to the others, once it has received theirs."""
+        """Return the values of all accelerators, of JSON's types, to the first accelerator. Return None to the others,
+        once the first has received theirs."""
         if not self._rank:
             values = [mine]
             for link in self._links:
@@ -79,7 +82,7 @@ class Barrier:
 
 
 def _accepted(name: str, port: int, count: int) -> list[socket.socket]:
-    # a host may resolve its own name to loopback, which the others would not reach
+    # a host may resolve its own name to loopback, which the other hosts can't reach
     with socket.create_server((name if name.startswith("127.") else "", port), backlog=count) as server:
         server.settimeout(MEET_WITHIN_S)
         return [server.accept()[0] for _ in range(count)]
@@ -92,7 +95,7 @@ def _connected(name: str, port: int, until_s: float) -> socket.socket:
         except OSError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(0.02)  # the first does not listen yet
+            time.sleep(0.02)  # the first accelerator does not listen yet
 
 
 def _exactly(link: socket.socket, size: int) -> bytes:

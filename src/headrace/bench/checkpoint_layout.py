@@ -1,8 +1,9 @@
-"""Compute which files of which sizes each rank writes in the checkpoints of MLPerf Storage v2.0. Pure.
+"""Compute the sizes of the files that each rank writes in the checkpoints of MLPerf Storage v2.0. All functions are
+pure.
 
-After DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of the Submission Guidelines:
-a rank has a model file in fp16 (with pipeline stages, a file for each layer), and a file of optimizer states in fp32.
-With ZeRO 1 only the first data-parallel group writes the model; with ZeRO 3 each rank writes its part.
+The layout follows DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of the Submission
+Guidelines. A rank has a model file in fp16 (with pipeline stages, a file for each layer), and a file of optimizer
+states in fp32. With ZeRO 1 only the first data-parallel group writes the model; with ZeRO 3 each rank writes its part.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from headrace.base.errors import UsageError
 
 MODEL_BYTES, OPTIMIZER_BYTES = 2, 4
-"""fp16, fp32"""
+"""Bytes of a parameter in a model file (fp16), and of one optimizer state (fp32)."""
 SUBSET_RANKS = 8
+"""Most ranks of the mode "subset"."""
 BIASES = 5
-"""Times the hidden dimension: what DLIO adds to each of the optimizer's three groups."""
+"""Multiple of the hidden dimension that DLIO adds to each of the optimizer's three groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,8 @@ class Model:
         return 2 * self.vocabulary * self.hidden + self.hidden + layer * self.layers
 
     def layer_parameters(self, layer: int) -> int:
-        """Return the parameters of a layer that one rank has. Layer 0 is the embedding; after the last come the head
-        and its norm.
-        """
+        """Return the parameters of a layer that one rank has. Layer 0 is the embedding. The head and its norm follow
+        the last layer."""
         parts, shared = self.tensor, self.data if self.zero == 3 else 1
         if layer in (0, self.layers + 1):
             return self.hidden * self.vocabulary // parts // shared
@@ -83,7 +84,7 @@ class Model:
         layers = {layer: MODEL_BYTES * self.layer_parameters(layer) for layer in self.stage_layers(stage)}
         if self.zero == 3:
             yield f"zero_pp_rank_{data}_mp_rank_{part}_model_states.pt", sum(layers.values())
-        elif data == 0:  # of ZeRO 1 there are only models with pipeline stages
+        elif data == 0:  # all models with ZeRO 1 have pipeline stages
             for layer, size in layers.items():
                 yield f"layer_{layer}-model_{part}_model_states.pt", size
 
@@ -115,7 +116,8 @@ MODELS: dict[str, Model] = {
         ),
     )
 }  # fmt: skip
-"""Their sums are those of Table 2, but for 1t: the published dimensions make 15,427 GiB, the table says 18 TB."""
+"""Models by name. Their sums are those of Table 2, except for 1t: its published dimensions give 15,427 GiB, and the
+table 18 TB."""
 
 
 def model(name: str) -> Model:

@@ -1,7 +1,7 @@
 """Simulate one rank of `headrace bench checkpoint`: it writes its files and reads them.
 
-`python -m headrace.bench.checkpoint_rank PLAN NUMBER` reads commands from its input, "write K" or "read K" for
-checkpoint K, and answers each with the seconds that it took. It writes a file in large parts, flushes it to the disk
+`python -m headrace.bench.checkpoint_rank PLAN NUMBER` reads commands from its input: "write K" or "read K" for
+checkpoint K. It answers each with the seconds that it took. It writes a file in large parts, flushes it to the disk
 (fsync) and closes it; then it flushes the directory. Each MiB begins with its position, which a read checks.
 """
 
@@ -18,17 +18,16 @@ import msgspec
 from headrace.base.decoding import decode_json
 
 BLOCK_BYTES = 1 << 20
+"""Distance of two stamps."""
 PART_BYTES = 8 << 20
-"""Size of a write or a read."""
+"""Size of one write or read call."""
 _STAMP = struct.Struct("<QQQQ")
-"""Checkpoint, rank, file, block."""
+"""Numbers of the checkpoint, the rank, the file and the block."""
 
 
 class CheckpointRankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe the files of the ranks of one host.
-
-    folder: directory of all checkpoints. first: number of the first rank. files: bytes by name, for each rank.
-    """
+    """Describe the files of the ranks of one host. folder: directory of all checkpoints. first: number of the first
+    rank. files: sizes in bytes by name, for each rank."""
 
     folder: str
     first: int

@@ -23,8 +23,11 @@ from headrace.bench.checkpoint_rank import CheckpointRankPlan, folder_of
 from headrace.bench.process import Process
 
 TURNS = 3
+"""Default number of checkpoints that are written, and read."""
 MLPERF_TURNS = 10
+"""Number that MLPerf Storage requires."""
 TURN_WITHIN_S = 4 * 3600.0
+"""Longest time of one turn, in seconds."""
 MODES = ("subset", "default")
 Say = Callable[[str], None]
 
@@ -33,8 +36,8 @@ Say = Callable[[str], None]
 class CheckpointPlan:
     """Describe a run.
 
-    scale: factor on all sizes. mode: "subset", the first 8 ranks, or "default", all of them. writes, reads: number of
-    checkpoints. keep: leave the files there. drop: drop the page cache before each read. folders: directories, each
+    scale: factor on all sizes. mode: "subset" for the first 8 ranks, or "default" for all. writes, reads: number of
+    checkpoints. keep: do not delete the files. drop: drop the page cache before each read. folders: directories, each
     with the command prefix that runs a command on its host (a lab's nodes); neighbouring ranks share one.
     """
 
@@ -58,7 +61,7 @@ class PhaseResult(msgspec.Struct, frozen=True):
 
 
 class CheckpointResult(msgspec.Struct, kw_only=True):
-    """Hold what --json prints. full_bytes: size of a checkpoint of these ranks at scale 1."""
+    """Hold the output of --json. full_bytes: size of a checkpoint of these ranks at scale 1."""
 
     called: str
     model: str
@@ -122,8 +125,8 @@ def _write_and_read(
     files: Sequence[dict[str, int]],
     say: Say,
 ) -> tuple[list[PhaseResult], list[PhaseResult], str]:
-    """Write and read each checkpoint with a process for each rank. → the writes, the reads, how the page cache was
-    dropped."""
+    """Write and read each checkpoint with a process for each rank. Return the writes, the reads, and how the page cache
+    was dropped."""
     dropped = "kept, as asked"
     writes: list[PhaseResult] = []
     reads: list[PhaseResult] = []
@@ -147,6 +150,7 @@ def _write_and_read(
 
 
 def scaled(size: int, scale: float) -> int:
+    """Return a scaled size, at least 1 byte."""
     return max(1, round(size * scale))
 
 
@@ -213,6 +217,7 @@ def _check(plan: CheckpointPlan) -> None:
 
 
 def _check_room(plan: CheckpointPlan, total: int) -> None:
+    """Raise NoSpaceError if the checkpoints do not fit."""
     for folder, _ in plan.folders:
         about = os.statvfs(folder)
         needed, free = total * plan.writes // len(plan.folders), about.f_bavail * about.f_frsize
@@ -226,6 +231,7 @@ def _check_room(plan: CheckpointPlan, total: int) -> None:
 
 
 def _called(plan: CheckpointPlan, layout: Model, ranks: int, dropped: str) -> str:
+    """Return the name that the run may bear."""
     whole = plan.scale == 1 and plan.writes == plan.reads == MLPERF_TURNS and dropped == pagecache.DROPPED
     return "MLPerf Storage workload" + ("" if whole else ", scaled")
 

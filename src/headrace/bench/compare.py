@@ -1,8 +1,9 @@
-"""Run `headrace bench compare`: the ways to feed a GPU, with the same data and workload in one run. OPEN THIS FIRST.
+"""Run `headrace bench compare`: several ways to feed a GPU, with the same data and workload in one run. Read this
+module first.
 
-The data set is made at the origin. Each way in turn starts with nothing cached, runs all epochs, and ends. All of them
-reach the origin through one proxy, which counts requests and bytes, and delays and throttles them as the plan asks.
-With `nodes`, a lab is started: each of its nodes is a host with a link of its own.
+The data set is created at the origin. Each way in turn starts with nothing cached, runs all epochs, and ends. All of
+them reach the origin through one proxy, which counts requests and bytes, and delays and throttles them as the plan
+asks. With `nodes`, a lab is started: each of its nodes is a host with a link of its own.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from headrace.lab.lab import Lab, LabPlan
 
 REFERENCE = "local disk"
 NOWHERE = Where("folder", "/")
-"""Place of a plan: each way has its own."""
+"""Place of a plan, which is not used: each way has its own."""
 ANSWER_WITHIN_S = 10.0
+"""Time limit for an answer of the proxy, in seconds."""
 LAB = "lab"
 WAYS = ("local", "s3fs-library", "obstore", "rclone", "s3fs-fuse", "juicefs", "headrace")
 
@@ -79,8 +81,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 class SystemResult(msgspec.Struct, kw_only=True):
     """Hold the measurements of one way.
 
-    not_run: the reason if training is None. served: by epoch. processor_s_gib: processor time of the way's own
-    processes and of the readers, for each GiB read.
+    not_run: the reason if training is None. served: counts of each epoch. processor_s_gib: processor time of the way's
+    own processes and of the readers, per GiB read.
     """
 
     name: str
@@ -93,7 +95,7 @@ class SystemResult(msgspec.Struct, kw_only=True):
 
 
 class CompareResult(msgspec.Struct, kw_only=True):
-    """Hold what --json prints. called: the name that the runs may bear."""
+    """Hold the output of --json. called: the name that the runs may bear."""
 
     called: str
     workload: str
@@ -109,7 +111,7 @@ class CompareResult(msgspec.Struct, kw_only=True):
 
 
 def run(plan: ComparePlan, *, say: Say, progress: dataset.Progress) -> CompareResult:
-    """Run all ways. On return no process, mount or file of the run is left, whatever happens.
+    """Run all ways. On return, also after an error, no process, mount or file of the run is left.
 
     Raises UsageError, HeadraceError.
     """
@@ -181,7 +183,7 @@ class _Stage:
         self.plan = replace(plan, training=replace(plan.training, hosts=hosts))
 
     def up(self, undo: contextlib.ExitStack, say: Say) -> None:
-        """Start the lab if the plan has nodes. The data set must be there already, because nodes keep listings."""
+        """Start the lab if the plan has nodes. The data set must exist before, because nodes keep listings."""
         plan, folder = self.plan, os.path.join(self._work, LAB)
         if not plan.nodes:
             return
@@ -200,7 +202,7 @@ class _Stage:
         )
 
     def of_each_host(self, way: SystemUnderTest) -> list[SystemUnderTest]:
-        """Return a way for each host, not started."""
+        """Return one instance of a way for each host, not started."""
         if self.lab is None:
             return [way]
         if isinstance(way, systems.Headrace):
@@ -208,7 +210,7 @@ class _Stage:
         return [copy.copy(way) for _ in range(self.plan.nodes)]
 
     def slots(self, way: SystemUnderTest) -> list[HostSlot]:
-        """Make a slot for each host."""
+        """Create a slot for each host."""
         self._slot_count += 1
         slots = []
         for number in range(1, (self.plan.nodes or 1) + 1):
@@ -242,7 +244,7 @@ class _LabNode(SystemUnderTest):
 
 
 def _ways(plan: ComparePlan, work: str) -> list[SystemUnderTest]:
-    """Return one of each way. The reference is the first, Headrace the last."""
+    """Return one instance of each way. The reference is the first, Headrace the last."""
     plain = os.path.join(work, "plain")
     reference = systems.LocalDirectory(plain)
     reference.name, reference.kind = REFERENCE, "reference"

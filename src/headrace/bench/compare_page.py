@@ -1,4 +1,4 @@
-"""Show a comparison as text, as a PNG, and as one page of HTML that needs no network. Plots are matplotlib's."""
+"""Show a comparison as text, as a PNG, and as one page of HTML that needs no network. matplotlib draws the plots."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A proxy before an object store: counts what the store serves, and can be as slow as a stated one.
+"""Run a proxy before an object store. It counts the store's responses, and can delay and throttle them.
 
 `python -m headrace.bench.counting HOST ENDPOINT BYTES_S LATENCY_S` prints its port, then answers each line with its
-counts. Requests go through as they come, so signatures stay valid; bodies of answers go through the kernel (splice).
-One thread a connection. Only plain HTTP: behind TLS a signed request would be for another host.
+counts. Requests are forwarded unchanged, so their signatures stay valid. Bodies of responses pass through the kernel
+(splice). Each connection has a thread. The proxy supports only plain HTTP: behind TLS a signed request would be for
+another host.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import urllib.parse
 import msgspec
 
 HEAD_BYTES_MAX = 256 << 10
+"""Most bytes of a message's head."""
 PIPE_BYTES = 1 << 20
+"""Size of the pipe for splice, and most bytes of one call."""
 _IP_FREEBIND = 15
-"""linux/in.h: an address that the machine has not got yet, such as a lab's."""
+"""Option of linux/in.h that permits an address which the machine does not have yet, such as a lab's."""
 _F_SETPIPE_SZ = 1031
 
 
 class StoreCounts(msgspec.Struct):
-    """Count the requests that the store has answered so far. bytes_out: bytes of bodies."""
+    """Count the requests that the store has answered. bytes_out: bytes of all bodies."""
 
     gets: int = 0
     lists: int = 0
@@ -40,18 +43,19 @@ class StoreCounts(msgspec.Struct):
         return self.gets + self.lists + self.heads + self.others
 
     def since(self, before: StoreCounts) -> StoreCounts:
+        """Return the difference to earlier counts."""
         names = self.__struct_fields__
         return StoreCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 class RateLimit:
-    """Bytes a second over all connections; 0 for no limit."""
+    """Limit the bytes per second of all connections together; 0 for no limit."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s, self._lock, self._free_s = bytes_s, threading.Lock(), 0.0
 
     def wait(self, size: int) -> None:
-        """Blocks until so many may go."""
+        """Block until that many bytes may be sent."""
         if not self._bytes_s:
             return
         with self._lock:
@@ -63,6 +67,8 @@ class RateLimit:
 
 
 class CountingProxy:
+    """Forward connections to the store, and count."""
+
     def __init__(self, host: str, endpoint: str, *, bytes_s: float, latency_s: float) -> None:
         split = urllib.parse.urlsplit(endpoint)
         self._upstream = (split.hostname or "", split.port or 80)
@@ -98,7 +104,7 @@ class CountingProxy:
                     pass
 
     def _exchange(self, client_side: _Half, store_side: _Half, pipe: _Pipe) -> bool:
-        """Forward a request and its response. Returns False when the connection ends."""
+        """Forward a request and its response. Return False if the connection ends."""
         head = client_side.head()
         if head is None:
             return False
@@ -109,7 +115,9 @@ class CountingProxy:
             client_side.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         client_side.pass_body(head, store_side.socket, pipe, None)
         answer = store_side.head()
-        while answer is not None and answer.words[1].startswith("1"):  # the proxy has sent its own
+        while answer is not None and answer.words[1].startswith(
+            "1"
+        ):  # the proxy has sent its own interim response
             answer = store_side.head()
         if answer is None:
             return False
@@ -149,13 +157,13 @@ class _Head:
 
 
 class _Half:
-    """Hold one side of a connection, with the bytes that were received and not forwarded yet."""
+    """Hold one side of a connection, with the bytes that were received but not forwarded yet."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self._left = connection, b""
 
     def head(self) -> _Head | None:
-        """Read the head of a message. Returns None at the end of the connection."""
+        """Read the head of a message; None at the end of the connection."""
         while b"\r\n\r\n" not in self._left:
             part = self.socket.recv(65536)
             if not part or len(self._left) > HEAD_BYTES_MAX:
@@ -234,7 +242,7 @@ class _Pipe:
         import fcntl
 
         self._out, self._in = os.pipe()
-        with contextlib.suppress(OSError):  # more than a user may have
+        with contextlib.suppress(OSError):  # the limit for users may be lower
             fcntl.fcntl(self._in, _F_SETPIPE_SZ, PIPE_BYTES)
         return self
 

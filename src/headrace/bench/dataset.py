@@ -1,4 +1,4 @@
-"""Make the data sets of the workloads, in parallel; a run that was stopped is continued.
+"""Create the data sets of the workloads, in parallel. A run that was stopped continues.
 
 A data set is a directory `train/` and a note beside it (NOTE) that describes it. Names are DLIO's, so that DLIO can
 read the same data set. The note determines everything: size and bytes of a file follow from the seed and its number.
@@ -23,17 +23,21 @@ from headrace.bench.storage import READ_ERRORS, BenchStorage, Where, open_place
 from headrace.bench.workloads import Workload
 
 NOTE = "headrace-bench.json"
+"""File name of the note."""
 NOTE_FORMAT = 1
 CLASSES = 100
+"""Number of directories for JPEGs."""
 TASK_BYTES = 64 << 20
-"""Bytes that a process makes at a time: enough that the cost of opening a client does not matter."""
+"""Bytes that a process creates per task, so many that opening a client does not matter."""
 LARGE_BYTES = 256 << 20
+"""Size from which a file is written while it is generated, not from memory."""
 Progress = Callable[[int, int], None]
-"""Called with the bytes made and the bytes of all files."""
+"""A callback with the bytes created so far and the bytes of all files."""
 
 
 class DataSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a data set. sample_bytes, sd_bytes, sigma: those of Workload. samples_a_file: never 0, unlike there."""
+    """Describe a data set. sample_bytes, sd_bytes, sigma: those of Workload. samples_a_file: never 0, unlike
+    Workload's."""
 
     workload: str
     format: str
@@ -66,10 +70,10 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
 
     def _size(self, random: np.random.Generator) -> int:
         if self.sigma:
-            middle = math.log(self.sample_bytes) - self.sigma**2 / 2  # then the mean is sample_bytes
+            middle = math.log(self.sample_bytes) - self.sigma**2 / 2  # so that the mean is sample_bytes
             return max(1, round(random.lognormal(middle, self.sigma)))
         size = self.sample_bytes
-        while self.sd_bytes:  # drawn again where it came out below nothing: 1.6 % of unet3d's
+        while self.sd_bytes:  # draw again if the size is below 1: 1.6 % of unet3d's
             size = random.normal(self.sample_bytes, self.sd_bytes)
             if size >= 1:
                 break
@@ -91,7 +95,8 @@ def data_set(scaled: Workload, *, steps: int, accelerators: int, seed: int) -> D
 
 
 def read_note(place: BenchStorage) -> DataSet | None:
-    """Return the data set of a place, or None. Raises HeadraceError or OSError for a note that can't be read."""
+    """Return the data set of a place; None if there is none. Raises HeadraceError or OSError if the note can't be
+    read."""
     try:
         body = place.get(NOTE)
     except FileNotFoundError:
@@ -109,10 +114,10 @@ def read_note(place: BenchStorage) -> DataSet | None:
 
 
 def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int = 0) -> DataSet:
-    """Make the wanted data set, or keep an existing one of the same kind that is large enough; return it.
+    """Create the data set, or keep an existing one of the same kind that is large enough. Return it.
 
-    Files of an earlier run are kept. Blocks until all files are there; those of a directory are on the disk then.
-    Raises UsageError if the place has another data set, HeadraceError.
+    Files of an earlier run are kept. Blocks until all files exist; those of a directory are then on the disk. Raises
+    UsageError if the place has another data set, HeadraceError.
     """
     place = open_place(target)
     existing = read_note(place)
@@ -135,6 +140,7 @@ def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int =
 
 
 def check_same(root: str, existing: DataSet, wanted: DataSet) -> None:
+    """Raise UsageError unless the existing data set is of the same kind and large enough."""
     for name in ("workload", "format", "sample_bytes", "sd_bytes", "sigma", "seed", "note_format"):
         mine, other = getattr(wanted, name), getattr(existing, name)
         if mine != other:
@@ -153,7 +159,7 @@ def check_same(root: str, existing: DataSet, wanted: DataSet) -> None:
 
 
 def _make_all(target: Where, wanted: DataSet, numbers: list[int], processes: int) -> Iterator[int]:
-    """Make the files, and yield the bytes of each group when it is complete."""
+    """Create the files, and yield the bytes of each group when it is complete."""
     each = max(1, TASK_BYTES * wanted.files // max(1, wanted.expected_bytes()))
     tasks = [numbers[start : start + each] for start in range(0, len(numbers), each)]
     if len(tasks) < 2 or processes == 1:
@@ -170,7 +176,7 @@ def _make_all(target: Where, wanted: DataSet, numbers: list[int], processes: int
 
 
 def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
-    """Make the files and return their bytes. Raises HeadraceError."""
+    """Create files and return their bytes. Raises HeadraceError."""
     place = open_place(target)
     try:
         return sum(make_file(place, wanted, number) for number in numbers)
@@ -179,7 +185,7 @@ def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
 
 
 def make_file(place: BenchStorage, wanted: DataSet, number: int) -> int:
-    """Make a file and return its size in bytes. A large file is written while it is made."""
+    """Create a file and return its size in bytes. A large file is written while it is generated."""
     random = wanted.random(number)
     sizes = wanted.sizes(number)
     name = wanted.name(number)

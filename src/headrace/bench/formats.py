@@ -1,8 +1,8 @@
 """Write and read files as the workloads' programs do: npz, tfrecord, JPEG, and a plain file of tokens.
 
-Their bytes are random, so no storage can compress or deduplicate them. A reader reads all that a real one reads, and
-checks what a real one checks: zipfile the CRC-32 of an npz member, a tfrecord reader the checksums of each record.
-Nothing is decoded: that costs the same with any storage.
+Their bytes are random, so no storage can compress or deduplicate them. A reader reads and checks everything that a real
+one does: zipfile checks the CRC-32 of an npz member, a tfrecord reader the checksums of each record. Nothing is
+decoded, because that costs the same with any storage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 
 CRC_MASK = 0xA282EAD8
-"""https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details"""
+"""Constant of masked checksums: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details"""
 RECORD_HEAD, RECORD_TAIL = 12, 4
 CHUNK_BYTES = 4 << 20
 COMMENT_BYTES_MAX = 65_533
@@ -26,7 +26,7 @@ _TINY_JPEG = base64.b64decode(
     "Z2hnPk1xeXBkeFxlZ2P/wAALCAAIAAgBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAI"
     "AQEAAD8AP//Z"
 )
-"""8 x 8 grey pixels."""
+"""A JPEG of 8 x 8 grey pixels."""
 
 
 class BrokenRecordError(ValueError):

@@ -1,7 +1,7 @@
-"""Run a benchmark over many hosts: how they find each other, and how ssh starts them.
+"""Run a benchmark on many hosts: how they find each other, and how ssh starts them.
 
-Under SLURM (`srun --ntasks-per-node=1 headrace bench training ...`) each host finds its number and the first host's
-name by itself. The first host makes the data set; the others wait for it at the meeting place.
+Under SLURM (`srun --ntasks-per-node=1 headrace bench training ...`) each host reads its number and the first host's
+name from the environment. The first host creates the data set; the others wait for it at the meeting place.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from typing import Any
 from headrace.base.errors import HeadraceError, UsageError
 
 PORT = 29540
+"""Default port of the meeting place."""
 DATA_WITHIN = timedelta(hours=12)
+"""Longest wait for the data set."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchHosts:
-    """Describe this host's part. count: of all hosts. number: this host's, from 0. meet: HOST:PORT on the first; the
-    next port is used too."""
+    """Describe this host's part. count: number of all hosts. number: this host's, from 0. meet: HOST:PORT on the first
+    host; the next port is used, too."""
 
     count: int = 1
     number: int = 0
@@ -47,7 +49,7 @@ def address(text: str) -> tuple[str, int]:
 def of_slurm(environment: Mapping[str, str]) -> BenchHosts | None:
     """Return the hosts of a SLURM job step; None outside of one, or with one host.
 
-    Raises UsageError where a host has several tasks: each would count as a host.
+    Raises UsageError if a host has several tasks, because each would count as a host.
     """
     count = int(environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
     if "SLURM_PROCID" not in environment or count < 2:
@@ -71,7 +73,7 @@ def first_of(nodes: str) -> str:
 
 
 class MeetingPlace:
-    """Let the hosts' first processes wait until the data set is made. It does nothing for a single host."""
+    """Make the hosts' first processes wait until the data set exists. Does nothing for a single host."""
 
     def __init__(self, hosts: BenchHosts) -> None:
         self._store: Any = None
@@ -79,12 +81,13 @@ class MeetingPlace:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it by this name
 
             name, port = address(hosts.meet)
-            # the first host does not wait here: a late host must not fail it
+            # the first host does not wait, so that a late host can't make it fail
             self._store = TCPStore(
                 name, port, hosts.count, hosts.number == 0, DATA_WITHIN, wait_for_workers=False
             )
 
     def data_is_made(self) -> None:
+        """Wake the hosts that wait for the data set."""
         if self._store is not None:
             self._store.set("data", b"made")
 
@@ -94,10 +97,10 @@ class MeetingPlace:
 
 
 def over_ssh(names: Sequence[str], words: Sequence[str], *, program: str) -> int:
-    """Run the same command on each host, with its number; print what the first host prints.
+    """Run the same command on each host, with its number, and print the output of the first host.
 
-    Returns the first status that is not 0, else 0. If one host fails, all are ended. program: how headrace is called
-    there.
+    Return the first status that is not 0, or 0. If one host fails, all are terminated. program: the command that runs
+    headrace there.
     """
     if len(names) < 2:
         raise UsageError("--ssh", why="it needs two hosts or more, separated by commas")

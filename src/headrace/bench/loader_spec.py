@@ -14,9 +14,9 @@ TORCH, TENSORFLOW = LOADERS = ("torch", "tensorflow")
 
 
 class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe what an accelerator reads: its share of a data set.
+    """Describe the share of a data set that an accelerator reads.
 
-    files: only that many files of the data set are used. loader: of LOADERS.
+    files: number of files of the data set that are used. loader: one of LOADERS.
     """
 
     where: Where
@@ -34,7 +34,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     loader: str = TORCH
 
     def order(self, epoch: int) -> np.ndarray[Any, Any]:
-        """Return the numbers of this rank's samples in the epoch; of files, for tfrecords of many samples."""
+        """Return the numbers of this rank's samples in the epoch; numbers of files if tfrecords have many samples."""
         count = self.files if self.streams else self.samples
         numbers = np.arange(count)
         if self.shuffle:
@@ -46,6 +46,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def streams(self) -> bool:
+        """Return whether files have many samples and are read sequentially."""
         return self.data.format == "tfrecord" and self.data.samples_a_file > 1
 
 
@@ -53,7 +54,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Describe the work of all accelerators of one host.
 
     meet: HOST:PORT of the first of all accelerators; unused if there is only one. first: number of this host's first
-    accelerator among all. out: the file for all measurements, on host 0.
+    accelerator among all. out: path of the file for all measurements, on host 0.
     """
 
     feed: LoaderSpec

@@ -1,7 +1,8 @@
-"""Load the workloads' data sets with torch's DataLoader: workers read real files and pass on what a trainer would get.
+"""Load the workloads' data sets with torch's DataLoader: workers read real files and return the data that a trainer
+would get.
 
-An item is a complete batch: a `Batch`. A read that fails is counted and the run continues, so that failing storage
-appears in the report and does not hang the other accelerators. The seed and the epoch determine the order.
+An item is a complete batch: a `Batch`. A failed read is counted and the run continues. Failing storage then appears in
+the report, and does not hang the other accelerators. The seed and the epoch determine the order.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ PREFETCH = 2
 
 
 class Batch(NamedTuple):
+    """Report the reads of one batch."""
+
     bytes_read: int
     failed: int
     handed: torch.Tensor
-    """One row for each sample, of the size that a trainer gets, with meaningless contents."""
+    """One row per sample, of the size that a trainer gets. Its contents have no meaning."""
     why: str = ""
     """Reason of the first failure."""
 
 
 def loader(feed: LoaderSpec) -> tuple[DataLoader[Any], Any]:
-    """Return a loader, and the object whose `set_epoch(number)` is to be called before each `iter`."""
+    """Return a loader, and the object whose `set_epoch(number)` must be called before each `iter`."""
     again: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH} if feed.readers else {}
     if feed.streams:
         records = RecordDataset(feed)
@@ -99,7 +102,7 @@ class SampleDataset(Dataset[Batch]):
         if data.format == "npz":
             return formats.read_npz(place.source(name))
         if data.format == "tfrecord":
-            # an object of one sample is got as a whole: opening a stream would ask for its size first
+            # an object of one sample is read as a whole: a stream would first request its size
             opened = (
                 place.stream(name) if isinstance(place, DirectoryStorage) else io.BytesIO(place.get(name))
             )
@@ -123,7 +126,7 @@ class SampleDataset(Dataset[Batch]):
 
 
 class RecordDataset(IterableDataset[Batch]):
-    """Read tfrecords of many samples each: a worker reads its files sequentially and cuts batches."""
+    """Read tfrecords of many samples each. A worker reads its files sequentially and cuts batches from them."""
 
     def __init__(self, feed: LoaderSpec) -> None:
         self._feed = feed
@@ -146,7 +149,8 @@ class RecordDataset(IterableDataset[Batch]):
             yield Batch(sum(size for size, _ in taken), len(whys), handed, next(iter(whys), ""))
 
     def _samples(self, place: BenchStorage, number: int) -> Iterator[tuple[int, str]]:
-        """Yield the size and error of each sample; as many as the file should have, even if a read fails."""
+        """Yield the size and the error of each sample. There are as many as the file should have, even if a read
+        fails."""
         data, yielded = self._feed.data, 0
         why = "the file ends too early"
         try:

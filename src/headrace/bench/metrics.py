@@ -1,9 +1,9 @@
-"""Compute accelerator utilization and throughput from the times of steps. Pure.
+"""Compute accelerator utilization and throughput from the times of steps. All functions are pure.
 
-Utilization is the compute time of steps 2..N over the wall time of the epoch without its first step; for many
+Utilization is the compute time of steps 2..N over the wall time of the epoch without its first step. For many
 accelerators it is the mean. MLPerf Storage's code does the same (DLIO, dlio_benchmark/utils/statscounter.py,
-compute_metrics_train, with one step excluded at the start). Samples a second are those of the same steps; DLIO divides
-by the same time, but counts N - 2 steps.
+compute_metrics_train, with one step excluded at the start). Samples per second are those of the same steps. DLIO
+divides by the same time, but counts N - 2 steps.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 class EpochTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the times of one accelerator in one epoch.
 
-    load_s, compute_s: of each step. step_s: of each step, from the request for a batch to the end of its computation,
-    without the wait for the other accelerators. wall_s: from the request for the first batch to the end of the last
-    step. bytes_read, failed: samples' bytes and failed reads in steps 1..N. first_bytes: bytes of step 1.
+    load_s, compute_s: one value per step. step_s: one value per step, from the request for a batch to the end of its
+    computation, without the wait for the other accelerators. wall_s: from the request for the first batch to the end of
+    the last step. bytes_read, failed: samples' bytes and failed reads in steps 1..N. first_bytes: bytes of step 1.
     processor_s: processor time of the trainer and its loader's workers.
     """
 
@@ -50,7 +50,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     processor_s: float
     compute_s: float
-    """Measured time of a step: on busy processors a sleep ends late, and AU counts that as computing."""
+    """Measured time of a step. On busy processors a sleep ends late, and AU counts that as computing."""
     load_p50_s: float
     load_p99_s: float
 
@@ -62,6 +62,7 @@ def utilization(times: EpochTimes) -> float:
 
 
 def epoch_of(number: int, accelerators: Sequence[EpochTimes], *, batch: int) -> EpochMetrics:
+    """Return the metrics of one epoch from the times of all accelerators."""
     steps = min(len(times.compute_s) for times in accelerators)
     waits = sorted(wait for times in accelerators for wait in times.load_s[1:]) or [0.0]
     return EpochMetrics(

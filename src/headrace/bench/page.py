@@ -87,7 +87,7 @@ def checkpoint_page(result: CheckpointResult) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a table. All columns but the first are aligned right."""
+    """Format a table. All columns except the first are aligned right."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Drop the page cache between epochs where that is permitted, and report it where it is not."""
+"""Drop the page cache between epochs if that is permitted, and report it otherwise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def may_drop() -> bool:
 
 
 def drop(paths: Iterable[str]) -> str:
-    """Drop the page cache and return what was done, in words. Blocks while dirty pages are written.
+    """Drop the page cache and return a description. Blocks while dirty pages are written.
 
-    As root it drops the pages, names and inodes of the complete machine. Otherwise it drops the clean pages of these
+    As root it drops the pages, names and inodes of the whole machine. Otherwise it drops the clean pages of these
     files.
     """
     if may_drop():

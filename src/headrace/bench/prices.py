@@ -1,4 +1,4 @@
-"""Compute the cost of reads, by a table that users can edit: prices.toml."""
+"""Compute the cost of reads, from a table that users can edit: prices.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the processor time of processes, by /proc."""
+"""Measure the processor time of processes, from /proc."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Simulate one accelerator: a process that loads batches and sleeps. `python -m headrace.bench.rank PLAN NUMBER`.
 
-The accelerators of a run wait for each other after each step, as real ones do in their all-reduce (and DLIO's in its
-MPI barrier), also over many hosts. The first one of a host exchanges a line of JSON with the process that started it,
-at the beginning and the end of each epoch. That process then drops the page cache and reads its counters. The first
-accelerator of all writes the measurements.
+The accelerators of a run wait for each other after each step, also on many hosts. Real ones do so in their all-reduce,
+and DLIO's in its MPI barrier.
+
+The first one of a host exchanges a line of JSON with the process that started it, before and after each epoch. That
+process then drops the page cache and reads its counters. The first accelerator of all writes the measurements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Read and write a benchmark's files: in a directory (a disk, a mount), any fsspec URL, or an object store (obstore).
+"""Read and write a benchmark's files: in a directory (a disk, a mount), at any fsspec URL, or in an object store
+(obstore).
 
-A process has one `BenchStorage` of a kind. A read costs what the library costs: no layer lies between the library and
-the reader of the format. All kinds raise READ_ERRORS.
+A process has one `BenchStorage`. No layer lies between its library and the reader of the format, so a read costs only
+the library's own time. All kinds raise READ_ERRORS.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from headrace.base.errors import (
 from headrace.base.missing_extras import needs_extra
 
 BUFFER_BYTES = 256 << 10
-"""Size of the reads of TensorFlow's tfrecord reader, and so of MLPerf Storage."""
+"""Size of the reads of TensorFlow's tfrecord reader, and therefore of MLPerf Storage."""
 STREAM_BYTES = 8 << 20
-"""Size of the requests when a large object is streamed: 256 KiB would cost only latency."""
+"""Size of the requests for a large object that is streamed. Requests of 256 KiB would cost only latency."""
 WHY_LETTERS_MAX = 200
+"""Most characters of a library's error in a message."""
 CREDENTIALS_HINT = (
     "-o access_key_id=… -o secret_access_key=…, --profile NAME, or --anonymous for a public bucket"
 )
@@ -46,8 +48,8 @@ READ_ERRORS: tuple[type[Exception], ...] = (HeadraceError, OSError, ValueError, 
 class Where(msgspec.Struct, frozen=True):
     """Name a place of files.
 
-    kind: "folder", "fsspec" or "obstore". root: a path or a URL. options: options of an origin, as `headrace up` has
-    them (endpoint, region, access_key_id, secret_access_key, ...). For schemes other than s3 they are fsspec's own.
+    kind: "folder", "fsspec" or "obstore". root: a path or a URL. options: options of an origin, as for `headrace up`
+    (endpoint, region, access_key_id, secret_access_key, ...). For schemes other than s3 they are fsspec's own.
     """
 
     kind: str
@@ -56,6 +58,8 @@ class Where(msgspec.Struct, frozen=True):
 
 
 class BenchStorage(Protocol):
+    """Read and write the files of one place."""
+
     def names(self, below: str) -> dict[str, int]:
         """Return the size in bytes of each file below a directory, by its name relative to the root."""
         ...
@@ -78,7 +82,7 @@ class BenchStorage(Protocol):
 
 
 def where(text: str, options: Mapping[str, str] | None = None, *, by: str = "") -> Where:
-    """Return the place that a path or URL names. by: "obstore" for an object store's URL; else fsspec.
+    """Return the place that a path or URL names. by: "obstore" for an object store's URL; otherwise fsspec.
 
     Raises UsageError.
     """
@@ -105,6 +109,7 @@ def check_folder(place: Where) -> None:
 
 
 def open_place(place: Where) -> BenchStorage:
+    """Return the storage of a place."""
     if place.kind == "folder":
         return DirectoryStorage(place.root)
     return ObstoreStorage(place) if place.kind == "obstore" else FsspecStorage(place)
@@ -275,7 +280,7 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Translate a library's errors to ours: missing credentials, an unreachable endpoint, others."""
+    """Translate a library's errors to those of Headrace: missing credentials, an unreachable endpoint, others."""
     try:
         yield
     except (HeadraceError, OSError, ValueError, EOFError):

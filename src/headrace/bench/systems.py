@@ -1,4 +1,5 @@
-"""Start and stop the ways to feed a GPU that `headrace bench compare` measures; nothing of them is left after a stop.
+"""Start and stop the ways to feed a GPU that `headrace bench compare` measures. No process, mount or file is left after
+a stop.
 
 A way is started once on each host; on a host of the lab by a command prefix. All read the same objects.
 """
@@ -20,7 +21,9 @@ from headrace.bench.storage import Where
 from headrace.config.secret_options import option_words
 
 READY_WITHIN_S = 60.0
+"""Time limit for a start, in seconds."""
 END_WITHIN_S = 15.0
+"""Time limit for an end after SIGTERM, in seconds."""
 OBJECT_STORE, OWN_CACHE, SHARED_FOLDER, OURS = (
     "straight from object storage",
     "a cache on every node for itself",
@@ -49,13 +52,15 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """Hold the place of a way on a host. folder: an empty directory of its own."""
+    """Hold the directories of a way on a host. folder: an empty directory of its own. inside: command prefix that runs
+    a command there."""
 
     folder: str
     cache_bytes: int
     inside: tuple[str, ...] = ()
 
     def part(self, name: str) -> str:
+        """Create a directory below the slot's, and return its path."""
         path = os.path.join(self.folder, name)
         os.makedirs(path, exist_ok=True)
         return path
@@ -71,21 +76,21 @@ class SystemUnderTest:
     kind = ""
 
     def start(self, bucket: Bucket, slot: HostSlot) -> Where:
-        """Start it with nothing cached, and return the place of the data set.
+        """Start the system with nothing cached, and return the place of the data set.
 
         Raises NotSupportedError if the program is not installed, HeadraceError.
         """
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop it. On return no process and no mount of it is left."""
+        """Stop the system. On return no process and no mount of it is left."""
 
     def processes(self) -> list[int]:
         """Return the ids of the processes that serve reads, without the readers themselves."""
         return []
 
     def disk_bytes(self) -> int:
-        """Return the size of its cache on the disk."""
+        """Return the size of the system's cache on the disk."""
         return 0
 
 
@@ -270,7 +275,7 @@ class JuiceFS(MountedSystem):
             shutil.copytree(self._data, mountpoint, dirs_exist_ok=True)
             os.sync()
         finally:
-            # it uploads first
+            # this blocks until everything is uploaded
             subprocess.run(["umount", mountpoint], capture_output=True, timeout=600, check=False)
             unmount(mountpoint)
             end(process, patience_s=120)
@@ -357,11 +362,12 @@ def run(words: Sequence[str]) -> str:
 
 
 def until(ready: Callable[[], bool], *, name: str) -> None:
+    """Wait until a condition holds. Raises DeadlineExceededError."""
     end_s = time.monotonic() + READY_WITHIN_S
     while not ready():
         if time.monotonic() > end_s:
             raise DeadlineExceededError(f"{name} is not ready in {READY_WITHIN_S:.0f} s")
-        time.sleep(0.02)  # between two looks
+        time.sleep(0.02)  # pause between two checks
 
 
 def is_mounted(path: str) -> bool:
@@ -369,7 +375,7 @@ def is_mounted(path: str) -> bool:
 
 
 def unmount(path: str) -> None:
-    """Unmount it, even if it is in use."""
+    """Unmount a path, even if it is in use."""
     for _ in range(3):
         if not is_mounted(path):
             return
@@ -403,6 +409,7 @@ def of_session(session: int) -> list[int]:
 
 
 def used_bytes(folder: str) -> int:
+    """Return the bytes that a directory takes of the disk."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:

@@ -1,6 +1,7 @@
-"""tfrecords by TensorFlow's own reader: threads of the trainer, 256 KiB at a time, a file each.
+"""Read tfrecords by TensorFlow's own reader: in threads of the trainer, 256 KiB at a time, one file per thread.
 
-As MLPerf Storage's code reads them (DLIO, dlio_benchmark/reader/tf_reader.py). Torch's DataLoader is in loaders.py.
+MLPerf Storage's code does the same (DLIO, dlio_benchmark/reader/tf_reader.py). loaders.py uses torch's DataLoader
+instead.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from headrace.bench.loader_spec import LoaderSpec
 from headrace.bench.loaders import PREFETCH, Batch
 from headrace.bench.storage import DirectoryStorage
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before its import: else it greets
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before its import, or it prints a greeting
 NOTHING = torch.empty((0, 0), dtype=torch.uint8)
 IMAGE_BYTES = 150_528
-"""Of resnet50's decoded sample: record_length_bytes_resize of MLPerf Storage. cosmoflow's stays as large as it is."""
+"""Bytes of resnet50's decoded sample: record_length_bytes_resize of MLPerf Storage. cosmoflow's samples keep their
+size."""
 SHUFFLED_SAMPLES = 2
-"""shuffle_size of MLPerf Storage's cosmoflow; resnet50's samples stay in order."""
+"""The shuffle_size of MLPerf Storage's cosmoflow. resnet50's samples stay in order."""
 
 
 class TensorFlowRecords:
-    """Batches of whole tf.train.Examples, parsed. A batch that can't be read counts as so many failed reads."""
+    """Yield batches of whole tf.train.Examples, parsed. A batch that can't be read counts as that many failed reads."""
 
     def __init__(self, feed: LoaderSpec) -> None:
         import tensorflow
@@ -64,8 +66,8 @@ class TensorFlowRecords:
     def _parsed(self, serialized: Any) -> Any:
         """Return the bytes of the samples and a tensor of the size that a trainer gets.
 
-        The bytes include the framing, as those of our own reader do. A thread of TensorFlow calls Python for each
-        batch, as in DLIO; in steps of some milliseconds that costs a share of the time (docs/decisions/0023).
+        The bytes include the framing, as in formats.py. A thread of TensorFlow calls Python for each batch, as in DLIO.
+        In steps of some milliseconds that costs a share of the time (docs/decisions/0023).
         """
         tf = self._tf
         features = {

@@ -1,6 +1,7 @@
-"""`headrace bench training`: a workload's epochs against files anywhere, without a GPU. OPEN THIS FIRST.
+"""Run `headrace bench training`: a workload's epochs against files anywhere, without a GPU. Read this module first.
 
-Make the data set, or take the one that is there; start the accelerators; drop the page cache between epochs; say AU.
+A run creates the data set, or uses an existing one. It starts the accelerators, drops the page cache before each epoch,
+and reports their utilization (AU).
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ from headrace.bench.workloads import ACCELERATORS, Rule, Workload
 from headrace.testing.servers import free_ports
 
 EPOCHS = 5
+"""Default number of epochs."""
 SEED = 42
+"""Default seed of the data set and of the order of samples."""
 LATE_SHARE_NOTED = 0.03
-"""From which on a late sleep is told of."""
+"""Share of a step's compute time by which sleeps may end late before the report notes it."""
 Say = Callable[[str], None]
+"""A callback that prints a line of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """sizes, times: factors on samples and on compute. steps: of an epoch. accelerators: of each host. readers: loader
-    workers of each, the workload's where None. generate: make the data set where there is none. drop: the page cache.
-    loader: of LOADERS.
+    """Describe a run.
+
+    sizes, times: factors on sample sizes and on compute times. steps: per epoch. accelerators: per host. readers:
+    loader workers of each accelerator; None for the workload's number. generate: create a missing data set. drop: drop
+    the page cache before each epoch. loader: one of LOADERS.
     """
 
     workload: str
@@ -69,7 +75,7 @@ class TrainingPlan:
 
 
 class TrainingResult(msgspec.Struct, kw_only=True):
-    """Hold what --json prints. au: mean of the epochs. passed: au is not below au_needed, and no read failed."""
+    """Hold the output of --json. au: mean of the epochs. passed: au is not below au_needed, and no read failed."""
 
     called: str
     workload: str
@@ -102,7 +108,7 @@ class TrainingResult(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Say where a host finds the data. inside: command prefix that runs a command on that host."""
+    """Name the place of the data on a host. inside: command prefix that runs a command on that host."""
 
     where: Where
     inside: Sequence[str] = ()
@@ -122,7 +128,7 @@ class EpochHook:
 def run(
     plan: TrainingPlan, *, say: Say, progress: dataset.Progress, watch: EpochHook | None = None
 ) -> TrainingResult | None:
-    """Run all epochs. Returns None on hosts other than the first, which has all measurements.
+    """Run all epochs. Return None on hosts other than the first, which has all measurements.
 
     Blocks until the run ends. Raises UsageError, HeadraceError.
     """
@@ -147,9 +153,10 @@ def measure(
     say: Say,
     watch: EpochHook | None = None,
 ) -> tuple[list[list[EpochTimes]], str]:
-    """Return the times of all accelerators by epoch, and how the page cache was dropped, in words.
+    """Return the times of all accelerators by epoch, and a description of how the page cache was dropped.
 
-    spots: the hosts of this process, from number plan.hosts.number on. Blocks until the run ends. Raises HeadraceError.
+    spots: the hosts of this process, beginning with number plan.hosts.number. Blocks until the run ends. Raises
+    HeadraceError.
     """
     feed = feed_of(plan, data)
     dropped = ["kept, as asked"]
@@ -184,7 +191,7 @@ def measure(
 
 
 def prepare(plan: TrainingPlan, *, progress: dataset.Progress) -> DataSet:
-    """Make the data set, or check the one that is there, and return it."""
+    """Create the data set, or check the existing one, and return it."""
     wanted = needed(plan)
     if plan.generate and plan.hosts.number == 0:
         return dataset.make(plan.where, wanted, progress=progress)
@@ -198,6 +205,7 @@ def prepare(plan: TrainingPlan, *, progress: dataset.Progress) -> DataSet:
 
 
 def needed(plan: TrainingPlan) -> DataSet:
+    """Return the data set that the plan's steps need."""
     return dataset.data_set(plan.scaled, steps=plan.steps, accelerators=plan.world, seed=plan.seed)
 
 
@@ -335,6 +343,7 @@ def _check_loader(plan: TrainingPlan) -> None:
 
 
 def _check_files(plan: TrainingPlan, data: DataSet, files: dict[str, int]) -> None:
+    """Raise UsageError if the place lacks files of the data set."""
     lacking = [number for number in range(data.files) if data.name(number) not in files]
     if lacking:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Define the workloads of `headrace bench training`, and the rules of a run that compares with MLPerf Storage.
 
-unet3d, resnet50 and cosmoflow are those of MLPerf Storage v2.0
-(https://github.com/mlcommons/storage, configs/dlio/workload); imagefolder and tokens are ours. Pure: sizes and numbers.
+unet3d, resnet50 and cosmoflow are those of MLPerf Storage v2.0 (https://github.com/mlcommons/storage,
+configs/dlio/workload); imagefolder and tokens are Headrace's own. All functions are pure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from headrace.base.errors import UsageError
 
 ACCELERATORS = ("a100", "h100")
 STEPS_MIN = 500
-"""Steps of an epoch: the Submission Guidelines, chapter 7."""
+"""Fewest steps of an epoch, by the Submission Guidelines, chapter 7."""
 MEMORY_MULTIPLE = 5
-"""The data set is that many times the memory of all hosts: the same chapter."""
+"""Least size of the data set, as a multiple of the memory of all hosts, by the same chapter."""
 EPOCHS_MIN = 5
+"""Fewest epochs, by the workloads' configuration."""
 SCALED = "MLPerf Storage workload, scaled"
 UNSCALED = "MLPerf Storage workload"
 OURS = "Headrace's own workload"
@@ -28,9 +29,10 @@ class Workload:
     sample_bytes: mean size of a sample. sd_bytes: its standard deviation. sigma: that of the logarithm, for log-normal
     sizes. samples_a_file: 0 for one file of all samples. batch: samples of a step. readers: loader workers of an
     accelerator. compute_s: sleep of a step, by accelerator. au_needed: utilization that a run needs to pass.
-    handed_bytes: bytes of a sample that a loader worker passes to the trainer (npz: as DLIO; JPEG: 224 x 224 pixels;
-    tfrecords: none, because TensorFlow's readers are threads of the trainer). shuffled: always, without --shuffle.
-    mlperf: a workload of MLPerf.
+
+    handed_bytes: bytes of a sample that a loader worker passes to the trainer. npz: as in DLIO. JPEG: 224 x 224 pixels.
+    tfrecords: none, because TensorFlow's readers are threads of the trainer. shuffled: shuffle always, without
+    --shuffle. mlperf: a workload of MLPerf.
     """
 
     name: str
@@ -58,13 +60,14 @@ class Workload:
         )
 
     def samples(self, steps: int, accelerators: int) -> int:
+        """Return the number of samples that the steps of all accelerators need."""
         return steps * self.batch * accelerators
 
     def files(self, steps: int, accelerators: int) -> int:
-        """Return the number of files with which each accelerator has its steps.
+        """Return the number of files that the steps of all accelerators need.
 
-        A loader worker of tfrecords with many samples cuts batches out of its own files and omits an incomplete last
-        one. So each worker gets as many files as its steps need.
+        A loader worker of tfrecords with many samples cuts batches from its own files, and omits an incomplete last
+        one. Each worker therefore gets as many files as its steps need.
         """
         if not self.samples_a_file:
             return 1
@@ -123,7 +126,7 @@ def workload(name: str) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Hold what the rules ask of a run. memory_bytes: memory of all hosts."""
+    """Hold the values of a run that the rules check. memory_bytes: memory of all hosts."""
 
     sizes: float
     times: float
@@ -137,6 +140,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """Report whether a rule is kept."""
+
     text: str
     needed: str
     measured: str

@@ -1,14 +1,15 @@
-"""Map keys to nodes by consistent hashing with virtual nodes. Pure.
+"""Map keys to nodes by consistent hashing with virtual nodes. All functions are pure.
 
 Each member has points on a circle of 2^64 positions. The points follow from the member's id alone, and their number
-from its weight. A key belongs to the members of the points that come next on the circle. So a member that joins takes
-keys only for itself, and one that leaves gives away only its own (Karger et al., 1997). With some 1,000 to 2,000 points
-a member the shares are within 10 % of each other, even the largest of a thousand: the deviation of one is about
-1/sqrt(points).
+from its weight. A key belongs to the members whose points come next on the circle. A member that joins therefore takes
+keys only for itself, and one that leaves gives away only its own (Karger et al., 1997).
 
-When few members changed, a ring is derived from the previous one: only the points of those members are cut out and
-inserted. Nodes build a ring while reads go on, so no step holds the interpreter's lock for long: points are sorted in
-portions.
+With some 1,000 to 2,000 points per member the shares are within 10 % of each other, even the largest of a thousand. The
+deviation of one is about 1/sqrt(points).
+
+If few members changed, a ring is derived from the previous one: only the points of those members are cut out and
+inserted. Nodes build a ring while they serve reads, so no step holds the interpreter's lock for long: points are sorted
+in portions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from dataclasses import dataclass
 import xxhash
 
 POINTS_MAX = 2048
-"""The maximum for the heaviest member, which has at least half of that. Building takes some ms a member."""
+"""Points of the heaviest possible member. The heaviest actual one has at least half of that. Building takes some ms per
+member."""
 MEMBERS_MAX = 4096
+"""Most members of a ring."""
 SORT_PORTION_POINTS = 1 << 15
-"""Points sorted by one call, in some 10 ms."""
+"""Points that one call sorts, in some 10 ms."""
 MEMBERS_PER_CHANGE_MIN = 8
-"""A ring is derived from the previous one if at most one in this many members changed."""
+"""A ring is derived from the previous one if it has at least that many members per changed one."""
 _INDEX_BITS = MEMBERS_MAX - 1
 _POSITIONS = (1 << 64) - 1
 _EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS_MAX, "little")
@@ -35,7 +38,7 @@ _EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS_MAX, "little")
 
 @dataclass(frozen=True, slots=True)
 class RingMember:
-    """A node on the ring. weight: of its share, in any unit that all members use. zone: "" where zones are not
+    """Describe a node on the ring. weight: of its share, in any unit that all members use. zone: "" if zones are not
     configured."""
 
     id: str
@@ -49,8 +52,8 @@ def key_of(path: bytes, segment: int) -> int:
 
 
 class Ring:
-    """An immutable ring. members: sorted by id; ValueError if two have one id. previous: a ring of mostly the same
-    members, which makes this one quicker to build and changes nothing else."""
+    """Assign keys to members; immutable. members: sorted by id; ValueError if two have one id. previous: a ring of
+    mostly the same members, which makes this one faster to build and changes nothing else."""
 
     def __init__(self, members: Iterable[RingMember], *, previous: Ring | None = None) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.id))
@@ -68,8 +71,8 @@ class Ring:
         self._zones = len(self._points_by_zone)
 
     def owners(self, key: int, count: int = 1) -> tuple[RingMember, ...]:
-        """Return the owners of a key: the primary first, then its replicas. They are distinct members, of distinct
-        zones as long as there are any. The result is shorter than count if there are fewer members."""
+        """Return the owners of a key: the primary first, then its replicas. They are distinct members, and of distinct
+        zones as far as there are enough zones. The result is shorter than count if there are fewer members."""
         count = min(count, len(self.members))
         if count == 0:
             return ()
@@ -94,8 +97,8 @@ class Ring:
         return self._fill_up(index, count, chosen)
 
     def _nearest_of_zones(self, key: int) -> list[RingMember]:
-        """Return the member of each zone whose point comes next, the nearest first. A walk from the key would meet them
-        in this order, but may be long where a zone has few points."""
+        """Return the member of each zone whose point comes next, the nearest first. A walk from the key would find them
+        in this order, but may be long if a zone has few points."""
         nearest: list[tuple[int, int]] = []
         for points in self._points_by_zone.values():
             point = points[bisect_right(points, key | _INDEX_BITS) % len(points)]
@@ -168,7 +171,8 @@ class Ring:
 
 
 def _unit_of(members: Sequence[RingMember]) -> int:
-    """Return the weight of POINTS_MAX points: a power of two, so that few joins change everybody's count."""
+    """Return the weight of POINTS_MAX points. It is a power of two, so that few joins change the points of all
+    members."""
     heaviest = max((member.weight for member in members), default=1)
     return 1 << max(0, heaviest - 1).bit_length()
 
@@ -202,7 +206,7 @@ def _sorted(runs: Iterable[array[int]]) -> list[int]:
 
 
 def _spliced(points: array[int], leaving: list[int], joining: list[int]) -> array[int]:
-    """Return the points without those that leave, which must be among them, and with those that join."""
+    """Return the sorted points without those that leave, which must be among them, and with those that join."""
     spliced, index = array("Q"), 0
     changes = sorted([*((point, False) for point in leaving), *((point, True) for point in joining)])
     for point, is_joining in changes:

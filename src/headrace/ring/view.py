@@ -1,4 +1,5 @@
-"""The cluster as one node sees it at one moment. Values only: each change makes another view with a higher epoch."""
+"""Describe the cluster as one node sees it at one moment. Values only: each change makes another view with a higher
+epoch."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from headrace.base.namespace_path import check_node_id
 from headrace.ring.ring import Ring, RingMember, key_of
 
 SEGMENT_BYTES = 1 << 30
-"""Large files are spread by segments of this size; a smaller file belongs to its owners as a whole."""
+"""Size of the segments by which large files are spread. A smaller file belongs to its owners as a whole."""
 FORMER_MAX = 4
-"""The number of previous rings whose owners may still have what they owned then."""
+"""Number of previous rings whose owners may still have the data that they owned then."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """The record of a node in the cluster, which the node writes itself, as JSON.
+    """Hold the record of a node in the cluster, which the node itself writes as JSON.
 
-    instance: random, of one run of the node. address: "host:port" where peers connect. capacity_bytes: of its cache;
-    its share of the data follows from it. version: of the program; protocol: of the peers' messages. draining: it
-    serves what it has, but owns nothing any more. api: URL of its REST API, for programs of other hosts; "": none.
+    instance: random id of one run of the node. address: "host:port" where peers connect. capacity_bytes: of its cache,
+    which decides its share of the data. version: of the program; protocol: of the peers' messages. draining: it serves
+    its data, but owns none any longer. api: URL of its REST API, for programs on other hosts; "" for none.
     """
 
     id: str
@@ -35,7 +36,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     api: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse values that no node writes: whoever can write records can write any."""
+        """Refuse values that no node writes, because a process that can write records can write any."""
         check_node_id(self.id)
         if not 0 <= self.capacity_bytes < 1 << 62:
             raise ValueError(f"a capacity of {self.capacity_bytes} bytes")
@@ -45,7 +46,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The members and their ring. epoch: grows with every change of the members on this node; epochs of two nodes
+    """Hold the members and their ring. epoch: grows with every change of the members on this node; epochs of two nodes
     cannot be compared. former: previous rings, the newest first."""
 
     epoch: int
@@ -75,8 +76,8 @@ def alone(info: NodeInfo) -> ClusterView:
 
 
 def next_view(previous: ClusterView | None, nodes: Mapping[str, NodeInfo], *, epoch: int) -> ClusterView:
-    """Return the view after a change. If the members of the ring changed, the view keeps the rings before. If all nodes
-    are draining, they go on owning."""
+    """Return the view after a change. If the members of the ring changed, the view keeps the previous rings. If all
+    nodes are draining, they remain owners."""
     owning = [info for info in nodes.values() if not info.draining] or list(nodes.values())
     members = tuple(sorted((_member(info) for info in owning), key=lambda member: member.id))
     if previous is not None and previous.ring.members == members:
