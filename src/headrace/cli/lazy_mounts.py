@@ -20,7 +20,7 @@ def renew_mounts(node: SealNode, record: SealRecord) -> None:
 
     for place in node.catalogue.places(record.seal):
         source = source_on_top(place.mountpoint)
-        if is_of(source, record.seal) and not serves(source, record):
+        if is_of(source, node.catalogue, record.seal) and not serves(source, node.catalogue, record):
             node.try_mount(record.seal, place)
 
 

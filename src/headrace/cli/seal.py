@@ -259,7 +259,7 @@ def show(
 
     catalogue = known_node(socket, cache).catalogue
     record = catalogue.record(SealId.parse(name))
-    print_tree({**_row(record), "image": record.image}, as_json=json)
+    print_tree({**_row(catalogue, record), "image": record.image}, as_json=json)
 
 
 def diff(
@@ -335,7 +335,7 @@ def remove(
     node = known_node(socket, cache)
     if seal not in node.catalogue.seals():
         node.catalogue.record(seal)  # says that there is none
-    for mountpoint in reversed(mounts_of(seal)):
+    for mountpoint in reversed(mounts_of(node.catalogue, seal)):
         unmount_seal(mountpoint)
     node.catalogue.set_places(seal, [])
     if node.is_running:
@@ -373,7 +373,7 @@ def _name_of(node: SealNode, name: str | None) -> SealId:
 
 def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, as_json: bool) -> None:
     if as_json:
-        print_json(_row(record))
+        print_json(_row(catalogue, record))
         return
     lacking = f", {record.missing} files are fetched when they are read" if record.is_lazy else ""
     say(f"sealed: {record.seal}, id {record.id[:12]}{lacking}")
@@ -387,13 +387,13 @@ def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, 
 def _row_of(catalogue: Catalogue, seal: SealId) -> dict[str, Any] | None:
     """Return the row of a seal; None after a warning if it is damaged."""
     try:
-        return _row(catalogue.record(seal))
+        return _row(catalogue, catalogue.record(seal))
     except HeadraceError as error:
         warn(f"{error}; remove it with `headrace seal remove {seal}`")
         return None
 
 
-def _row(record: SealRecord) -> dict[str, Any]:
+def _row(catalogue: Catalogue, record: SealRecord) -> dict[str, Any]:
     from headrace.seal.mounted import mounts_of
 
     return {
@@ -404,5 +404,5 @@ def _row(record: SealRecord) -> dict[str, Any]:
         "size_bytes": record.size_bytes,
         "created_s": round(record.created_s, 3),
         "missing": record.missing,
-        "mounted": ", ".join(mounts_of(record.seal)),
+        "mounted": ", ".join(mounts_of(catalogue, record.seal)),
     }

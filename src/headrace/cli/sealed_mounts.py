@@ -161,7 +161,7 @@ class SealNode:
         from headrace.seal.mounted import serves, source_on_top
         from headrace.seal.places import mount_seal
 
-        if serves(source_on_top(place.mountpoint), record):
+        if serves(source_on_top(place.mountpoint), self.catalogue, record):
             return
         log_path = self.states[0].log if self.states else ""
         with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:

@@ -66,7 +66,7 @@ class AutomaticSeals:
 
     def unmount(self, seal: SealId) -> None:
         """Unmount a seal everywhere; open files go on. A mount of another program over it stays, and it with that."""
-        for mountpoint in reversed(mounts_of(seal)):
+        for mountpoint in reversed(mounts_of(self._catalogue, seal)):
             try:
                 unmount_seal(mountpoint)
             except MountError:

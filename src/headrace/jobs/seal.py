@@ -125,7 +125,7 @@ class Sealing:
 
     def status(self) -> dict[str, object]:
         """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
-        places = mountpoints()
+        places = mountpoints(self._catalogue)
         seals = self._catalogue.seals()
         rows = [{**self._summary(seal), "mounted": places.get(str(seal), [])} for seal in seals]
         return {"seals": rows, "seals_in_use": self._catalogue.in_use(), "seal_trouble": self.trouble}
@@ -368,7 +368,7 @@ class Sealing:
         return ""
 
     def _remove(self, seal: SealId, at_once: bool) -> None:  # noqa: FBT001 - a thread's call has positions only
-        mounted = mounts_of(seal)
+        mounted = mounts_of(self._catalogue, seal)
         if mounted:
             raise UsageError(
                 f"seal {seal}",

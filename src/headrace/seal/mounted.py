@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
+
 from headrace.base.mount_table import MountTableRow, mount_table, mounted_at
 from headrace.base.namespace_path import is_at_or_below
 from headrace.base.proc_stat import began_at
-from headrace.seal.catalogue import SealId, SealRecord
+from headrace.seal.catalogue import Catalogue, SealId, SealRecord
 
 PREFIX = "headrace-seal:"
+"""Begins the device of a view. The key of the catalogue, the seal, a part of its id, and a lazy layer follow."""
+FIELDS = 4
+"""The least number of the parts of a device, with the prefix."""
 
 
-def source_of(record: SealRecord, layer: tuple[int, int] | None = None) -> str:
-    """Return what the mount table shows as the device of a seal. Equal contents of two nodes have equal names. layer:
-    the pid and the start of the process that serves what a lazy seal lacks."""
-    source = f"{PREFIX}{record.seal}:{record.id[:16]}"
+def source_of(catalogue: Catalogue, record: SealRecord, layer: tuple[int, int] | None = None) -> str:
+    """Return what the mount table shows as the device of a seal: another one for each catalogue that has it. layer: the
+    pid and the start of the process that serves what a lazy seal lacks."""
+    source = f"{_prefix(catalogue, record.seal)}{record.id[:16]}"
     return source if layer is None else f"{source}:{layer[0]}-{layer[1]}"
 
 
-def is_of(source: str, seal: SealId) -> bool:
+def is_of(source: str, catalogue: Catalogue, seal: SealId) -> bool:
     """Return whether a device is any view of a seal."""
-    return source.startswith(f"{PREFIX}{seal}:")
+    return source.startswith(_prefix(catalogue, seal))
 
 
-def serves(source: str, record: SealRecord) -> bool:
+def serves(source: str, catalogue: Catalogue, record: SealRecord) -> bool:
     """Return whether a device is a view of what a seal has now and, if it is lazy, its layer is served."""
-    whole = source_of(record)
+    whole = source_of(catalogue, record)
     if not record.is_lazy:
         return source == whole
     layer = source.removeprefix(f"{whole}:")
@@ -32,16 +37,19 @@ def serves(source: str, record: SealRecord) -> bool:
     return layer != source and pid.isdecimal() and str(began_at(int(pid))) == began
 
 
-def mounts_of(seal: SealId) -> list[str]:
+def mounts_of(catalogue: Catalogue, seal: SealId) -> list[str]:
     """Return where a seal is mounted, in the order of the mounts."""
-    return mountpoints().get(str(seal), [])
+    return mountpoints(catalogue).get(str(seal), [])
 
 
-def mountpoints() -> dict[str, list[str]]:
-    """Return where each seal is mounted, by its name, with one look at the mount table."""
+def mountpoints(catalogue: Catalogue) -> dict[str, list[str]]:
+    """Return where each seal of a catalogue is mounted, by its name, with one look at the mount table."""
     places: dict[str, list[str]] = {}
+    wanted = _key(catalogue)
     for path, source in _views():
-        places.setdefault(source.removeprefix(PREFIX).partition(":")[0], []).append(path)
+        key, name = source.removeprefix(PREFIX).split(":")[:2]
+        if key == wanted:
+            places.setdefault(name, []).append(path)
     return places
 
 
@@ -56,9 +64,22 @@ def source_on_top(mountpoint: str) -> str:
     return row.source if row is not None and _is_view(row) else ""
 
 
+def _prefix(catalogue: Catalogue, seal: SealId) -> str:
+    return f"{PREFIX}{_key(catalogue)}:{seal}:"
+
+
+def _key(catalogue: Catalogue) -> str:
+    """Return the device and the inode of a catalogue, which no other one of this host has; "" if it does not exist."""
+    try:
+        status = os.stat(catalogue.folder)
+    except FileNotFoundError:
+        return ""
+    return f"{status.st_dev:x}-{status.st_ino:x}"
+
+
 def _views() -> list[tuple[str, str]]:
     return [(row.mountpoint, row.source) for row in mount_table() if _is_view(row)]
 
 
 def _is_view(row: MountTableRow) -> bool:
-    return row.kind == "overlay" and row.source.startswith(PREFIX)
+    return row.kind == "overlay" and row.source.startswith(PREFIX) and row.source.count(":") >= FIELDS - 1

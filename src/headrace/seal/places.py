@@ -39,7 +39,7 @@ def mount_seal(
     open sees what is under both. InvalidImageError, MountError."""
     replaced = source_on_top(place.mountpoint)
     seal = record.seal
-    label = source_of(record, layer and (layer.pid, layer.began))
+    label = source_of(catalogue, record, layer and (layer.pid, layer.began))
     with ExitStack() as stack:
         folders = [stack.enter_context(_opened(f"{folder}/files")) for folder in volumes]
         target = stack.enter_context(_opened_place(place))

@@ -74,7 +74,7 @@ def test_missing_files_come_on_first_use_and_then_no_process_is_needed(host: Hos
     host.assert_right(mount=sealed)
     wait_until(lambda: not record_of(host).is_lazy)
     wait_until(lambda: not layers(host))
-    assert source_on_top(str(sealed)).count(":") == 2
+    assert source_on_top(str(sealed)).count(":") == 3
     host.kill_all()
     drop_caches()
     host.assert_right(mount=sealed)
@@ -141,7 +141,7 @@ def test_complete_loads_the_rest_and_mounts_the_whole(host: Host) -> None:
     sealed = sealed_lazily(host)
     with (sealed / "images/2/25.bin").open("rb") as opened:
         host.ok("seal", "complete", "all@1")
-        assert source_on_top(str(sealed)).count(":") == 2
+        assert source_on_top(str(sealed)).count(":") == 3
         assert opened.read() == (host.truth / "images/2/25.bin").read_bytes()
     wait_until(lambda: not layers(host))
     host.kill_all()

@@ -135,3 +135,26 @@ def test_who_still_has_a_removed_seal_reads_its_files(host: Host, containers: li
     assert host.json("status")["seals_in_use"] == []
     host.ok("free", "/")
     wait_until(lambda: not [path for path in (host.cache / "files").rglob("*") if path.is_file()])
+
+
+def test_nodes_of_one_host_have_seals_of_one_name(host: Host) -> None:
+    """What is done to one of them leaves the other as it is."""
+    host.up()
+    (host.base / "b").mkdir()
+    other = Host(host.base / "b")
+    try:
+        other.put("images/3.bin", 500)
+        other.up()
+        places = []
+        for each in (host, other):
+            each.ok("seal", "/images", "--at", each.base / "sealed")
+            places.append(str(each.base / "sealed"))
+        rows = [each.json("seal", "list")[0] for each in (host, other)]
+        assert [row["seal"] for row in rows] == ["images@1", "images@1"]
+        assert [row["mounted"] for row in rows] == places
+        assert [each.json("status")["seals"][0]["mounted"] for each in (host, other)] == [[p] for p in places]
+        host.ok("seal", "remove", "images@1")
+        assert seals_below(str(host.base)) == [places[1]]
+        assert (other.base / "sealed/3.bin").read_bytes() == (other.truth / "images/3.bin").read_bytes()
+    finally:
+        other.close()

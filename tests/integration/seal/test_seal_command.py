@@ -212,7 +212,7 @@ def test_each_command_prints_its_fields(host: Host) -> None:
     assert (again["seal"], again["id"]) == ("images@2", row["id"])
     assert tuple(host.json("seal", "diff", "images@1", "images@2")) == FIELDS["seal diff"]
     assert set(host.json("seal", "verify", "images@2")) == set(FIELDS["seal verify"])
-    assert host.json("seal", "remove", "images@1") == {"seal": "images@1"}
+    assert host.json("seal", "remove", "images@1") == {"seal": "images@1", "in_use": False}
 
 
 def test_what_can_not_be_done_is_said_in_a_line(host: Host) -> None:

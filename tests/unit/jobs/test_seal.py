@@ -165,7 +165,7 @@ async def test_a_seal_that_is_mounted_is_not_removed(
     node: SealingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.run("seal")
-    monkeypatch.setattr("headrace.jobs.seal.mounts_of", lambda record: ["/mnt/a"])
+    monkeypatch.setattr("headrace.jobs.seal.mounts_of", lambda catalogue, seal: ["/mnt/a"])
     with pytest.raises(UsageError, match="/mnt/a"):
         await node.run("unseal")
     assert node.catalogue.seals() == [SEAL]
