@@ -225,8 +225,7 @@ def pull(
     from headrace.wire.messages import JobStart
 
     seal, node, began_s = SealId.parse(name), running_node(socket, cache, path), time.monotonic()
-    searched = node.path if path is not None else ""
-    start = JobStart(kind="pull-seal", path=searched, options={"seal": str(seal)})
+    start = JobStart(kind="pull-seal", path=node.path, options={"seal": str(seal)})
     state = watch(start, node.socket, ("pull", str(seal)), is_shown=not json)
     if state.failed_files or not json:
         show_result("pull", str(seal), state, time.monotonic() - began_s, as_json=json)

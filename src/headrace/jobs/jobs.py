@@ -152,7 +152,7 @@ class Jobs:
         elif kind == "push-seal":
             await self.shared_seals.push(seal, progress)
         elif kind == "pull-seal":
-            await self.shared_seals.pull(seal, os.fsdecode(path), progress)
+            await self.shared_seals.pull(seal, "" if path == b"/" else os.fsdecode(path), progress)
         else:
             await self.sealing.verify(seal, progress)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import UsageError
-from headrace.base.model import FileId
+from headrace.base.model import Entry, FileId, Version
 from headrace.base.namespace_path import check_long_names
 from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.read import ReadPath
@@ -40,6 +40,7 @@ from headrace.wire.messages import (
     JobStart,
     List,
     Lookup,
+    LookupVersion,
     MountAdd,
     MountList,
     MountRemove,
@@ -80,6 +81,7 @@ class NameRequests:
             Lookup: self._lookup,
             List: self._list,
             Resolve: self._resolve,
+            LookupVersion: self._resolve_version,
             Describe: self._describe,
         }
 
@@ -92,18 +94,24 @@ class NameRequests:
         return Done()
 
     async def _resolve(self, request: Resolve) -> Resolved:
-        entry = await self._namespace.resolver.resolve(request.path)
-        version = entry.version
-        return Resolved(
-            id=entry.id,
-            kind=int(entry.kind),
-            size_bytes=version.size_bytes,
-            mtime_ns=version.mtime_ns,
-            token=version.token,
-        )
+        return _resolved(await self._namespace.resolver.resolve(request.path))
+
+    async def _resolve_version(self, request: LookupVersion) -> Resolved:
+        version = Version(request.size_bytes, request.mtime_ns, request.token)
+        return _resolved(await self._namespace.resolver.ensure_entry(request.path, version))
 
     async def _describe(self, request: Describe) -> Described:
         return await describe(self._namespace.tree, self._store, FileId(request.id), self._timeout_s)
+
+
+def _resolved(entry: Entry) -> Resolved:
+    return Resolved(
+        id=entry.id,
+        kind=int(entry.kind),
+        size_bytes=entry.version.size_bytes,
+        mtime_ns=entry.version.mtime_ns,
+        token=entry.version.token,
+    )
 
 
 class ReadRequests:

@@ -39,6 +39,7 @@ from headrace.wire.api import (
     ApiMember,
     ApiMount,
     ApiMounts,
+    ApiSeals,
     ApiStatus,
     Cluster,
     Health,
@@ -46,7 +47,7 @@ from headrace.wire.api import (
     Value,
 )
 from headrace.wire.api import ApiJobs as JobsReply
-from headrace.wire.messages import Done, MountAdd, MountList, MountRemove
+from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, SealList, SealRow, SealRows
 from headrace.wire.messages import Mounts as MountRows
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Handlers:
             "listMounts": lambda *_: ApiMounts(self._mounts()),
             "addMount": lambda _, __, body: self._add_mount(body),
             "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
+            "listSeals": lambda _, query, __: ApiSeals(self._seals(from_origin=query.origin)),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
@@ -99,6 +101,11 @@ class Handlers:
         answer = self._client.ask(MountList())
         assert isinstance(answer, MountRows)
         return [ApiMount(row.path, row.url, row.sync_interval_s) for row in answer.rows]
+
+    def _seals(self, *, from_origin: bool) -> list[SealRow]:
+        answer = self._client.ask(SealList(from_origin=from_origin))
+        assert isinstance(answer, SealRows)
+        return answer.rows
 
     def _add_mount(self, body: Any) -> ApiMount:
         path = _path_text(body.path)

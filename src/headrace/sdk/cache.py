@@ -12,7 +12,6 @@ FileNotFoundError.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ from headrace.sdk.glob import matching_paths
 from headrace.sdk.local_bulk_read import LocalBulkReader
 from headrace.sdk.mapped_files import map_whole
 from headrace.sdk.namespace import open_vfs
+from headrace.sdk.seal_calls import SealCalls, run_to_end
 from headrace.vfs.file_stat import Stat, is_directory, stat_of
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, ReadStream, WriteStream
@@ -70,12 +70,12 @@ def _bulk_reader_of(vfs: Vfs) -> BulkReader:
     return ThreadedBulkReader(vfs)
 
 
-class Cache:
+class Cache(SealCalls):
     """Reads and writes the namespace; `connect` creates it. The connection and the descriptors belong to the process
     and last as long as it. Only what `open` returns needs to be closed."""
 
     def __init__(self, vfs: Vfs, bulk_reader: BulkReader) -> None:
-        self._vfs = vfs
+        super().__init__(vfs)
         self._bulk_reader = bulk_reader
 
     def __enter__(self) -> Cache:
@@ -233,12 +233,4 @@ class Cache:
     def _run(
         self, kind: str, path: str, options: dict[str, str], on_progress: Callable[[JobState], None] | None
     ) -> JobState:
-        last: JobState | None = None
-        start = JobStart(kind=kind, path=path, options=options)
-        with contextlib.closing(self._vfs.run_job(start)) as states:
-            for state in states:
-                last = state
-                if on_progress is not None:
-                    on_progress(state)
-        assert last is not None
-        return last
+        return run_to_end(self._vfs, JobStart(kind=kind, path=path, options=options), on_progress)

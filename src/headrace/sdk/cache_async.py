@@ -18,7 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from headrace.client.node_client import PATIENCE_S
 from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
-from headrace.wire.messages import JobState
+from headrace.wire.messages import JobState, SealRow
 
 THREADS = 32
 PAGE = 64
@@ -110,6 +110,12 @@ class AsyncCache:
 
     async def persist(self, path: str = "/") -> JobState:
         return await self._do(self.cache.persist, path)
+
+    async def seal(self, path: str, name: str | None = None, **options: Any) -> SealRow:
+        return await self._do(self.cache.seal, path, name, **options)
+
+    async def seals(self, *, from_origin: bool = False) -> builtins.list[SealRow]:
+        return await self._do(self.cache.seals, from_origin=from_origin)
 
     async def status(self) -> dict[str, object]:
         return await self._do(self.cache.status)

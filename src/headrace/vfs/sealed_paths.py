@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.base.errors import NotADirectoryPathError, PathNotFoundError, VersionChangedError
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.namespace_path import join
@@ -24,7 +26,7 @@ from headrace.overlay.merged_view import FileStat
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.vfs.sealed_list import SealedList
 from headrace.vfs.streams import Content
-from headrace.wire.messages import SealOpen, SealOpened
+from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,10 @@ _SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
 
 
 class SealedEntry(Entry, frozen=True, gc=False):
-    """A name of a seal. why: why its bytes can't be read; "" if they can."""
+    """A name of a seal. source: the path in the namespace of a file whose sealed version neither the index nor a seal
+    of this node has; b"" for any other name."""
 
-    why: str = ""
+    source: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,45 +155,51 @@ class SealedPaths:
         sealed = seal.list.entry(position)
         if not sealed.is_file:
             return _shown(sealed)
-        present = self._lower(join(seal.top, sealed.path))
-        version = _version_of(sealed)
-        if present is not None and present.kind is Kind.FILE and present.version == version:
+        source = join(seal.top, sealed.path)
+        present = self._lower(source)
+        if present is not None and present.kind is Kind.FILE and present.version == _version_of(sealed):
             return _shown(sealed, present.id)
         cached_id = seal.cached_id(position)
         if cached_id is not None and self._client.complete_path(cached_id) is not None:
             return _shown(sealed, cached_id)
-        if present is None:
-            return _shown(
-                sealed, why="the object is gone from its origin since it was sealed, and no cache has it"
+        return _shown(sealed, source=source)
+
+    def content(self, path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
+        """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError where no cache and no
+        origin has its sealed version; the reason is in the log, too."""
+        if not entry.version.size_bytes:
+            return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            return open_below(self._found_at_origin(entry) if entry.source else entry)
+        except FileNotFoundError as error:  # the name has another id by now
+            raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
+        except VersionChangedError as error:
+            why = "the object has changed at its origin since it was sealed, or is gone, and no cache has it"
+            log.error("a file of a seal can't be read path=%s error=%s", os.fsdecode(path), error)
+            hint = "seal the directory again, as the next version"
+            raise VersionChangedError(os.fsdecode(path), why=why, hint=hint) from error
+
+    def _found_at_origin(self, entry: SealedEntry) -> Entry:
+        """Return the entry of the sealed version, which the origin has though the index did not know.
+        VersionChangedError if it has another one."""
+        version = entry.version
+        answer = self._client.ask(
+            LookupVersion(
+                path=entry.source,
+                size_bytes=version.size_bytes,
+                mtime_ns=version.mtime_ns,
+                token=version.token,
             )
-        return _shown(
-            sealed,
-            why=f"the object has changed at its origin since it was sealed, and no cache has it: version "
-            f"{present.version.text}, sealed {version.text}",
         )
+        assert isinstance(answer, Resolved)
+        return msgspec.structs.replace(entry, id=FileId(answer.id), source=b"")
 
 
-def sealed_content(path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
-    """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError, with the reason in the
-    log, where its sealed version is lost."""
-    if not entry.version.size_bytes:
-        return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    if entry.why:
-        log.error("a file of a seal can't be read path=%s why=%s", os.fsdecode(path), entry.why)
-        raise VersionChangedError(
-            os.fsdecode(path), why=entry.why, hint="seal the directory again, as the next version"
-        )
-    try:
-        return open_below(entry)
-    except FileNotFoundError as error:  # the name has another id by now
-        raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
-
-
-def _shown(sealed: SnapshotEntry, id: FileId = NO_ID, why: str = "") -> SealedEntry:
+def _shown(sealed: SnapshotEntry, id: FileId = NO_ID, source: bytes = b"") -> SealedEntry:
     kind = Kind.FILE if sealed.is_file else Kind.DIRECTORY
     name = sealed.path.rpartition(b"/")[2]
     attributes = Attributes(sealed.mtime_ns, sealed.mode & 0o7777, sealed.uid, sealed.gid)
-    return SealedEntry(id, ROOT_ID, name, kind, _version_of(sealed), attributes, why)
+    return SealedEntry(id, ROOT_ID, name, kind, _version_of(sealed), attributes, source)
 
 
 def _version_of(sealed: SnapshotEntry) -> Version:

@@ -29,7 +29,7 @@ from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Hidden
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
-from headrace.vfs.sealed_paths import SealedEntry, SealedPaths, sealed_content
+from headrace.vfs.sealed_paths import SealedEntry, SealedPaths
 from headrace.vfs.streams import Content, ReadStream, read_range
 
 LINKS_MAX = 40
@@ -230,7 +230,7 @@ class VfsReader:
         """Open a file that `get` returned just now, as `content` does. FileNotFoundError or VersionChangedError when
         it has been replaced since; then call `get` again."""
         if isinstance(status, SealedEntry):
-            return sealed_content(full_path, status, self._below_content)
+            return self.sealed.content(full_path, status, self._below_content)
         return self._below_content(status) if isinstance(status, Entry) else self._upper_content(full_path)
 
     def content_if_cached(self, path: bytes) -> Content | None:

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from headrace.wire.messages import SealRow
+
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
 """In a request for content, "xxh3-64" asks for checksums. The response then has one checksum for each piece of the
@@ -98,6 +100,14 @@ class WaitQuery(Value, frozen=True):
     ] = 0.0
 
 
+class SealQuery(Value, frozen=True):
+    """Which seals are asked for."""
+
+    origin: Annotated[
+        bool, Meta(description="Return the seals at the origins of the mounts, not those of the node.")
+    ] = False
+
+
 class NewMount(Value, frozen=True):
     """A mount to attach. options: see docs/origins.md; secrets among them are not kept over a restart."""
 
@@ -106,12 +116,27 @@ class NewMount(Value, frozen=True):
     options: dict[str, str] = {}
 
 
-JobKind = Literal["load", "free", "pin", "unpin", "sync", "persist", "persist-soon", "fsck", "drain"]
+JobKind = Literal[
+    "load",
+    "free",
+    "pin",
+    "unpin",
+    "sync",
+    "persist",
+    "persist-soon",
+    "fsck",
+    "drain",
+    "seal",
+    "unseal",
+    "verify-seal",
+    "push-seal",
+    "pull-seal",
+]
 
 
 class NewJob(Value, frozen=True):
     """A job to start. options: those of the command of that name, as text: replicas, priority, verify,
-    forget_conflicts."""
+    forget_conflicts; seal, as NAME@VERSION, which jobs of seals need."""
 
     kind: JobKind
     path: Path = "/"
@@ -144,6 +169,12 @@ class ApiMount(Value, frozen=True):
 
 class ApiMounts(Value, frozen=True):
     mounts: list[ApiMount]
+
+
+class ApiSeals(Value, frozen=True):
+    """Seals, by name and version. id: a hash of the content list."""
+
+    seals: list[SealRow]
 
 
 class ApiMember(Value, frozen=True):
@@ -309,12 +340,16 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Detach the origin at a path. The origin itself does not change.",
     ),
     Operation(
+        name="listSeals", method="GET", path="/v1/seals", query=SealQuery, answer=ApiSeals,
+        summary="List the seals of the node, or those at the origins.",
+    ),
+    Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,
         summary="List running jobs and the most recent finished ones.",
     ),
     Operation(
         name="startJob", method="POST", path="/v1/jobs", body=NewJob, answer=ApiJob, status=202,
-        summary="Start a job: load, free, pin, unpin, sync, persist, fsck, or drain of the node.",
+        summary="Start a job: load, free, pin, unpin, sync, persist, fsck, drain of the node, or one of a seal.",
     ),
     Operation(
         name="getJob", method="GET", path="/v1/jobs/{id}", query=WaitQuery, answer=ApiJob,

@@ -207,6 +207,19 @@ class SealOpen(Message, frozen=True):
     seal: str
 
 
+class LookupVersion(Message, frozen=True):
+    """Find the entry of a file in exactly this version; the origin is asked where the index has another one.
+    → Resolved, or Failure with origin.version_changed."""
+
+    path: bytes
+    size_bytes: int
+    mtime_ns: int
+    token: str
+
+    def __post_init__(self) -> None:
+        check_long_names(self.path)
+
+
 class GatewayCounts(Message, frozen=True):
     """Report what a gateway of this host has answered; sent every two seconds. kind: "s3", "webhdfs". → Done."""
 
@@ -428,6 +441,7 @@ Request = (
     | Describe
     | SealList
     | SealOpen
+    | LookupVersion
     | GatewayCounts
     | Shutdown
 )

@@ -10,6 +10,7 @@ import pytest
 import headrace
 from headrace.base.errors import (
     NotADirectoryPathError,
+    PathExistsError,
     PathNotFoundError,
     ReadOnlyError,
     VersionChangedError,
@@ -95,6 +96,22 @@ def test_what_changed_is_read_as_it_was_or_not_at_all(
     hosts[0].ok("seal", "push", "images@2")
     assert caches[1].read("/images@2/0/0.bin") == body
     assert [stat.name for stat in caches[1].list("/images@2/1")] == ["3.bin", "5.bin", "7.bin"]
+
+
+def test_a_program_seals_and_pushes(caches: list[Cache], hosts: list[Host], origin: Origin) -> None:
+    first = caches[0].seals()[0]
+    assert [row.seal for row in caches[1].seals()] == []
+    assert caches[1].seals(from_origin=True) == [first]
+    origin.put("images/new", b"new")
+    hosts[0].ok("sync", "/")
+    second = caches[0].seal("/images", push=True)
+    assert (second.seal, second.files) == ("images@2", first.files + 1)
+    assert caches[0].seals() == caches[1].seals(from_origin=True) == [first, second]
+    assert caches[1].read("/images@2/new") == b"new" and not caches[1].exists("/images@1/new")
+    third = caches[0].seal("/images/0", "some@7")
+    assert (third.seal, third.path) == ("some@7", "/images/0")
+    with pytest.raises(PathExistsError):
+        caches[0].seal("/images/0", "some@7")
 
 
 def test_names_that_are_no_sealed_path(caches: list[Cache]) -> None:

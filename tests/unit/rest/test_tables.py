@@ -27,6 +27,7 @@ BY_OPERATION = {
     "JobList": "listJobs",
     "JobCancel": "cancelJob",
     "JobRetry": "retryJob",
+    "SealList": "listSeals",
     "Resolve": "getEntry",
     "List": "listEntries",
 }
@@ -45,8 +46,8 @@ OF_THE_HOST = {
         "Secure",
         "AcquireLease",
         "Describe",
-        "SealList",
         "SealOpen",
+        "LookupVersion",
     ),
     "GatewayCounts",
     "Shutdown",
