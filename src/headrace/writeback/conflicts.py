@@ -29,14 +29,14 @@ class ConflictCopies:
         self,
         namespace: Namespace,
         upper: Upper,
-        known: SyncJournal,
+        journal: SyncJournal,
         *,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
         self._tree = namespace.tree
         self._names = namespace.changes
         self._upper = upper
-        self._journal = known
+        self._journal = journal
         self._on_written = on_written
         self.count = 0
         """Number of names that were changed since the start."""

@@ -40,7 +40,7 @@ class OriginChangeReconciler:
         self,
         namespace: Namespace,
         upper: Upper,
-        known: SyncJournal,
+        journal: SyncJournal,
         *,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
@@ -49,7 +49,7 @@ class OriginChangeReconciler:
         self._index = namespace.tree.index
         self._names = namespace.changes
         self._upper = upper
-        self._journal = known
+        self._journal = journal
         self._limit_s = limit_s
         self._on_written = on_written
         self._waiting: set[bytes] = set()
@@ -62,7 +62,7 @@ class OriginChangeReconciler:
         self._waiting.update(path for path in paths if self._upper.at(path).exists())
         return bool(self._waiting or self._emptied)
 
-    async def expect(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
+    async def correct_index(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
         """Correct the index at a start, from the clean files and their rows. The index may be older than the journal,
         or lack a change that an earlier run did not check. It then has this node's uploads, so the next listing shows
         other writers' changes."""
@@ -79,7 +79,7 @@ class OriginChangeReconciler:
         """Return whether paths wait for a check."""
         return bool(self._waiting)
 
-    async def look(self) -> None:
+    async def check_waiting(self) -> None:
         """Check all waiting paths. A path stays in the queue if its origin does not answer, or if it is dirty here and
         another node wrote it, too."""
         paths, self._waiting = sorted(self._waiting), set()

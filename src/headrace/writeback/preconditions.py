@@ -33,7 +33,7 @@ class Preconditions:
         self,
         namespace: Namespace,
         upper: Upper,
-        known: SyncJournal,
+        journal: SyncJournal,
         *,
         query_replicas: Callable[[], Awaitable[None]] | None = None,
         resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
@@ -41,7 +41,7 @@ class Preconditions:
         self._tree = namespace.tree
         self._names = namespace.changes
         self._upper = upper
-        self._journal = known
+        self._journal = journal
         self._query_replicas = query_replicas
         self._resolve_version = resolve_version
 

@@ -27,12 +27,12 @@ class WrittenFilesOfScrub:
 
     def __init__(
         self,
-        known: SyncJournal,
+        journal: SyncJournal,
         locate: Callable[[bytes], SafePath],
         *,
         drop: Callable[[JournalRecord], Awaitable[bool]],
     ) -> None:
-        self._journal = known
+        self._journal = journal
         self.locate = locate
         self.drop = drop
 

@@ -79,7 +79,7 @@ class WriteBack:
         self._demoter = demoter
         self._quota = demoter.quota
         self._durability = durability
-        self._suspects = False
+        self._has_suspects = False
         self._tasks = OwnedTasks()
         self.counts = executor.counts
 
@@ -91,7 +91,7 @@ class WriteBack:
             self._layer.upper.at(top).make_folders(0o755)
         await self._clear_work()
         self._executor.start()
-        await self._origin_changes.expect(await self.rescan())
+        await self._origin_changes.correct_index(await self.rescan())
         self._tasks.start(self._run())
         self._observers.start(self._dirty)
 
@@ -124,7 +124,7 @@ class WriteBack:
     def names_changed(self, paths: Iterable[bytes]) -> None:
         """Note paths whose entry in the index changed by a listing."""
         if self._origin_changes.suspect(paths):
-            self._suspects = True
+            self._has_suspects = True
             self._changes.wake.set()
 
     async def rescan(self) -> CleanFiles:
@@ -146,9 +146,9 @@ class WriteBack:
             now_s = monotonic_s()
             due = self._dirty.due(now_s, ROUND_PATHS_MAX)
             try:
-                if self._suspects:
-                    self._suspects = False
-                    await self._origin_changes.look()
+                if self._has_suspects:
+                    self._has_suspects = False
+                    await self._origin_changes.check_waiting()
                 if due or now_s >= self._executor.removals_due_s:
                     await self._reconcile_round(due)
                 elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
@@ -157,7 +157,7 @@ class WriteBack:
                     scanned_s = monotonic_s()
                     pause_s = max(SCAN_INTERVAL_S, SCAN_SHARE * (scanned_s - now_s))
                     full_due_s = scanned_s + max(RETRY_S, SCAN_SHARE * (scanned_s - now_s))
-                    await self._origin_changes.look()
+                    await self._origin_changes.check_waiting()
             except Exception:
                 log.exception("a round of write-back failed")  # the next round must still run
                 await asyncio.sleep(1.0)
@@ -190,7 +190,7 @@ class WriteBack:
         finally:
             if actions:
                 await self._observers.on_persisted(list(actions), folders)
-                self._suspects = self._suspects or self._origin_changes.has_waiting
+                self._has_suspects = self._has_suspects or self._origin_changes.has_waiting
                 self._layer.write_ahead.flush_soon()
 
     # ------------------------------------------------------------ durability
@@ -255,18 +255,18 @@ class WriteBack:
 
     def forget_conflicts(self) -> None:
         """Clear the list of conflicts. The renamed files stay."""
-        self.known.forget_conflicts([conflict.path for conflict in self.known.conflicts()])
+        self.journal.forget_conflicts([conflict.path for conflict in self.journal.conflicts()])
 
     def for_scrub(self) -> WrittenFilesOfScrub:
         """Return the clean files of the layer, for the scrub."""
-        return WrittenFilesOfScrub(self.known, self._layer.upper.at, drop=self._demoter.drop_damaged)
+        return WrittenFilesOfScrub(self.journal, self._layer.upper.at, drop=self._demoter.drop_damaged)
 
     @property
     def layer(self) -> WritableLayer:
         return self._layer
 
     @property
-    def known(self) -> SyncJournal:
+    def journal(self) -> SyncJournal:
         """Return the sync journal of the layer."""
         return self._layer.journal
 
@@ -295,6 +295,6 @@ class WriteBack:
             "failures": self.counts.failures,
             "conflicts": [
                 {"path": os.fsdecode(conflict.path), "kept": os.fsdecode(conflict.kept), "why": conflict.why}
-                for conflict in self.known.conflicts()
+                for conflict in self.journal.conflicts()
             ],
         }

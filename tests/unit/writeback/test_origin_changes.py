@@ -28,7 +28,7 @@ async def persisted(layer: LayerFixture) -> OriginChangeReconciler:
 async def look(layer: LayerFixture, changes: OriginChangeReconciler) -> None:
     await layer.listed(PATH)
     assert changes.suspect([PATH])
-    await changes.look()
+    await changes.check_waiting()
 
 
 async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
@@ -46,7 +46,7 @@ async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixtur
     layer.memory.delete("d/f")
     await layer.listed(b"/d")
     assert changes.suspect([PATH])
-    await changes.look()
+    await changes.check_waiting()
     assert layer.names() == [] and {PATH, b"/d"} <= set(layer.meant_anew)
     assert not changes.suspect([])
 
@@ -56,7 +56,7 @@ async def test_a_directory_that_the_index_has_stays(layer: LayerFixture) -> None
     layer.memory.hold("d/other", THEIRS)
     layer.memory.delete("d/f")
     await look(layer, changes)
-    await changes.look()
+    await changes.check_waiting()
     assert layer.names() == [b"d"] and layer.names(b"/d") == []
 
 
@@ -65,7 +65,7 @@ async def test_a_listing_older_than_our_upload_drops_nothing(layer: LayerFixture
     changes = await persisted(layer)
     layer.namespace.changes.record_removal(PATH)
     assert changes.suspect([PATH])
-    await changes.look()
+    await changes.check_waiting()
     assert layer.content(PATH) == OURS
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
@@ -86,7 +86,7 @@ async def test_a_file_that_is_open_stays_until_it_is_closed(layer: LayerFixture)
     await look(layer, changes)
     assert layer.content(PATH) == OURS and changes.has_waiting
     os.close(fd)
-    await changes.look()
+    await changes.check_waiting()
     assert layer.upper.look(PATH) is None and not changes.has_waiting
 
 
@@ -96,10 +96,10 @@ async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture)
     await layer.listed(PATH)
     layer.origin.fail("head", PlannedFault.UNAVAILABLE)
     assert changes.suspect([PATH])
-    await changes.look()
+    await changes.check_waiting()
     assert layer.content(PATH) == OURS and changes.has_waiting
     layer.origin.mend()
-    await changes.look()
+    await changes.check_waiting()
     assert layer.upper.look(PATH) is None
 
 
@@ -112,6 +112,6 @@ async def test_an_index_that_is_older_than_the_journal_is_corrected(layer: Layer
     row = layer.journal.get(PATH)
     assert row is not None
     layer.namespace.changes.record_removal(PATH)
-    await changes.expect([(row, layer.upper.at(PATH).lstat())])
+    await changes.correct_index([(row, layer.upper.at(PATH).lstat())])
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == row.version

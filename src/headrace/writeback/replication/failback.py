@@ -24,11 +24,11 @@ class Failback:
     """Record in this node's journal what replicas persisted for it."""
 
     def __init__(
-        self, me: str, peers: PeerClient, known: SyncJournal, *, view: Callable[[], ClusterView]
+        self, me: str, peers: PeerClient, journal: SyncJournal, *, view: Callable[[], ClusterView]
     ) -> None:
         self._me = me
         self._peers = peers
-        self._journal = known
+        self._journal = journal
         self._view = view
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
