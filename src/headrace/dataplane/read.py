@@ -1,4 +1,4 @@
-"""The read, from top to bottom. Open this first.
+"""Read cached and uncached bytes: the read path, from top to bottom. Read this module first.
 
 A client that finds no complete cache file calls `open`. While the file is incomplete, it calls `fill` for the bytes
 that it needs. Both calls end with bytes in the cache file, where the client reads them; they never return bytes.
@@ -12,8 +12,8 @@ that it needs. Both calls end with bytes in the cache file, where the client rea
       └──── absent: read ranges of the source, each block once. Read ahead of a sequential reader, and fill a file
             completely that is read in large part. The last block commits the file.
 
-`small_files.py` fetches small files, and `open_fills.py` has the fills of large ones. `source.py` reads from peers
-or the origin. `compare.py` compares the origin's bytes with the digest that the origin names.
+`small_files.py` fetches small files, and `open_fills.py` has the fills of large ones. `source.py` reads from peers or
+the origin. `compare.py` compares the origin's bytes with the digest that the origin names.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 EVICTED_MAX = 100
-"""A reader gets an error if its file is evicted this often in a row while it is filled: the cache has too little space
-for all readers."""
+"""Times in a row that a file may be evicted while it is filled. Then its reader gets an error, because the cache has
+too little space for all readers."""
 NO_SPACE_MAX = 3
-"""A reader that may use the spill retries this often after NoSpaceError. The error may come from work that it shares
-with a load or a peer, which may not use the spill."""
+"""Retries after NoSpaceError of a reader that may use the spill. The error may come from work that it shares with a
+load or a peer, which may not use the spill."""
 
 
 class ReadPath:
     """Fill cache files with the bytes that clients read. Runs on the node's loop.
 
-    on_complete: gets the ids of files that became complete. on_damaged: makes clients drop the bytes of damaged files.
-    demote: moves a clean file of the upper layer into the cache; it returns False if there is no such file.
+    on_complete: called with the ids of files that became complete. on_damaged: makes clients drop the bytes of damaged
+    files. demote: moves a clean file of the upper layer into the cache; it returns False if there is no such file.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class ReadPath:
     # ------------------------------------------------------------ calls of clients, peers and jobs
 
     async def open(self, id: FileId) -> bool:
-        """Return when the cache file exists: True when it is complete."""
+        """Wait until a file is in the cache, or its fill has begun. Return True if it is complete. Raises
+        VersionChangedError if the origin has another version, PathNotFoundError for a directory, and NoSpaceError."""
         for _ in range(NO_SPACE_MAX):
             with contextlib.suppress(NoSpaceError):
                 return await self._fill_of(id, FOREGROUND) is None
@@ -135,7 +136,8 @@ class ReadPath:
                 await has_ended.wait()
 
     async def fill(self, id: FileId, start: int, end: int, intent: ReadIntent = SEQUENTIAL) -> bool:
-        """Return when start..end is in the cache file: True when the file is complete."""
+        """Wait until the bytes start..end are in the cache file. Return True if the file is complete. Raises as `open`
+        does, and EvictedError if the file is evicted again and again."""
 
         async def ensure(fill: Fill) -> None:
             self._fills.check_spill_room(fill, end - start)
@@ -146,17 +148,17 @@ class ReadPath:
         return await self._with_fill(id, ensure, intent)
 
     async def serve(self, id: FileId, start: int, end: int) -> None:
-        """Return when start..end is in the cache file, for a peer that requested it. Nothing is read ahead, and no
-        other peer is involved, so wait cycles cannot form."""
+        """Wait until the bytes start..end are in the cache file, for a peer that requested them. Nothing is read ahead,
+        and no other peer is involved, so wait cycles cannot form."""
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
     async def load(self, entry: Entry) -> int:
-        """Return the file's size in bytes when it is cached completely. Reads of clients have priority."""
+        """Cache a whole file, and return its size in bytes. Reads of clients have priority."""
         await self._with_fill(entry.id, Fill.ensure_all, BACKGROUND)
         return entry.version.size_bytes
 
     async def load_part(self, entry: Entry, start: int, end: int) -> None:
-        """Load start..end only."""
+        """Cache only the bytes start..end of a file."""
         await self._with_fill(entry.id, lambda fill: fill.ensure(start, end, BACKGROUND), BACKGROUND)
 
     def is_arriving(self, entry: Entry, path: bytes, start: int, end: int) -> bool:
@@ -177,27 +179,28 @@ class ReadPath:
         await self._checks.run(id, lambda: self._check(id))
 
     def forget(self, ids: list[FileId]) -> None:
-        """Close files that were evicted or freed."""
+        """Close the fills of files that were evicted or freed."""
         self._fills.close(ids)
 
     def close_idle(self) -> None:
-        """Close the fills without a fetch since the previous call. The node calls this periodically."""
+        """Close the fills that fetched nothing since the previous call. The node calls this periodically."""
         self._fills.close_idle()
 
     async def close(self) -> None:
+        """Stop all fetches, and close all fills."""
         await self._opens.stop()
         await self._checks.stop()
         await self._small_files.stop()
         await self._notifications.wait()
         await self._fills.stop()
 
-    # ------------------------------------------------------------ the journey of a read
+    # ------------------------------------------------------------ the steps of a read
 
     async def _with_fill(
         self, id: FileId, work: Callable[[Fill], Awaitable[None]], intent: ReadIntent
     ) -> bool:
-        """Do the work with the file's fill. Repeat it if the file is evicted meanwhile. Use the spill if the disks have
-        no space and the intent allows it. Return True when the file is complete."""
+        """Run the work with the file's fill, and repeat it if the file is evicted meanwhile. If the disks have no
+        space, use the spill, as far as the intent allows it. Return True if the file is complete."""
         refusals = 0 if intent.may_spill and self._store.spill is not None else NO_SPACE_MAX
         fill: Fill | None = None
         for attempt in range(EVICTED_MAX):
@@ -226,16 +229,17 @@ class ReadPath:
         raise AssertionError
 
     async def _fill_of(self, id: FileId, intent: ReadIntent) -> Fill | None:
-        """Return the fill of a file; None when the file is complete."""
+        """Return the fill of a file; None if the file is complete."""
         while not self._is_cached(id):
             if await self._opens.run(id, partial(self._open, id, intent)):
                 break
             fill = self._fills.get(id)
-            if fill is not None:  # else it became complete, or was evicted, before this task ran again
+            if fill is not None:  # otherwise it was completed or evicted before this task ran again
                 return fill
         return None
 
     def _is_cached(self, id: FileId) -> bool:
+        """Return whether the cache has the complete file and may serve it without a check."""
         cached = self._store.index.cached(id)
         return cached is not None and cached.trusted and self._store.holds(cached)
 
@@ -270,8 +274,8 @@ class ReadPath:
         return True
 
     async def _follow_change(self, entry: Entry) -> None:
-        """List the directory of a changed file again, so that the next lookup returns the new version. Afterwards this
-        id has no name."""
+        """List the directory of a changed file again, so that the next lookup returns the new version. The old id then
+        has no name, and its fill is closed."""
         try:
             await self._namespace.listings.refresh(entry.parent)
         except HeadraceError as error:
@@ -289,6 +293,7 @@ class ReadPath:
         return self._store.index.cached(id)
 
     async def _check(self, id: FileId) -> None:
+        """Drop damaged blocks of a cached file, and wait until clients have dropped them, too."""
         if self._store.index.cached(id) is not None and not await self._has_sound_blocks(id):
             self._fills.close([id])
             await self._on_damaged([id])

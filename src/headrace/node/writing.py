@@ -29,7 +29,7 @@ from headrace.writeback.durability import Durability, LocalDurability
 from headrace.writeback.executor import SyncExecutor
 from headrace.writeback.observers import WriteObserver, WriteObservers
 from headrace.writeback.origin_changes import OriginChangeReconciler
-from headrace.writeback.planner import ActionPlanner, LayerScan
+from headrace.writeback.planner import LayerScan, StepPlanner
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.sync_journal import SyncJournal
@@ -68,7 +68,7 @@ class WriteState:
     namespace: Namespace
     layer: WritableLayer
     preconditions: Preconditions
-    planner: ActionPlanner
+    planner: StepPlanner
     dirty: DirtySet
 
     @classmethod
@@ -88,7 +88,7 @@ class WriteState:
             query_replicas=query_replicas,
             resolve_version=resolve_version,
         )
-        return cls(namespace, layer, preconditions, ActionPlanner(layer), DirtySet())
+        return cls(namespace, layer, preconditions, StepPlanner(layer), DirtySet())
 
 
 @dataclass(frozen=True, slots=True)

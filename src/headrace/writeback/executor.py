@@ -1,4 +1,4 @@
-"""Apply a round's actions to the origins, and defer those that fail.
+"""Apply a round's steps to the origins, and defer those that fail.
 
 Directories and files come first and removals after them, so a renamed file is never missing at the origin. Calls are on
 the node's loop.
@@ -21,7 +21,7 @@ from headrace.namespace.namespace import Namespace
 from headrace.overlay.hiding import pending_removals
 from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
-from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.planner import StepPlanner
 from headrace.writeback.reconcile import SyncStep
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.upload import Uploader
@@ -45,7 +45,7 @@ class SyncExecutor:
         self,
         namespace: Namespace,
         layer: WritableLayer,
-        planner: ActionPlanner,
+        planner: StepPlanner,
         changes: ChangeTracker,
         uploads: Uploader,
         removals: RemovalPropagator,
@@ -85,22 +85,22 @@ class SyncExecutor:
                 folders.add(folder)
         return folders
 
-    async def run(self, actions: dict[bytes, SyncStep]) -> list[HeadraceError]:
-        """Apply all actions, and return the errors. A path that failed stays dirty. Removals are deferred if anything
-        else failed."""
+    async def run(self, steps: dict[bytes, SyncStep]) -> list[HeadraceError]:
+        """Take all steps, and return the errors. A path that failed stays dirty. Removals are deferred if anything else
+        failed."""
         errors = await self._remove_pending()
-        errors += await self._run_all([p for p, do in actions.items() if do is SyncStep.CLEAR], self._clear)
-        for level in by_depth(path for path, do in actions.items() if do is SyncStep.MAKE):
+        errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.CLEAR], self._clear)
+        for level in by_depth(path for path, step in steps.items() if step is SyncStep.MAKE):
             errors += await self._run_all(level, self._make_directory)
-        errors += await self._run_all([p for p, do in actions.items() if do is SyncStep.PUT], self._put)
-        removed = [path for path, do in actions.items() if do is SyncStep.REMOVE]
+        errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.PUT], self._put)
+        removed = [path for path, step in steps.items() if step is SyncStep.REMOVE]
         if errors:
             self._defer(removed)
             return errors
         gone: list[bytes] = []
         errors += await self._run_all(removed, lambda path: self._remove(path, gone))
         errors += await self._drop_whiteouts(gone)
-        folders = by_depth(path for path, do in actions.items() if do is SyncStep.REMOVE_DIRECTORY)
+        folders = by_depth(path for path, step in steps.items() if step is SyncStep.REMOVE_DIRECTORY)
         for level in reversed(folders):
             errors += await self._run_all(level, self._remove_directory)
         return errors

@@ -23,7 +23,7 @@ TURN_S = 0.05
 """Seconds after which a dirty path without an entry is planned again, if its upload still runs."""
 
 
-class ActionPlanner:
+class StepPlanner:
     """Decide which step a path needs, from the upper layer and the journal."""
 
     def __init__(self, layer: WritableLayer) -> None:
@@ -31,12 +31,12 @@ class ActionPlanner:
         self._journal = layer.journal
         self._tops = {b"/", *layer.modes.tops()}
 
-    def action(self, path: bytes, status: os.stat_result) -> SyncStep | None:
+    def step(self, path: bytes, status: os.stat_result) -> SyncStep | None:
         """Return the step that a path needs; None if its origin has the same. status: the path's, from the upper
         layer."""
-        return self.action_by(path, status, self._journal.get(path))
+        return self.step_by_row(path, status, self._journal.get(path))
 
-    def action_by(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncStep | None:
+    def step_by_row(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncStep | None:
         """Return the same for a given row of the journal."""
         entry = upper_entry(path, self._upper.at(path), status, is_mode_root=path in self._tops)
         return step_of(entry, row)
@@ -44,11 +44,11 @@ class ActionPlanner:
     def needs_work(self, path: bytes) -> bool:
         """Return whether a path needs a step now. A path without an entry does."""
         status = self._upper.at(path).seen()
-        return status is None or self.action(path, status) is not None
+        return status is None or self.step(path, status) is not None
 
     def is_persisted(self, path: bytes, status: os.stat_result) -> bool:
         """Return whether the origin has the file at a path."""
-        return stat.S_ISREG(status.st_mode) and self.action(path, status) is None
+        return stat.S_ISREG(status.st_mode) and self.step(path, status) is None
 
 
 class LayerScan:
@@ -58,7 +58,7 @@ class LayerScan:
     def __init__(
         self,
         layer: WritableLayer,
-        planner: ActionPlanner,
+        planner: StepPlanner,
         changes: ChangeTracker,
         removals: RemovalPropagator,
         turns: KeyedLock,
@@ -97,7 +97,7 @@ class LayerScan:
             if not self._layer.persists(path):
                 continue
             row = rows.get(path)
-            if self._planner.action_by(path, status, row) is not None:
+            if self._planner.step_by_row(path, status, row) is not None:
                 dirty.append((path, status.st_size))
             elif row is not None and stat.S_ISREG(status.st_mode):
                 clean.append((row, status))
@@ -113,7 +113,7 @@ class LayerScan:
                 (path, status.st_size)
                 for path, status in self._upper.walk(top)
                 if self._layer.persists(path)
-                and self._planner.action_by(path, status, rows.get(path)) is not None
+                and self._planner.step_by_row(path, status, rows.get(path)) is not None
             ]
 
         now_s = monotonic_s()
@@ -132,13 +132,13 @@ class LayerScan:
             with self._upper.lock:
                 self._changes.hide(find())
 
-    def actions_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
+    def steps_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
         """Return the step that each path needs now. Paths that need none become clean. A new, moved or removed
         directory adds the paths below it."""
-        actions: dict[bytes, SyncStep] = {}
+        steps: dict[bytes, SyncStep] = {}
         for path in paths:
             entry = self._dirty.get(path)
-            if entry is None or path in actions:  # or a directory before it added the path
+            if entry is None or path in steps:  # or a directory before it added the path
                 continue
             status = self._upper.at(path).seen()
             if status is None:
@@ -147,29 +147,29 @@ class LayerScan:
                 else:
                     self._drop_missing(path)
                 continue
-            action = self._planner.action(path, status)
-            if action is None:
+            step = self._planner.step(path, status)
+            if step is None:
                 self._dirty.drop(path)
             else:
-                actions[path] = action
-                self._dirty.resize(entry, status.st_size if action is SyncStep.PUT else 0)
-            if action in STEPS_WITH_CHILDREN:
-                self._add_children(path, actions)
-        return actions
+                steps[path] = step
+                self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)
+            if step in STEPS_WITH_CHILDREN:
+                self._add_children(path, steps)
+        return steps
 
     def _drop_missing(self, path: bytes) -> None:
         """Drop a dirty path without an entry, and hide what the origin may have there."""
         self._dirty.drop(path)
         self._hide(partial(self._removals.rows_without_entry, path))
 
-    def _add_children(self, top: bytes, actions: dict[bytes, SyncStep]) -> None:
+    def _add_children(self, top: bytes, steps: dict[bytes, SyncStep]) -> None:
         """Add the steps of everything below a directory."""
         now_s, rows = monotonic_s(), self._journal.below(top)
         for path, status in self._upper.walk(top):
-            if path == top or path in actions:
+            if path == top or path in steps:
                 continue
-            action = self._planner.action_by(path, status, rows.get(path))
-            if action is not None:
+            step = self._planner.step_by_row(path, status, rows.get(path))
+            if step is not None:
                 entry = self._dirty.add(path, now_s)
-                self._dirty.resize(entry, status.st_size if action is SyncStep.PUT else 0)
-                actions[path] = action
+                self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)
+                steps[path] = step

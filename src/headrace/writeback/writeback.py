@@ -83,7 +83,7 @@ class WriteBack:
         self._tasks = OwnedTasks()
         self.counts = executor.counts
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
         """Find the paths that an earlier run left dirty, and begin to persist them."""
@@ -111,14 +111,14 @@ class WriteBack:
             self._changes.changed_here(moved)
         self._executor.find_pending_removals()
 
-    # ------------------------------------------------------------ what changed
+    # ------------------------------------------------------------ changes
 
     def changed(self, paths: Iterable[bytes], source: int) -> None:
         """Note paths that a session wrote. source: the session's number."""
         self._changes.changed(paths, source)
 
     def writing(self, path: bytes) -> None:
-        """Note that a session has the file open for writing."""
+        """Note that a session opened the file for writing."""
         self._observers.on_opened(path)
 
     def names_changed(self, paths: Iterable[bytes]) -> None:
@@ -162,12 +162,16 @@ class WriteBack:
                 log.exception("a round of write-back failed")  # the next round must still run
                 await asyncio.sleep(1.0)
             self._quota.slow_writers(self.waiting(b"/")[1])
-            if self._layer.journal.wants_checkpoint:
-                try:
-                    await self._layer.in_thread(self._layer.journal.checkpoint)
-                except HeadraceError as error:
-                    log.warning("the sync journal was not checkpointed error=%s", error)
+            await self._checkpoint_journal()
             await self._sleep()
+
+    async def _checkpoint_journal(self) -> None:
+        """Checkpoint the sync journal if its log is long. A failure is logged, and repeated with the next round."""
+        if self._layer.journal.wants_checkpoint:
+            try:
+                await self._layer.in_thread(self._layer.journal.checkpoint)
+            except HeadraceError as error:
+                log.warning("the sync journal was not checkpointed error=%s", error)
 
     async def _sleep(self) -> None:
         """Sleep until a path or a pending removal is due, a session reports a change, or a scan is due."""
@@ -183,13 +187,13 @@ class WriteBack:
     async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
         """Persist these paths in one round, and notify the observers, even after errors. Return the errors."""
         self._scan.hide_unanswered()
-        actions = self._scan.actions_of(paths)
-        folders = self._executor.folders_of(actions)
+        steps = self._scan.steps_of(paths)
+        folders = self._executor.folders_of(steps)
         try:
-            return await self._executor.run(actions)
+            return await self._executor.run(steps)
         finally:
-            if actions:
-                await self._observers.on_persisted(list(actions), folders)
+            if steps:
+                await self._observers.on_persisted(list(steps), folders)
                 self._has_suspects = self._has_suspects or self._origin_changes.has_waiting
                 self._layer.write_ahead.flush_soon()
 

@@ -17,7 +17,7 @@ from headrace.overlay.upper import Upper
 from headrace.writeback.coherence.publisher import DirtyNamesPublisher
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
-from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.planner import StepPlanner
 from headrace.writeback.replication.dirty_files import own_entry
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
@@ -29,7 +29,7 @@ RESOLVE_ATTEMPTS_MAX = 2
 class PendingNames:
     """Return the state of the layer's names for other nodes."""
 
-    def __init__(self, layer: WritableLayer, planner: ActionPlanner, dirty: DirtySet) -> None:
+    def __init__(self, layer: WritableLayer, planner: StepPlanner, dirty: DirtySet) -> None:
         self._upper = layer.upper
         self._modes = layer.modes
         self._planner = planner
@@ -41,7 +41,7 @@ class PendingNames:
         entry = own_entry(safe_path, name)
         if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
-                if self._planner.action(path, safe_path.lstat()) is not None:
+                if self._planner.step(path, safe_path.lstat()) is not None:
                     return entry
         return PendingEntry(name, EntryState.ORIGIN)
 

@@ -7,7 +7,7 @@ import time
 
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import CTIME_TICK_NS
-from headrace.writeback.planner import ActionPlanner
+from headrace.writeback.planner import StepPlanner
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.writable_layer import WritableLayer
 
@@ -22,7 +22,7 @@ class Snapshots:
         self,
         layer: WritableLayer,
         preconditions: Preconditions,
-        planner: ActionPlanner,
+        planner: StepPlanner,
     ) -> None:
         self._upper = layer.upper
         self._modes = layer.modes
