@@ -153,12 +153,12 @@ class ReadPath:
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
     async def load(self, entry: Entry) -> int:
-        """Cache a whole file, and return its size in bytes. Reads of clients have priority."""
+        """Load a whole file, and return its size in bytes. Reads of clients have priority."""
         await self._with_fill(entry.id, Fill.ensure_all, BACKGROUND)
         return entry.version.size_bytes
 
     async def load_part(self, entry: Entry, start: int, end: int) -> None:
-        """Cache only the bytes start..end of a file."""
+        """Load only the bytes start..end of a file."""
         await self._with_fill(entry.id, lambda fill: fill.ensure(start, end, BACKGROUND), BACKGROUND)
 
     def is_arriving(self, entry: Entry, path: bytes, start: int, end: int) -> bool:

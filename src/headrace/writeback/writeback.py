@@ -162,16 +162,12 @@ class WriteBack:
                 log.exception("a round of write-back failed")  # the next round must still run
                 await asyncio.sleep(1.0)
             self._quota.slow_writers(self.waiting(b"/")[1])
-            await self._checkpoint_journal()
+            if self._layer.journal.wants_checkpoint:
+                try:
+                    await self._layer.in_thread(self._layer.journal.checkpoint)
+                except HeadraceError as error:
+                    log.warning("the sync journal was not checkpointed error=%s", error)
             await self._sleep()
-
-    async def _checkpoint_journal(self) -> None:
-        """Checkpoint the sync journal if its log is long. A failure is logged, and repeated with the next round."""
-        if self._layer.journal.wants_checkpoint:
-            try:
-                await self._layer.in_thread(self._layer.journal.checkpoint)
-            except HeadraceError as error:
-                log.warning("the sync journal was not checkpointed error=%s", error)
 
     async def _sleep(self) -> None:
         """Sleep until a path or a pending removal is due, a session reports a change, or a scan is due."""
