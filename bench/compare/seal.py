@@ -17,13 +17,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from sealbench import cases, goals
+from sealbench import cases, goals, lazy
 from sealbench.bench import Bench
 
 CASES: dict[str, Callable[[Bench], None]] = {
     "small": cases.small,
     "many": cases.many,
     "versions": cases.versions,
+    "lazy": lazy.lazy,
 }
 
 

@@ -6,6 +6,8 @@ from nodebench.report import Goal
 from nodebench.results import Results
 
 from .cases import PROCESSES, VERSIONS, dropped_name, processor_name, warm_name
+from .lazy import PROCESSES as COLD_PROCESSES
+from .lazy import WAYS, cold_name
 
 
 def goals(results: Results) -> list[Goal]:
@@ -34,6 +36,12 @@ def goals(results: Results) -> list[Goal]:
     listed += [
         Goal(f"walk, {state}: of plain", 0.6, True, results.ratio(f"walk, {state}", "sealed", "plain"))
         for state in ("warm", "dropped")
+    ]
+    listed += [
+        Goal(
+            f"{cold_name(count)}: of the mount", 0.98, True, results.ratio(cold_name(count), "lazy", WAYS[0])
+        )
+        for count in COLD_PROCESSES
     ]
     return [
         *listed,

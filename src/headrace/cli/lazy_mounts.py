@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, PathNotFoundError
@@ -14,14 +15,20 @@ if TYPE_CHECKING:
     from headrace.seal.catalogue import SealId, SealRecord
 
 
-def renew_mounts(node: SealNode, record: SealRecord) -> None:
-    """Mount what a seal has now wherever an earlier view of it is mounted. A warning says why a view stays."""
+AGAIN_AFTER_S = 10.0
+
+
+def renew_mounts(node: SealNode, record: SealRecord) -> bool:
+    """Mount what a seal has now wherever an earlier view of it is mounted. A warning says why a view stays, and then
+    False is returned."""
     from headrace.seal.mounted import is_of, serves, source_on_top
 
+    is_done = True
     for place in node.catalogue.places(record.seal):
         source = source_on_top(place.mountpoint)
         if is_of(source, node.catalogue, record.seal) and not serves(source, node.catalogue, record):
-            node.try_mount(record.seal, place)
+            is_done &= node.try_mount(record.seal, place)
+    return is_done
 
 
 class LazyMounts:
@@ -31,6 +38,7 @@ class LazyMounts:
         self._state = state
         self._known: set[SealId] = set()
         self._lazy: set[SealId] = set()
+        self._again_at_s: dict[SealId, float] = {}
 
     def look(self) -> None:
         """Renew the mounts that need it. Blocks for the disk, and for the start of a layer."""
@@ -40,9 +48,12 @@ class LazyMounts:
         node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
         seals = set(node.catalogue.seals())
         for seal in sorted((seals - self._known) | self._lazy):
+            if time.monotonic() < self._again_at_s.get(seal, 0.0):
+                continue
             try:
                 record = node.catalogue.record(seal)
-                renew_mounts(node, record)
+                if not renew_mounts(node, record):
+                    self._again_at_s[seal] = time.monotonic() + AGAIN_AFTER_S
                 (self._lazy.add if record.is_lazy else self._lazy.discard)(seal)
             except PathNotFoundError:
                 self._lazy.discard(seal)

@@ -148,12 +148,14 @@ class SealNode:
         if record.seal not in self.catalogue.seals():
             unmount_seal(place.mountpoint)
 
-    def try_mount(self, seal: SealId, place: Place) -> None:
-        """Mount a seal where it was before. A warning says why it stays unmounted."""
+    def try_mount(self, seal: SealId, place: Place) -> bool:
+        """Mount a seal where it was before. A warning says why it stays unmounted, and then False is returned."""
         try:
             self._mount_view(self.catalogue.record(seal), place)
         except (HeadraceError, OSError) as error:
             warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}")
+            return False
+        return True
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
         """Mount what a seal has now, unless it is mounted there already."""

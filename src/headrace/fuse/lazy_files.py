@@ -146,9 +146,12 @@ class LazyClient:
     # ------------------------------------------------------------ contents
 
     def complete_path(self, id: FileId) -> str | None:
-        file = self._files.get(id)
         here = self._moved.get(id, id)
-        return self._client.complete_path(here) if file is not None and self._has(file, here) else None
+        path = self._client.complete_path(here)  # first, because it is mostly None when this is called
+        if path is None:
+            return None
+        file = self._files.get(id)
+        return path if file is not None and self._has(file, here) else None
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """Open a file at its sealed version. PathNotFoundError for an id that is not missing in the seal; OriginError
@@ -168,7 +171,7 @@ class LazyClient:
     def _open(self, file: LazyFile, cancel: Cancel | None) -> OpenFile:
         here = self._moved.get(file.id, file.id)
         known = self._client.entry(here)
-        if not self._has(file, here) and (known is None or not file.is_of(known.version)):
+        if (known is None or not file.is_of(known.version)) and not self._has(file, here):
             current = self._client.resolve(file.path)
             if not file.is_of(current.version):
                 raise OriginError(

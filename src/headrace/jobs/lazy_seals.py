@@ -37,8 +37,8 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-LOOK_SHARE = 0.02
-"""The share of its time that the look at missing files may take."""
+COUNT_SHARE = 0.005
+"""The share of a processor that counting the missing files may take."""
 
 
 class LazySeals:
@@ -104,17 +104,21 @@ class LazySeals:
         return size_bytes
 
     async def _run(self) -> None:
+        count_at_s = monotonic_s()
         while True:
-            began_s = monotonic_s()
             try:
                 for record in await self._sealing.in_thread(self._missing.look):
                     await self._sealing.in_thread(self._renew, record)
                     log.info("a lazy seal is whole seal=%s", record.seal)
+                began_s = monotonic_s()
+                if began_s >= count_at_s:
+                    await self._sealing.in_thread(self._missing.count_again)
+                    count_at_s = began_s + (monotonic_s() - began_s) / COUNT_SHARE
             except (HeadraceError, OSError) as error:
                 log.warning("a lazy seal could not be renewed error=%s", error)
             except Exception:
                 log.exception("a lazy seal could not be renewed")  # the next look may do better
-            await asyncio.sleep(max(LOOK_S, (monotonic_s() - began_s) / LOOK_SHARE))
+            await asyncio.sleep(LOOK_S)
 
     def _renew(self, record: SealRecord) -> None:
         """Write the list and the image of a seal that lacks nothing. StoreError if it does lack a file."""

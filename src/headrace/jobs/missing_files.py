@@ -1,7 +1,7 @@
 """Know which files of lazy seals the cache still lacks.
 
-A file that has arrived stays, because the seal keeps it. So only the files that were missing at the last look are
-looked up again.
+A file that has arrived stays, because the seal keeps it. So whether a seal lacks nothing is known from the first file
+that is missing: looking there costs nothing. Counting looks at all files that were missing when they were counted last.
 """
 
 from __future__ import annotations
@@ -62,15 +62,17 @@ def current_id(index: Index, top: str, entry: SnapshotEntry, id: FileId) -> File
 
 @dataclass(slots=True)
 class _Missing:
-    """The files of one seal. list: the id of its content list."""
+    """The files of one seal. list: the id of its content list. begin: the files before it have arrived."""
 
     list: str
     ids: array[int]
     sizes: array[int]
+    begin: int = 0
 
 
 class MissingFiles:
-    """Counts the missing files of each lazy seal. Any thread may call any method; `look` blocks for the disk."""
+    """Counts the missing files of each lazy seal. Any thread may call any method; `look` and `count_again` block for
+    the disk."""
 
     def __init__(self, catalogue: Catalogue, store: Store) -> None:
         self._catalogue = catalogue
@@ -79,7 +81,7 @@ class MissingFiles:
         self._seals: dict[SealId, _Missing] = {}
 
     def count(self, seal: SealId) -> int:
-        """Return the number of missing files at the last look."""
+        """Return the number of missing files when they were counted last."""
         missing = self._seals.get(seal)
         return 0 if missing is None else len(missing.ids)
 
@@ -88,11 +90,16 @@ class MissingFiles:
         return sum(map(allocated_bytes, (size for each in [*self._seals.values()] for size in each.sizes)))
 
     def look(self) -> list[SealRecord]:
-        """Look for files that have arrived. Return the lazy seals that lack none any more."""
+        """Look for seals that are new or renewed. Return the lazy seals that lack nothing any more."""
         with self._lock:
             records = list(self._lazy())
-            self._seals = {record.seal: self._look_at(record) for record in records}
-            return [record for record in records if not self._seals[record.seal].ids]
+            self._seals = {record.seal: self._known(record) for record in records}
+            return [record for record in records if self._is_whole(self._seals[record.seal])]
+
+    def count_again(self) -> None:
+        """Count the missing files: 10 s for a million of them."""
+        with self._lock:
+            self._seals = {seal: self._counted(missing) for seal, missing in self._seals.items()}
 
     def _lazy(self) -> Iterator[SealRecord]:
         for seal in self._catalogue.seals():
@@ -103,11 +110,19 @@ class MissingFiles:
             if record.is_lazy:
                 yield record
 
-    def _look_at(self, record: SealRecord) -> _Missing:
+    def _known(self, record: SealRecord) -> _Missing:
         before = self._seals.get(record.seal)
-        if before is None or before.list != record.id:
-            before = self._read(record)
-        missing = _Missing(record.id, array("Q"), array("Q"))
+        return (
+            before if before is not None and before.list == record.id else self._counted(self._read(record))
+        )
+
+    def _is_whole(self, missing: _Missing) -> bool:
+        while missing.begin < len(missing.ids) and is_whole(self._store, FileId(missing.ids[missing.begin])):
+            missing.begin += 1
+        return missing.begin == len(missing.ids)
+
+    def _counted(self, before: _Missing) -> _Missing:
+        missing = _Missing(before.list, array("Q"), array("Q"))
         for id, size_bytes in zip(before.ids, before.sizes, strict=True):
             if not is_whole(self._store, FileId(id)):
                 missing.ids.append(id)

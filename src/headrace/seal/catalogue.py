@@ -32,6 +32,7 @@ from typing import Annotated, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
+from headrace.base import failpoint
 from headrace.base.decoding import decode_json
 from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
 from headrace.base.private_folder import make_private, private
@@ -244,7 +245,9 @@ class Catalogue:
         before = self.record(seal)
         for name in _OF_GENERATION:
             _sync(self.path(seal, record.file_name(name)))
+        failpoint.hit("seal.generation")
         _replace(self.path(seal, "seal.json"), msgspec.json.encode(record))
+        failpoint.hit("seal.renewed")
         for name in ("list", "ids"):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(seal, before.file_name(name)))

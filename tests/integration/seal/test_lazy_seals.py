@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +204,48 @@ def test_without_a_node_a_lazy_seal_is_not_mounted(host: Host) -> None:
     done = host.headrace("seal", "mount", "all@1", "--at", host.base / "sealed", "--cache", host.cache)
     (line,) = done.stderr.splitlines()
     assert done.returncode != 0 and "the node that fetches them is down" in line
+
+
+@pytest.mark.parametrize("step", ["seal.generation", "seal.renewed"])
+def test_a_node_that_is_killed_while_it_renews_a_seal_leaves_one_that_serves(host: Host, step: str) -> None:
+    mark = host.base / "killed"
+    host.environment["HEADRACE_FAILPOINT"] = f"{step}:1:{mark}"
+    host.up()
+    sealed = sealed_lazily(host)
+    first = host.pid_of("node")
+    host.assert_right(mount=sealed)
+    wait_until(mark.exists)
+    host.wait_pid("node", other_than=first)
+    wait_until(lambda: not record_of(host).is_lazy and not layers(host))
+    drop_caches()
+    host.assert_right(mount=sealed)
+    host.ok("seal", "verify", "all@1")
+
+
+def test_the_node_may_restart_while_files_are_missing(host: Host) -> None:
+    host.up()
+    sealed = sealed_lazily(host)
+    host.assert_right("images/0/1.bin", mount=sealed)
+    node = host.pid_of("node")
+    os.kill(node, signal.SIGKILL)
+    host.assert_right("images/0/1.bin", "images/2/21.bin", "images/large.tar", mount=sealed)
+    assert host.wait_pid("node", other_than=node)
+    host.assert_right(mount=sealed)
+    wait_until(lambda: not record_of(host).is_lazy and not layers(host))
+
+
+def test_a_lost_index_loses_no_missing_file(host: Host) -> None:
+    host.up()
+    host.ok("load", host.mount / "images/0")
+    sealed = sealed_lazily(host)
+    host.assert_right("images/1/11.bin", mount=sealed)
+    host.kill_all()
+    shutil.rmtree(host.cache / "index")
+    host.up()
+    drop_caches()
+    host.assert_right(mount=sealed)
+    host.ok("seal", "complete", "all@1")
+    wait_until(lambda: not layers(host))
+    host.kill_all()
+    drop_caches()
+    host.assert_right(mount=sealed)

@@ -110,3 +110,27 @@ def test_differences_are_those_of_a_comparison_by_path() -> None:
             *(("changed", path) for path in before.keys() & after.keys() if before[path] != after[path]),
         }
         assert {(change, entry.path) for change, entry in differences(old, new)} == expected
+
+
+def test_a_missing_file_is_compared_by_its_version() -> None:
+    known = SnapshotEntry(b"a", FILE, 5, 7, token='"x"', checksum=12)
+    for other, is_equal in (
+        (SnapshotEntry(b"a", FILE, 5, 8, token='"x"', checksum=None), True),
+        (SnapshotEntry(b"a", FILE, 5, 7, token='"y"', checksum=None), False),
+        (SnapshotEntry(b"a", FILE, 6, 7, token='"x"', checksum=None), False),
+    ):
+        assert known.has_bytes_of(other) == other.has_bytes_of(known) == is_equal
+        assert [change for change, _ in differences([TOP, known], [TOP, other])] == ["changed"] * (
+            not is_equal
+        )
+    without_token = SnapshotEntry(b"a", FILE, 5, 7, checksum=None)
+    assert without_token.has_bytes_of(SnapshotEntry(b"a", FILE, 5, 7))
+    assert not without_token.has_bytes_of(SnapshotEntry(b"a", FILE, 5, 8))
+
+
+@pytest.mark.parametrize(
+    "entry", [SnapshotEntry(b"a", DIRECTORY, checksum=None), SnapshotEntry(b"a", FILE, checksum=None)]
+)
+def test_only_a_file_with_bytes_can_be_missing(entry: SnapshotEntry) -> None:
+    with pytest.raises(InvalidImageError):
+        read(written([TOP, entry])[0])
