@@ -30,6 +30,7 @@ TURN_WITHIN_S = 4 * 3600.0
 """Longest time of one turn, in seconds."""
 MODES = ("subset", "default")
 Say = Callable[[str], None]
+"""A callback that prints a line of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

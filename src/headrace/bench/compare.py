@@ -34,12 +34,14 @@ from headrace.lab import network, processes
 from headrace.lab.lab import Lab, LabPlan
 
 REFERENCE = "local disk"
+"""Name of the way that the others are compared with."""
 NOWHERE = Where("folder", "/")
 """Place of a plan, which is not used: each way has its own."""
 ANSWER_WITHIN_S = 10.0
 """Time limit for an answer of the proxy, in seconds."""
 LAB = "lab"
 WAYS = ("local", "s3fs-library", "obstore", "rclone", "s3fs-fuse", "juicefs", "headrace")
+"""Names for --only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

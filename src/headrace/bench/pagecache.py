@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 DROPPED = "dropped before each epoch"
+"""Description of a page cache that was dropped completely."""
 _CONTROL = "/proc/sys/vm/drop_caches"
 
 

@@ -43,6 +43,7 @@ _NETWORK = re.compile(
     r"Connect|Timeout|Resolv|HTTP error|HTTPClientError|Incomplete|error sending request|\b50[0234]\b"
 )
 READ_ERRORS: tuple[type[Exception], ...] = (HeadraceError, OSError, ValueError, EOFError, zipfile.BadZipFile)
+"""Errors of a failed read, of any storage and format."""
 
 
 class Where(msgspec.Struct, frozen=True):

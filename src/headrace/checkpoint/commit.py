@@ -29,6 +29,7 @@ from headrace.checkpoint.manifest_check import check_part
 from headrace.checkpoint.storage import CheckpointStorage, SaveClaim
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
+"""Shortest and longest pause between two checks of the other ranks' files, in seconds."""
 CLAIM_ATTEMPTS_MAX = 10
 """Most attempts to claim while a concurrent prune removes the directory of the save."""
 

@@ -14,9 +14,11 @@ SaveId = NewType("SaveId", str)
 """`<step>-<run>-<number>`: one attempt to save one step. It is the same on all ranks and never reused."""
 
 MANIFESTS, PACKS, SAVES, PINS = "manifests", "packs", "saves", "pins"
+"""Directories of a checkpoint directory."""
 STEP_MAX = 10**12 - 1
 """Highest step. Names have 12 digits."""
 FAILED = "failed"
+"""Name of the file with the reason of a failed save."""
 NEW = ".new"
 """Suffix of a file that is not complete yet."""
 _RUN = re.compile(r"[a-z0-9]{1,40}")

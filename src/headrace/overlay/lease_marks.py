@@ -22,7 +22,9 @@ from headrace.overlay.mark_names import MARKS
 from headrace.overlay.shared_page import shared_page
 
 _STATE = struct.Struct("<QQ")
+"""Generation of the marks, and end of the leases (CLOCK_BOOTTIME, ns)."""
 _FOREVER_S = 1e9
+"""Latest end of a lease that the page can hold, in seconds."""
 
 
 class DirectoryFlags:

@@ -17,6 +17,7 @@ import time
 from headrace.base.proc_stat import ENDED, state_of
 
 PAUSE_S, PAUSE_S_MAX = 50e-6, 5e-3
+"""First and longest pause between two attempts to lock, in seconds."""
 HOLDER_CHECK_S = 0.3
 """Seconds of waiting after which a thread checks whether the lock's holder lives."""
 

@@ -18,6 +18,7 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.overlay.upper import Hidden, Upper
 
 FileStat = os.stat_result | Entry
+"""The status of a name in the upper layer, or the entry of a name that only the origin has."""
 
 
 class OpenLower(Protocol):

@@ -25,6 +25,7 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _KEEP_SIZE = 1
 _DISK_SHARE = 64
+"""A table's reserve is the disk's size over this number, within _AHEAD_BYTES_MIN and _AHEAD_BYTES_MAX."""
 _AHEAD_BYTES_MIN, _AHEAD_BYTES_MAX = 1 << 20, 16 << 20
 
 Result = TypeVar("Result")

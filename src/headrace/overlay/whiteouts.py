@@ -14,6 +14,7 @@ from headrace.overlay.marks import base_version, make_removed, make_whiteout, se
 from headrace.overlay.upper import Upper
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
+"""List the names of a directory in the upper layer, and whether each is visible."""
 
 
 class Children(Protocol):

@@ -32,6 +32,7 @@ SORT_PORTION_POINTS = 1 << 15
 MEMBERS_PER_CHANGE_MIN = 8
 """A ring is derived from the previous one if it has at least that many members per changed one."""
 _INDEX_BITS = MEMBERS_MAX - 1
+"""Mask of a point's low bits, which are the index of its member."""
 _POSITIONS = (1 << 64) - 1
 _EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS_MAX, "little")
 

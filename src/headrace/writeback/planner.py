@@ -17,6 +17,7 @@ from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
+"""Clean files: the row and the status of each."""
 STEPS_WITH_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Steps of a directory that may require steps for everything below it."""
 TURN_S = 0.05

@@ -36,9 +36,11 @@ from headrace.writeback.observers import WriteObserver
 log = logging.getLogger(__name__)
 
 PREFIX = "rights"
+"""Prefix of the keys of lease records."""
 LEASE_KEPT_S_MIN = 0.02
 """Least time for which a node keeps a lease, in seconds, so that two competing nodes both make progress."""
 RETRY_S = 0.02
+"""Pause between two attempts to create a lease's record, in seconds."""
 HANDOVER_GRACE_S = 0.05
 """Seconds after a release in which this node does not acquire the lease again, so that the requesting node gets it."""
 CHECK_INTERVAL_S = 0.2

@@ -28,6 +28,7 @@ directories that wait for one node."""
 RETRY_S = 1.0
 """Pause before a failed invalidation is repeated, in seconds."""
 INVALIDATE_LIMIT_S = 10.0
+"""Time limit of one invalidation of one node, in seconds."""
 
 
 class SendInvalidation(Protocol):

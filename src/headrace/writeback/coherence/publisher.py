@@ -35,7 +35,9 @@ log = logging.getLogger(__name__)
 PUBLISH_INTERVAL_S = 0.1
 """Least time between two notices, in seconds. Changes in between share one notice."""
 NOTIFY_LIMIT_S = 5.0
+"""Time limit of one notice to one node, in seconds."""
 RETRY_S = 0.5
+"""Pause before failed notices are sent again, in seconds."""
 NOTICE_DIRECTORIES_MAX = 64
 """Most directories of one notice. A notice of more names their common parent, with everything below it."""
 CLEAN_LINGER_S = 5.0

@@ -35,6 +35,7 @@ QUERY_LIMIT_S = 10.0
 RESOLVE_LIMIT_S = 3600.0
 """Time limit of a request to resolve a version, in seconds. The writer first persists the file, which may be large."""
 REPLICA_SETS_PREFIX = "copies"
+"""Prefix of the records that name a writer's replicas."""
 LISTED_S = 5.0
 """Seconds after which the watch has delivered all records of a direct listing."""
 ENDED_S = 5.0
