@@ -1,4 +1,4 @@
-"""Read bytes of a file in a cluster: from peers first, from the origin in the end."""
+"""Read bytes of a file in a cluster: from peers first, and finally from the origin."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 VIEWS_MAX = 2
 """A read tries this many views before it asks the origin."""
 PEER_RANGES = 32
-"""The most ranges of one file in flight from peers while all of it is filled: 256 MiB in ranges of 8 MiB, which is the
-memory that a node takes for that (`fill_bytes_max`)."""
+"""Most ranges of one file in flight from peers while all of it is filled. 32 ranges of 8 MiB are 256 MiB, the memory
+that a node uses for that (`fill_bytes_max`)."""
 PERSISTED_MAX = 1000
-"""The node keeps this many pending versions, each with the version at the origin that it became."""
+"""Most pending versions that the node remembers, each with the origin's version that it became."""
 
 
 async def _no_copy(wanted: FileRange) -> Arrived | None:
@@ -45,9 +45,9 @@ async def _never_persisted(path: bytes, version: Version) -> Version | None:
 
 @dataclass(frozen=True, slots=True)
 class PendingFiles:
-    """Finds files that other nodes wrote and have not persisted. writers: returns the nodes to ask for the bytes that a
-    node wrote. own_copy: reads bytes of a replica on this node. settle: returns the version at the origin that a
-    pending version became."""
+    """Find files that other nodes wrote and have not persisted. writers: returns the nodes that may have the bytes of a
+    writer's file. own_copy: reads bytes of a replica on this node. resolve_version: returns the origin's version of a
+    pending version."""
 
     writers: Callable[[str], list[NodeInfo]] = lambda writer: []
     own_copy: Callable[[FileRange], Awaitable[Arrived | None]] = _no_copy
@@ -55,7 +55,7 @@ class PendingFiles:
 
 
 class ClusterSourceFactory(SourceFactory):
-    """Builds sources that ask peers first. gate: of reads from origins."""
+    """Build sources that ask peers first. gate: limits reads from origins."""
 
     segment_bytes = SEGMENT_BYTES
 
@@ -98,12 +98,12 @@ class ClusterSourceFactory(SourceFactory):
                 del self._at_origin[path, version]
 
     def persisted(self, path: bytes, version: Version) -> Version | None:
-        """Return the version at the origin that a pending version became, if `ask_persisted` returned it before."""
+        """Return the origin's version of a pending version, if `ask_persisted` returned it before."""
         return self._persisted.get((path, version))
 
     async def ask_persisted(self, path: bytes, version: Version) -> Version:
-        """Ask which version at the origin a pending version became. Raise VersionChangedError when it was never
-        persisted, or nobody knows: then the name means another file, or soon will."""
+        """Ask the cluster for the origin's version of a pending version. Raises VersionChangedError if it was never
+        persisted, or no node knows: the name then means another file, or soon will."""
         persisted, why = None, "the node that wrote it has it no more"
         try:
             async with asyncio.timeout(self.reader.timeout_s):
@@ -120,8 +120,8 @@ class ClusterSourceFactory(SourceFactory):
 
 @dataclass(frozen=True, slots=True)
 class PeerThenOrigin:
-    """Reads one version of a file from peers, and from the origin in the end. An error of a peer only costs time. The
-    origin decides which version exists."""
+    """Read one version of a file from peers, and finally from the origin. A peer's error only costs time. The origin
+    decides which version exists."""
 
     sources: ClusterSourceFactory
     path: bytes
@@ -155,7 +155,7 @@ class PeerThenOrigin:
     async def _ask_hedged(
         self, hop: Hop, rest: tuple[Hop, ...], start: int, end: int
     ) -> Arrived | HeadraceError:
-        """Ask a slow peer. When it is late, ask the next peer or the origin as well; return the first bytes."""
+        """Ask a slow peer. If it is late, ask the next peer or the origin as well. Return the first bytes."""
         reader = self.sources.reader
         patience_s = reader.patience_s(end - start)
         async with OwnedTasks() as tasks:
@@ -189,8 +189,8 @@ class PeerThenOrigin:
 
 @dataclass(frozen=True, slots=True)
 class PendingFileSource:
-    """Reads a file that another node wrote and no origin has yet: from that node, or from a replica. When neither has
-    it any more, it is persisted, and is read as any other file of the origin."""
+    """Read a file that another node wrote and no origin has yet: from that node, or from a replica. If neither still
+    has it, it was persisted, and is read like any other file of the origin."""
 
     sources: ClusterSourceFactory
     path: bytes

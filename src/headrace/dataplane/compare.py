@@ -35,8 +35,8 @@ from headrace.store.writer import CacheWriter
 log = logging.getLogger(__name__)
 
 READS_MAX = 16
-"""The most reads of one small file, or of one block. Over a connection that corrupts every third body, one file in 40
-million is not right by then."""
+"""Most reads of one small file, or of one block. Over a connection that corrupts every third body, one file in 40
+million is still wrong after that many."""
 REREAD_BYTES = 8 * BLOCK_SIZE_BYTES
 THREADS_MIN = 2
 """Comparisons have threads of their own: they read whole files, and would keep fills out of the disk pool."""
@@ -44,7 +44,8 @@ NICENESS = 10
 WARN_S = 60.0
 DIRECTORIES_MAX = 10_000
 OTHERS_MAX = 3
-"""A directory is not compared any more after this many ETags that are no digest of the bytes, and none that is."""
+"""ETags of a directory that are no digest of the bytes, without one that is. After that many its files are no longer
+compared."""
 ORIGIN_OTHERS_MAX = 16
 """The same for an origin."""
 
@@ -149,7 +150,7 @@ class Digests:
 
 
 class WrongBytesError(Exception):
-    """Says that bytes don't match their digest. value: the digest of the bytes."""
+    """Report that bytes don't match their digest. value: the digest of the bytes."""
 
     def __init__(self, value: str) -> None:
         super().__init__(value)

@@ -1,5 +1,5 @@
-"""Limit the range reads in flight: the limit grows while that helps, and halves when the origin is overloaded. State
-and a queue of waiters, on one asyncio loop."""
+"""Limit the range reads in flight. The limit grows while that helps, and halves when the origin is overloaded. The
+module has only state and a queue of waiters, on one asyncio loop."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from contextlib import asynccontextmanager
 from headrace.base.errors import OriginUnavailableError
 
 START = 8
+"""First limit, and the least one that queueing leaves."""
 LATENCY_TOLERANCE = 3.0
-"""A read that takes this many times as long as the best read of its size shows that more reads would only queue."""
+"""Multiple of the best time for reads of that size. A slower read shows that more reads would only queue."""
 PROBE_AFTER = 5000
-"""After this many reads the window starts again with few in flight. Only that shows how fast an empty link answers now.
-It costs a few rounds of answers."""
+"""Reads after which the window starts again with few in flight. Only that shows how fast an idle link answers now. It
+costs a few rounds of answers."""
 
 
 class Window:
-    """Holds the limit. It doubles with every round of answers until the first sign of queueing, as in TCP. Then it
-    changes by one a round. An overloaded origin halves it. start: the first limit, which stays without any record.
-    least: queueing does not bring the limit below this. tolerance: which multiple of the best time counts as
-    queueing."""
+    """Hold the limit. It doubles with every round of answers until the first sign of queueing, as in TCP. Then it
+    changes by one per round. An overloaded origin halves it.
+
+    start: the first limit, while no read was recorded. least: queueing does not reduce the limit below this. tolerance:
+    multiple of the best time that counts as queueing.
+    """
 
     def __init__(
         self,
@@ -60,13 +63,14 @@ class Window:
         self.limit = min(self.limit, float(self._least))
 
     def record_overload(self) -> None:
+        """Halve the limit."""
         self._doubling = False
         self.limit = max(1.0, self.limit / 2)
 
 
 class Gate:
-    """Admits range reads: `async with gate.enter(size):` around each. Reads that somebody waits for go before
-    background reads. bytes_max: also limits the bytes in flight; a single read of any size is admitted."""
+    """Admit range reads: `async with gate.enter(size):` around each. Reads with a waiting reader precede background
+    reads. bytes_max: limits the bytes in flight, too; a single read of any size is admitted."""
 
     def __init__(self, window: Window, *, bytes_max: int) -> None:
         self.window = window
@@ -95,7 +99,7 @@ class Gate:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._leave(size_bytes)  # it was admitted before the cancel: pass its place on
+                self._leave(size_bytes)  # it was admitted before the cancel: another read gets its place
             raise
 
     def _leave(self, size_bytes: int) -> None:

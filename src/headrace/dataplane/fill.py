@@ -1,7 +1,7 @@
-"""Bring the blocks of one file into its cache file.
+"""Fetch the blocks of one file into its cache file.
 
-At most one range read brings a block, and everybody who wants the block waits for that read. Its bytes are in the cache
-file before a waiter continues. Everything runs on the node's loop; checksums and writes go to the disk pool.
+At most one range read fetches a block, and all requests for the block wait for that read. Its bytes are in the cache
+file before a waiter continues. Everything runs on the node's loop; checksums and writes run in the disk pool.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RangeLimits:
 
 
 class Fill:
-    """Fills the cache file of one file. on_last_block: called on the loop when the file has all blocks; it commits the
+    """Fill the cache file of one file. on_last_block: called on the loop when the file has all blocks; it commits the
     file, at once or after a comparison.
 
-    Its end is one of three: `is_committed`; `failure`, which every later `ensure` raises; or `is_closed`, for a file
-    that was evicted or is not used any more.
+    A fill ends in one of three ways: `is_committed`; `failure`, which every later `ensure` raises; or `is_closed`, for
+    a file that was evicted or is no longer used.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Fill:
     # ------------------------------------------------------------ reading
 
     async def ensure(self, start: int, end: int, intent: ReadIntent = FOREGROUND) -> None:
-        """Return when start..end is in the cache file. Raise what the source raised, EvictedError when the file was
-        evicted meanwhile, and `failure` when the file is complete and could not be committed."""
+        """Wait until start..end is in the cache file. Raises the source's errors, EvictedError if the file was evicted
+        meanwhile, and `failure` if the file is complete but could not be committed."""
         tasks = self.start(block_range(start, min(end, self._size_bytes)), intent)
         if tasks:
             await asyncio.gather(*(asyncio.shield(task) for task in tasks))
@@ -106,7 +106,8 @@ class Fill:
             raise self.failure
 
     def start(self, blocks: range, intent: ReadIntent) -> list[asyncio.Task[None]]:
-        """Start to fetch the absent ones of these blocks; return the tasks that bring them."""
+        """Start to fetch the absent ones of these blocks. Return the tasks that fetch them, or are fetching them
+        already."""
         self.request_count += 1
         tasks: dict[asyncio.Task[None], None] = {}
         run: list[int] = []
@@ -125,7 +126,8 @@ class Fill:
         return list(tasks)
 
     def read_ahead(self, start: int, end: int) -> None:
-        """Note a sequential read of start..end. Start to fetch what its reader wants next: a window, or all."""
+        """Note a sequential read of start..end. Start to fetch the next blocks of its reader: a window, or the whole
+        file."""
         ahead_start, ahead_end = self._readahead.note(start, end)
         if self._readahead.wants_whole:
             self.start_whole(start // BLOCK_SIZE_BYTES)
@@ -146,8 +148,8 @@ class Fill:
         self._start_whole(from_block)
 
     async def ensure_all(self) -> None:
-        """Return when all blocks are here. After a cancel no further range is requested, unless somebody else wants all
-        of the file; the ranges in flight still arrive."""
+        """Wait until all blocks are in the cache file. After a cancel no further range is requested, unless another
+        caller wants the whole file; ranges in flight still arrive."""
         self._load_count += 1
         try:
             self._start_whole(0)
@@ -164,7 +166,7 @@ class Fill:
     # ------------------------------------------------------------ the end
 
     def compare(self, comparison: Coroutine[None, None, None]) -> None:
-        """Run the comparison of the complete file, at whose end it is committed or has failed."""
+        """Run the comparison of the complete file. At its end the file is committed or has failed."""
         self._comparison = self._tasks.start(comparison)
 
     async def compared(self) -> None:
@@ -175,8 +177,8 @@ class Fill:
                 raise self.failure
 
     def commit(self) -> bool:
-        """Rename the complete cache file and record it. Return False for a file that was evicted or, with `failure`
-        set, when the store refuses it."""
+        """Rename the complete cache file and record it. Return False if the file was evicted or, with `failure` set, if
+        the store refuses it."""
         try:
             self._store.complete(self.writer)
         except EvictedError:
@@ -209,8 +211,8 @@ class Fill:
         return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self._size_bytes))
 
     def _begins_segment(self, block: int) -> bool:
-        """Return whether a new range must begin here. In a range of two segments, the owner of one would fetch from
-        the origin what the other owner fetches too."""
+        """Return whether a new range must begin here. A range of two segments would have one owner fetch bytes from the
+        origin that the other owner fetches, too."""
         segment_bytes = self._limits.segment_bytes
         return bool(segment_bytes) and block * BLOCK_SIZE_BYTES % segment_bytes == 0
 
@@ -242,7 +244,7 @@ class Fill:
             self._whole_task = self._tasks.start(self._fill_whole(from_block))
 
     async def _fill_whole(self, from_block: int) -> None:
-        """Keep as many ranges in flight as are useful, and two more that follow them at once."""
+        """Fetch all blocks, with as many ranges in flight as are useful and two more that follow at once."""
         order = whole_order(
             self._size_bytes,
             from_block,

@@ -1,4 +1,4 @@
-"""Say for whom bytes are read. One value goes down the whole read path: from the call to the range read at its
+"""Define the purpose of a read. One value is passed down the whole read path: from the call to the range read at its
 source."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReadIntent:
-    """Tells why a file is read. The defaults: a reader of this host waits, at any position of the file.
+    """Describe why a file is read. By default a reader of this host waits, at any position of the file.
 
-    background: nobody waits for the next bytes, so the reads of others go first. for_peer: another node requested the
-    bytes, so no third node is asked for them. in_batch: a small file may wait until others are committed with it.
-    is_sequential: the reader goes through the file in order, so bytes ahead of it are fetched too. into_spill: the
-    disks have no room, and the bytes go to the spill.
+    background: no reader waits for the next bytes, so other reads precede this one. for_peer: another node requested
+    the bytes, so no third node is asked for them. in_batch: a small file may wait until others are committed with it.
+    is_sequential: the reader reads the file in order, so bytes ahead of it are fetched, too. into_spill: the disks have
+    no space, and the bytes are written to the spill.
     """
 
     background: bool = False
@@ -24,7 +24,7 @@ class ReadIntent:
 
     @property
     def may_spill(self) -> bool:
-        """Return whether a reader of this host waits. Only for such a reader bytes may go to the spill."""
+        """Return whether a reader of this host waits. Only for such a reader may bytes be written to the spill."""
         return not (self.background or self.for_peer)
 
 

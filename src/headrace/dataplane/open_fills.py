@@ -1,6 +1,6 @@
-"""Keep the fills of large files, from the empty cache file to its commit.
+"""Manage the fills of large files, from the empty cache file to its commit.
 
-A fill goes to a disk. For a reader of this host it may go to the spill, when no disk has room. A complete file is
+A fill writes to a disk. For a reader of this host it may write to the spill, if no disk has space. A complete file is
 compared with the digest that its origin names (compare.py), then committed. A file that may be wrong is dropped.
 """
 
@@ -34,16 +34,17 @@ from headrace.store.writer import CacheWriter
 log = logging.getLogger(__name__)
 
 FILLS_MAX = 1024
-"""Idle fills beyond this number are closed. Each holds a descriptor and a map."""
+"""Number of fills above which idle ones are closed. Each holds a descriptor and a map."""
 SPILL_READERS = 8
-"""The space of the spill is divided among this many readers of large files."""
+"""Readers of large files that share the space of the spill."""
 CORRUPT_S, CORRUPT_MAX = 30.0, 1000
-"""For how long a large file that no two reads agreed on is not fetched again: each attempt reads all of it."""
+"""Seconds for which a large file is not fetched again after no two reads agreed on it, as each attempt reads all of it;
+and most such files."""
 
 
 class OpenFills:
-    """Holds the fills by file id, on the node's loop. on_complete: gets the ids of committed files. on_damaged: makes
-    clients forget the bytes of files. on_changed: handles a file that has another version at its origin."""
+    """Hold the fills by file id, on the node's loop. on_complete: called with the ids of committed files. on_damaged:
+    makes clients drop the bytes of files. on_changed: handles a file that has another version at its origin."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class OpenFills:
         return self._fills.get(id)
 
     def can_continue(self, id: FileId, intent: ReadIntent) -> bool:
-        """Return whether there is a fill that this read can use. A read into the spill can't use one on a disk. A
-        background read does not use one in the spill: what is loaded belongs on a disk."""
+        """Return whether a fill exists that this read can use. A read into the spill can't use one on a disk. A
+        background read does not use one in the spill, because loaded files belong on a disk."""
         fill = self._fills.get(id)
         if fill is None or fill.is_closed:
             return False
@@ -88,9 +89,9 @@ class OpenFills:
     async def begin(
         self, entry: Entry, path: bytes, source: ByteSource, origin: OriginSource, intent: ReadIntent
     ) -> bool:
-        """Begin the fill of a file in a new cache file, or in the incomplete one that is here. Return True when all
-        blocks are here already and the file is committed. Raise NoSpaceError; CorruptOriginError shortly after the
-        origin's bytes were found corrupt."""
+        """Begin the fill of a file in a new cache file, or in the incomplete one that exists. Return True if all blocks
+        are present and the file is committed. Raises NoSpaceError, and CorruptOriginError shortly after the origin's
+        bytes were found corrupt."""
         self._refuse_corrupt(entry.id)
         writer = None if intent.into_spill else self._store.writer(entry.id)
         if writer is None:
@@ -103,7 +104,7 @@ class OpenFills:
             readahead=self._readahead(writer),
             on_last_block=partial(self._finish, origin=origin),
         )
-        if writer.complete:  # a crash or an error of the disk came before the commit
+        if writer.complete:  # a crash or an error of the disk preceded the commit
             self._finish(fill, origin=origin)
         if len(self._fills) > FILLS_MAX:
             self.close([id for id, fill in islice(self._fills.items(), FILLS_MAX // 4) if fill.is_idle])
@@ -121,7 +122,7 @@ class OpenFills:
             )
 
     def close(self, ids: Iterable[FileId]) -> None:
-        """Close the fills of these files: they were evicted or freed, or nobody reads them."""
+        """Close the fills of files that were evicted, freed, or are no longer read."""
         for id in ids:
             fill = self._fills.pop(id, None)
             if fill is not None:
@@ -144,7 +145,8 @@ class OpenFills:
     # ------------------------------------------------------------ the cache file
 
     async def _create(self, entry: Entry, path: bytes, intent: ReadIntent) -> CacheWriter:
-        """Create a cache file on a disk; in the spill when the intent says so, or when it may and no disk has room."""
+        """Create a cache file on a disk. It is in the spill if the intent requires that, or permits it and no disk has
+        space."""
         borrowed = not self._sources.owns(path)
 
         async def create() -> CacheWriter:
@@ -181,7 +183,7 @@ class OpenFills:
         fill.compare(self._compare(fill, comparison))
 
     async def _compare(self, fill: Fill, comparison: WholeComparison) -> None:
-        """Commit the file after its comparison; drop it when nobody can say that its bytes are right."""
+        """Commit the file after its comparison. Drop it if its bytes can't be confirmed."""
         id = fill.entry.id
         try:
             if await comparison.run():
@@ -196,6 +198,7 @@ class OpenFills:
         self._commit(fill)
 
     def _commit(self, fill: Fill) -> None:
+        """Commit the file, and report it as complete."""
         del self._fills[fill.entry.id]
         if fill.commit():
             self._on_complete([fill.entry.id])
@@ -216,6 +219,7 @@ class OpenFills:
             await self._on_changed(fill.entry)
 
     def _refuse_corrupt(self, id: FileId) -> None:
+        """Raise the recent CorruptOriginError of a file."""
         until_s, error = self._corrupt.get(id, (0.0, None))
         if error is not None and monotonic_s() < until_s:
             raise error.copied()

@@ -1,4 +1,4 @@
-"""Read bytes from single peers: which ones are worth a request, how long to wait for one, and what came of it."""
+"""Read bytes from single peers: which peers are worth a request, how long to wait for one, and how each answered."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class PeerReader:
         )
 
     def is_worth_asking(self, hop: Hop) -> bool:
-        """Return False for a peer that is down, and for a former owner that had nothing again and again."""
+        """Return False for a peer that is down, and for a former owner that repeatedly had none of the requested
+        bytes."""
         misses_max = EARLY_MISSES_MAX if hop.early else MISSES_MAX
         if hop.cached_only and self._misses.get(hop.node.id, 0) >= misses_max:
             return False
@@ -120,7 +121,7 @@ class PeerReader:
             yield
 
     async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived | HeadraceError:
-        """Return the bytes of a range, or why the peer did not send them."""
+        """Return the bytes of a range, or the error for which the peer did not send them."""
         deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
         size_bytes = wanted.end - wanted.start
         try:
@@ -167,7 +168,7 @@ class PeerReader:
         return HEDGE_FACTOR * usual_s if usual_s else HEDGE_S
 
     def may_hedge_now(self, size_bytes: int) -> bool:
-        """Return whether bytes that a slow peer is late with may be requested elsewhere now. Count them then."""
+        """Return whether bytes of a late peer may be requested elsewhere now, and count them if so."""
         allowed = HEDGED_BYTES_MIN + HEDGED_SHARE * self.bytes_read
         if size_bytes > self._small_bytes_max and self._bytes_hedged + size_bytes > allowed:
             return False

@@ -1,7 +1,7 @@
 """Serve peers: ranges of cache files, and names. The reading side is `cluster_source.py`.
 
-An owner fetches what it lacks. Another node sends only what it has, as after a change of the members. A request names
-a file by path and version, and gets that version or an error.
+An owner fetches missing bytes. Another node sends only the bytes that it has, as after a change of the members. A
+request names a file by path and version, and gets that version or an error.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ VIEW_WAIT_S = 5.0
 VIEW_LOOK_S = 0.05
 HANDOVERS_MAX, HANDOVER_BYTES_MAX = 64, 64 << 20
 HANDOVER_TOLERANCE = 1.5
-"""Limits the files that are received at once in a handover. Their queue in the link is also that of readers, which
-would wait behind the handover (decision 0008)."""
+"""Multiple of the best time from which a handover counts as queueing. It is low, because readers share the link and
+would wait behind that queue (decision 0008)."""
 ATTEMPTS = 5
-"""How often a file may be evicted between its fetch and its opening."""
+"""Times that a file may be evicted between its fetch and its opening."""
 
 
 class ServedFile:
-    """Serves one file for one request. Any thread may call ready, fileno and checksum; only the loop may call wait.
-    is_arriving: returns whether the bytes are on their way from the origin; the file is not waited for otherwise. None:
-    missing bytes are fetched."""
+    """Serve one file for one request. Any thread may call ready, fileno and checksum; only the loop may call wait.
+
+    is_arriving: returns whether the bytes are already being fetched from the origin; otherwise the file is not waited
+    for. None: missing bytes are fetched.
+    """
 
     def __init__(
         self, id: FileId, store: Store, reads: ReadPath, *, is_arriving: Callable[[], bool] | None = None
@@ -95,7 +97,7 @@ class ServedFile:
         return reader.present(start, end)
 
     async def wait(self, start: int, end: int) -> None:
-        """Return when start..end can be sent. Raise the errors of the read path."""
+        """Wait until start..end can be sent. Raises the errors of the read path."""
         for _ in range(ATTEMPTS):
             if self._is_arriving is not None and not self._is_arriving():
                 raise NotOwnerError(
@@ -126,7 +128,7 @@ class ServedFile:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationService:
-    """Holds the parts of replication that peers call. offers: the dirty files of this node, for its replicas."""
+    """Hold the parts of replication that peers call. offers: the dirty files of this node, for its replicas."""
 
     replica_host: ReplicaHost
     failover: Failover
@@ -134,9 +136,12 @@ class ReplicationService:
 
 
 class NodePeerService:
-    """Answers peers. owns: returns whether this node owns a range of a path, by its own view. on_forget: lists
-    directories again whose listings expired. copies: None on a node without replication. shared: serves the names that
-    are not persisted; None on a node without writes."""
+    """Answer peers.
+
+    owns: returns whether this node owns a range of a path, by its own view. on_forget: lists directories again whose
+    listings are invalid. copies: None on a node without replication. shared: answers for names that are not persisted;
+    None on a node without writes.
+    """
 
     def __init__(
         self,
@@ -162,7 +167,7 @@ class NodePeerService:
     async def open_many(
         self, wanted: list[FileRange], *, cached_only: bool, epoch: int
     ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
-        """Return a file or an error for each range, in order. Fetch nothing. epoch: of the peer's view."""
+        """Return a file or an error for each range, in order, without fetching any. epoch: that of the peer's view."""
         return [await self._open(file, cached_only=cached_only) for file in wanted]
 
     async def _open(
@@ -200,7 +205,7 @@ class NodePeerService:
         )
 
     async def names(self, request: ListingRequest) -> list[Names]:
-        """Return names in pages; the last page says so."""
+        """Return names in pages. The last page is marked."""
         self._namespace.tree.check_mounted(request.path)
         directory = self._namespace.tree.make_directories(request.path)
         if isinstance(request, LookupShared):
@@ -213,7 +218,7 @@ class NodePeerService:
         return list(self._namespace.owner_names.pages(directory))
 
     async def take(self, request: OfferHandover) -> HandoverAnswer:
-        """Fetch what another node offers and this node owns now. Reads of others go first."""
+        """Fetch files that another node offers and this node owns now. Other reads precede them."""
         outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
         refused: list[int] = []
         for number, failure in enumerate(outcome):

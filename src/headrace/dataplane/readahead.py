@@ -11,11 +11,11 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_range
 WINDOW_START_BYTES = 8 * BLOCK_SIZE_BYTES
 STREAMS_MAX = 16
 WHOLE_SHARE = 4
-"""A file is fetched whole once one part in this many was requested, in any order."""
+"""A file is fetched as a whole once one part in this many was requested, in any order."""
 
 SEGMENTS_MAX = 8
-"""This many segments of a file are fetched in turns. That many owners fill any link, and the next bytes of a sequential
-reader are among them."""
+"""Most segments of a file that are fetched alternately. That many owners fill any link, and the next bytes of a
+sequential reader are among them."""
 
 
 def whole_order(
@@ -24,8 +24,8 @@ def whole_order(
     """Yield all blocks of a file, in ranges, in the order to fetch them: from from_block to the end, then from the
     beginning.
 
-    segment_bytes: parts of this size have owners of their own. Several segments take turns, a range each, so that their
-    owners send at the same time. 0: the file is one segment. No range lies in two segments.
+    segment_bytes: size of the parts that have owners of their own. The order alternates between several segments, range
+    by range, so that their owners send at the same time. 0: the file is one segment. No range lies in two segments.
     """
     count = block_range(0, size_bytes).stop
     segment_blocks = segment_bytes // BLOCK_SIZE_BYTES or max(1, count)
@@ -56,11 +56,9 @@ class _Stream:
 
 
 class ReadAhead:
-    """Follows the reads of one file.
-
-    A read that begins where another ended, or at most a window further, continues that stream and doubles its window.
-    The whole file is wanted after whole_file_after_bytes of streams or in one read, or after a quarter of the file.
-    """
+    """Follow the reads of one file. A read that begins where another ended, or at most a window further, continues that
+    stream and doubles its window. The whole file is wanted after whole_file_after_bytes of streams or in one read, or
+    after a quarter of the file."""
 
     def __init__(self, size_bytes: int, *, window_bytes_max: int, whole_file_after_bytes: int) -> None:
         self._size_bytes = size_bytes

@@ -1,12 +1,12 @@
 """Hand cached files over to their new owners after a change of the ring, without reading the origin again.
 
-Each node walks its cached files and offers a file to the owners that may lack it. A file that it does not own any more
-goes to all owners. A file that it still owns goes to new owners only, and only from the first owner that had it before.
-Files that are being filled come last, with the parts that are present. An owner that has the file already answers at
-once, so a needless offer costs little.
+Each node walks its cached files and offers a file to the owners that may lack it. A file that it no longer owns is
+offered to all owners. A file that it still owns is offered to new owners only, and only by the first owner that had it
+before. Incomplete files come last, with the parts that are present. An owner that has the file answers at once, so a
+needless offer costs little.
 
-When the owners have a file, this node's copy is borrowed, and evicted first. A borrowed file becomes an owned one again
-when the ring assigns it to this node. One walk runs at a time; another change of the ring begins a new one.
+When the owners have a file, this node's copy is borrowed, and evicted first. It is owned again if the ring assigns it
+to this node. One walk runs at a time; another change of the ring begins a new one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ BATCH_BYTES = 16 << 20
 TAKE_LIMIT_S = 300.0
 REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
-"""A walk examines this many files before other tasks of the loop run."""
+"""Files that a walk examines before other tasks of the loop run."""
 
 Offer = tuple[FileId, FileRange]
 
 
 class Rebalance:
-    """Runs the walks of this node. bytes_s: the most bytes handed over in a second. view: returns the current view."""
+    """Run the walks of this node. bytes_s: most bytes that are handed over in a second. view: returns the current
+    view."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Rebalance:
         )
 
     async def _hand_over(self, view: ClusterView) -> None:
-        """Walk once. A file that its owner refuses, or is unavailable for, stays here: readers get it here or at the
+        """Walk once. If an owner refuses a file, or is unavailable, the file stays here: readers get it here or at the
         origin."""
         waiting: dict[str, list[Offer]] = {}
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
@@ -131,7 +132,7 @@ class Rebalance:
         log.info("the handover ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _whole_first(self) -> Iterator[CachedFile]:
-        """Yield complete files first. Files that are being filled come last, with what has arrived by then."""
+        """Yield complete files first. Incomplete ones come last, with the blocks that have arrived by then."""
         being_filled: list[FileId] = []
         for cached in self._store.index.cached_files():
             if cached.complete:
@@ -168,7 +169,7 @@ class Rebalance:
         try:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
         except HeadraceError as error:  # evicted, or complete by now
-            log.info("a a file that is being filled is not handed over error=%s", error)
+            log.info("a file that is being filled is not handed over error=%s", error)
             return []
         try:
             return reader.present_runs(start, end)

@@ -1,4 +1,4 @@
-"""Wait for room in the cache: an evicted file takes its space until its last reader closes it."""
+"""Wait for space in the cache: an evicted file occupies its space until its last reader closes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 async def with_room(store: Store, work: Callable[[], Awaitable[Result]]) -> Result:
-    """Do the work. Do it again after NoSpaceError while evicted files still wait for their readers; then raise it."""
+    """Run the work. Repeat it after NoSpaceError while evicted files still wait for their readers; then raise it."""
     pause_s, until_s = PAUSE_S, time.monotonic() + 2 * LET_GO_S
     while True:
         try:

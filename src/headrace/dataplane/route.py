@@ -1,11 +1,13 @@
-"""Choose the peers to ask for bytes that are not here, and their order, without I/O.
+"""Choose the peers to ask for bytes that this node does not have, and their order, without I/O.
 
     local → owner → replicas → origin
 
 An owner reads from the origin itself. After a change of the members it first asks the former owners and the other
-replicas for what they have cached. Other nodes ask the former owner first for a while: the handover to the new owner is
-under way, and readers need not wait behind it. Peers never forward requests: they send what they have or read it from
-the origin. So no two nodes wait for each other.
+replicas for cached bytes. Other nodes ask the former owner first for a while: the handover to the new owner is running,
+and readers need not wait behind it.
+
+Peers never forward requests: they send cached bytes, or read them from the origin. No two nodes therefore wait for each
+other.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Is a peer to ask. cached_only: it must not fetch what it lacks. early: it is asked before the owner."""
+    """Name a peer to ask. cached_only: it must not fetch missing bytes. early: it is asked before the owner."""
 
     node: NodeInfo
     cached_only: bool
@@ -26,7 +28,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Lists the peers to ask, in order; the origin comes after them. owned: this node is one of the owners."""
+    """List the peers to ask, in order; the origin follows them. owned: this node is one of the owners."""
 
     hops: tuple[Hop, ...]
     owned: bool
@@ -43,9 +45,9 @@ def route(
     moving: bool,
     handing_over: bool = False,
 ) -> Route:
-    """Return the route of a range, which lies in one segment. for_peer: a peer requested it. moving: members changed a
-    short while ago, so former owners may have bytes that the owners lack. handing_over: they changed so recently that
-    former owners most likely have them."""
+    """Return the route of a range, which lies in one segment. for_peer: a peer requested it. moving: members changed
+    recently, so former owners may have bytes that the owners lack. handing_over: they changed so recently that former
+    owners most likely have them."""
     segment = start // SEGMENT_BYTES
     owners = view.owners(path, segment, replicas=replicas)
     owned = any(owner.id == me for owner in owners)

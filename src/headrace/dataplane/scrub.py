@@ -38,17 +38,17 @@ from headrace.writeback.sync_journal import JournalRecord
 log = logging.getLogger(__name__)
 
 PASS_S_MIN = 3600.0
-"""The least time between two passes, for a small cache."""
+"""Least time between two passes, in seconds, for a small cache."""
 FILE_BYTES_MIN = 128 << 10
-"""A small file counts as so many bytes: opening it costs more than reading it."""
+"""Least bytes that a file counts as, because opening a small file costs more than reading it."""
 SAVE_S = 10.0
 DAMAGED_KEPT = 16
 META = b"scrub"
 
 
 class ScrubProgress(msgspec.Struct):
-    """Is kept in the index. after: the id that was checked last; 0: no pass is running. files, size_bytes: of this
-    pass. ended: when the last pass ended; ended_at: the same as text."""
+    """Hold the progress, which is kept in the index. after: the id that was checked last; 0 if no pass is running.
+    files, size_bytes: of this pass. ended: when the last pass ended; ended_at: the same as text."""
 
     after: int = 0
     files: int = 0
@@ -62,11 +62,11 @@ class ScrubProgress(msgspec.Struct):
 
 
 class _StoppedError(Exception):
-    """Says that the node stops."""
+    """Report that the node stops."""
 
 
 class ScrubPace:
-    """Limits the bytes that the scrub's thread reads in a second."""
+    """Limit the bytes that the scrub's thread reads per second."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s = bytes_s
@@ -77,16 +77,18 @@ class ScrubPace:
         self._stopped.set()
 
     def spend(self, count: int) -> None:
-        """Wait until so many bytes may be read."""
+        """Wait until that many bytes may be read."""
         self._due_s = max(self._due_s, time.monotonic()) + count / self._bytes_s
         if self._stopped.wait(max(0.0, self._due_s - time.monotonic())):
             raise _StoppedError
 
 
 class Scrub:
-    """Scrubs the cache, on the node's loop; a thread of its own reads the files. bytes_s: above 0. load: brings a whole
-    file into the cache. on_damaged: makes clients forget files. entry_of: returns the index's entry of a path. written:
-    the files that were written here; None on a node without writes."""
+    """Scrub the cache, on the node's loop; a thread of its own reads the files.
+
+    bytes_s: above 0. load: loads a whole file into the cache. on_damaged: makes clients drop files. entry_of: returns
+    the index's entry of a path. written: the files that were written here; None on a node without writes.
+    """
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class Scrub:
                 await asyncio.sleep(SAVE_S)
 
     async def _pass(self) -> None:
-        """Run a pass to its end, from where the last one was interrupted."""
+        """Run a pass from its beginning, or from the place where the last one was interrupted."""
         if not self._progress.after:
             self._progress = msgspec.structs.replace(self._progress, files=0, size_bytes=0)
         while files := self._store.index.cached_batch(self._progress.after):
@@ -181,7 +183,8 @@ class Scrub:
             await self._repair(cached, "all of it" if blocks is None else f"{len(blocks)} blocks")
 
     def _drop_bad_blocks(self, cached: CachedFile) -> list[int] | None:
-        """Check a file in the scrub's thread. Return the bad blocks, which are dropped; None when the whole file is."""
+        """Check a file in the scrub's thread. Return the bad blocks, which are dropped; None if the whole file is
+        dropped."""
         self._pace.spend(max(0, FILE_BYTES_MIN - cached.size_bytes))
         verify = partial(verify_on_disk, before_read=self._pace.spend)
         blocks = bad_blocks(self._store.volumes[cached.volume], cached, verify=verify)
@@ -197,7 +200,7 @@ class Scrub:
         self._progress.last_damaged = [*self._progress.last_damaged, path][-DAMAGED_KEPT:]
         await self._on_damaged([cached.id])
         entry = self._store.index.entry(cached.id)
-        if entry is not None:  # else its name has another version by now
+        if entry is not None:  # otherwise its name has another version by now
             try:
                 await self._load(entry)
                 if cached.pinned:

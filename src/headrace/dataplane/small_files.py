@@ -1,4 +1,4 @@
-"""Fetch small files, of one block, by one read each, and commit those that arrive together by one transaction."""
+"""Fetch small files, of one block, by one read each. Those that arrive together are committed by one transaction."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from headrace.dataplane.source import ByteSource
 from headrace.store.store import Store
 
 BATCH_FILES = 16
+"""Most files of one transaction."""
 BATCH_DELAY_S = 0.005
-"""A file of a batch waits this long for others: a commit takes some 80 µs."""
+"""Seconds for which a file of a batch waits for others. A commit takes some 80 µs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ArrivedFile:
-    """Holds a small file with its bytes. is_borrowed: another node owns it."""
+    """Hold a small file with its bytes. is_borrowed: another node owns it."""
 
     entry: Entry
     arrived: Arrived
@@ -32,7 +33,7 @@ class _ArrivedFile:
 
 
 class SmallFileFetcher:
-    """Fetches small files whole. arriving: the files whose bytes are here and not committed yet."""
+    """Fetch small files as a whole. arriving: ids of files whose bytes have arrived but are not committed yet."""
 
     def __init__(self, store: Store, disk: Executor) -> None:
         self._store = store
@@ -49,8 +50,8 @@ class SmallFileFetcher:
         *,
         is_borrowed: bool,
     ) -> None:
-        """Return when the file is in the cache. Fetch it again while its bytes don't match its digest. Raise the errors
-        of the source and of SmallComparison, and NoSpaceError."""
+        """Wait until the file is in the cache. It is fetched again while its bytes don't match its digest. Raises the
+        errors of the source and of SmallComparison, and NoSpaceError."""
         size_bytes = entry.version.size_bytes
         while True:
             arrived = Arrived(b"")
@@ -73,14 +74,14 @@ class SmallFileFetcher:
         await self._commits.stop()
 
     async def _spill(self, file: _ArrivedFile) -> None:
-        """Put a file into the spill, because no disk has room. Its bytes were compared before."""
+        """Store a file in the spill, because no disk has space. Its bytes were compared before."""
         (failure,) = await self._commit([file], spilled=True)
         if failure is not None:
             raise failure from None
 
     async def _commit(self, files: list[_ArrivedFile], *, spilled: bool = False) -> list[Exception | None]:
         """Commit a batch by one transaction, in the disk pool: the writes of a load would hold the loop for up to 0.1
-        s. After a failure commit each file on its own, so that each caller gets its own error only."""
+        s. After a failure each file is committed separately, so that each caller gets only its own error."""
         work = partial(self._keep_right, files, spilled=spilled)
         loop = asyncio.get_running_loop()
         try:
@@ -95,7 +96,7 @@ class SmallFileFetcher:
         return failures
 
     def _keep_right(self, files: list[_ArrivedFile], *, spilled: bool) -> list[Exception | None]:
-        """Store the files that match their digests, all or none of them; return what is wrong with the others."""
+        """Store the files that match their digests, all or none of them. Return the errors of the others."""
         failures: list[Exception | None] = []
         right: list[_ArrivedFile] = []
         for file in files:

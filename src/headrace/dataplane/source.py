@@ -1,7 +1,7 @@
-"""Read bytes of a file at its origin, when they are not here. `cluster_source.py` asks peers first.
+"""Read bytes of a file at its origin. `cluster_source.py` asks peers first.
 
-A read is a context. Until it ends the body is valid, and the read keeps its place among those in flight. So bodies
-don't pile up in memory before a disk that is slower than the network.
+A read is a context. Until it ends the body is valid, and the read keeps its place among those in flight. Bodies
+therefore don't pile up in memory before a disk that is slower than the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.origin.origin import Origin
 
 
 class ByteSource(Protocol):
-    """Is a place that has one version of one file."""
+    """Provide the bytes of one version of one file."""
 
     def read(self, start: int, end: int, intent: ReadIntent) -> AbstractAsyncContextManager[Arrived]:
         """Read exactly the bytes start..end, with the attributes of the object that came with them. Raise the errors
@@ -35,8 +35,8 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OriginSource:
-    """Reads one version of an object. timeout_s: of a read with its retries and its wait for the origin, without the
-    wait at the gate."""
+    """Read one version of an object. timeout_s: limit of a read with its retries and its wait for the origin, without
+    the wait at the gate."""
 
     origin: Origin
     circuit: Circuit
@@ -47,8 +47,8 @@ class OriginSource:
 
     @asynccontextmanager
     async def read(self, start: int, end: int, intent: ReadIntent) -> AsyncIterator[Arrived]:
-        """Read the bytes, or wait while the origin is unavailable. That wait holds no place at the gate: other origins
-        need it."""
+        """Read the bytes, or wait while the origin is unavailable. That wait holds no place at the gate, because other
+        origins need it."""
         left_s = self.timeout_s
         while True:
             deadline = Deadline.after(left_s)
@@ -73,8 +73,8 @@ class OriginSource:
 
 
 class SourceFactory:
-    """Builds the sources of files. gate: of reads from origins. segment_bytes: parts of this size have owners of their
-    own; 0: a file has one source."""
+    """Build the sources of files. gate: limits reads from origins. segment_bytes: size of the parts that have owners of
+    their own; 0 if a file has only one source."""
 
     segment_bytes = 0
 

@@ -271,7 +271,7 @@ def _replication_service(
 
 
 def _coherence_service(me: str, dirty: DirtyData, writing: ClusterWriting | None) -> CoherenceService:
-    async def give_up_lease(folder: bytes) -> None:
+    async def release_lease(folder: bytes) -> None:
         if writing is not None:
             await writing.leases.release(folder)
 
@@ -281,5 +281,5 @@ def _coherence_service(me: str, dirty: DirtyData, writing: ClusterWriting | None
         dirty.replica_host,
         publisher=None if writing is None else writing.publisher,
         own=None if writing is None else writing.own,
-        release_lease=give_up_lease,
+        release_lease=release_lease,
     )

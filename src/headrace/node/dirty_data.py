@@ -24,11 +24,11 @@ KEEP_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class DirtyData:
-    """The dirty files of the cluster, as this node knows them.
+    """Hold the dirty files of the cluster, as this node knows them.
 
-    keeper: the replicas of other nodes' dirty files. files: the dirty files of this node and the replicas, for
-    readers on other nodes. elsewhere: the pending names of the other nodes. listings: invalidates the listings of
-    other nodes at once; announcer: until each has answered. threads: do the disk work of keeper and files.
+    replica_host: the replicas of other nodes' dirty files. files: the dirty files of this node and the replicas, for
+    readers on other nodes. elsewhere: the pending names of other nodes. listings: invalidates other nodes' listings
+    once; announcer: repeats that until each node has answered. threads: do the disk work of replica_host and files.
     """
 
     replica_host: ReplicaHost
@@ -39,8 +39,8 @@ class DirtyData:
     threads: ThreadPoolExecutor
 
     async def resolve_version(self, path: bytes, version: Version) -> Version | None:
-        """Return the version at the origin that a pending version became, as DirtyNamesSubscriber.settle does; this
-        node may itself have persisted it in the writer's place."""
+        """Return the origin's version of a pending version, as DirtyNamesSubscriber.resolve_version does. This node may
+        have persisted it itself in a failover."""
         pending = PendingVersion.parse(version.token)
         persisted = None if pending is None else self.replica_host.persisted_version(path, pending)
         return persisted if persisted is not None else await self.elsewhere.resolve_version(path, version)

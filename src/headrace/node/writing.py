@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 THREADS = 16
 """Threads that read files for uploads and scan the upper layer."""
 VersionResolver = Callable[[bytes, Version], Awaitable[Version | None]]
+"""Have the writer of a pending version persist it, and return the origin's version; None if it was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class WriteState:
         query_replicas: Callable[[], Awaitable[None]] | None = None,
         resolve_version: VersionResolver | None = None,
     ) -> WriteState:
-        """Build the state of a layer. ask_others, settle: passed to Preconditions."""
+        """Build the state of a layer. query_replicas, resolve_version: passed to Preconditions."""
         preconditions = Preconditions(
             namespace,
             layer.upper,

@@ -55,7 +55,7 @@ class WriterRows:
 class DirtyNamesSubscriber:
     """Answer which pending names other nodes have in a directory.
 
-    - `mirrored`: returns the entries of a writer's directory that this node holds as a replica.
+    - `replica_entries`: returns the entries of a writer's directory that this node holds as a replica.
     - `changed`: called with a directory, and whether everything below it is meant, when pending names there may have
       changed.
     - `own_record_deleted`: called when this node's own record was deleted.
