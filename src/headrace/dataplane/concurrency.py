@@ -63,7 +63,7 @@ class Window:
         self.limit = min(self.limit, float(self._least))
 
     def record_overload(self) -> None:
-        """Halve the limit."""
+        """Reduce the limit by half."""
         self._doubling = False
         self.limit = max(1.0, self.limit / 2)
 
