@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PUT_BACK_AGAIN_S = 10.0
 """Two nodes with different authorities or clocks must not overwrite each other without end."""
 NOTHING = b""
-"""The value of a record that exists but that nobody accepts."""
+"""The value of a record that exists but is not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Held:
 
 
 class Beliefs:
-    """Tracks which records are accepted. mirror: what followers were notified of. seals None: everything is
+    """Track which records are accepted. mirror: the values that followers were notified of. seals None: every record is
     accepted. kept: stores the records for the next run."""
 
     def __init__(self, seals: RecordSeals | None, kept: KeptRecords | None, mirror: dict[str, bytes]) -> None:
@@ -63,7 +63,7 @@ class Beliefs:
         return self._seals is not None
 
     def remember(self) -> None:
-        """Load what an earlier run accepted, before any record is read. Blocks for some ms."""
+        """Load the records that an earlier run accepted, before any record is read. Blocks for some ms."""
         if self._seals is None or self._kept is None:
             return
         kept = self._kept.read()
@@ -98,8 +98,8 @@ class Beliefs:
     # ------------------------------------------------------------ reading
 
     def meaning(self, key: str, raw: bytes | None, *, newest: bool = False) -> bytes | None:
-        """Return the accepted value of a record with these bytes in etcd. None: it does not exist; NOTHING: it
-        exists, but nobody accepts it. newest: from now on no older version is accepted."""
+        """Return the accepted value of a record with these bytes in etcd; None if it does not exist, NOTHING if it
+        exists but is not accepted. newest: from now on no older version is accepted."""
         if self._seals is None:
             return raw
         opened = None if raw is None else self._opened(key, raw, newest=newest)
@@ -126,7 +126,7 @@ class Beliefs:
     def meanings(
         self, records: Mapping[str, bytes], prefix: str = "", *, newest: bool = False
     ) -> dict[str, bytes]:
-        """Return the accepted values of all records with a prefix, without those that nobody accepts."""
+        """Return the accepted values of all records with a prefix, without records that are not accepted."""
         if self._seals is None:
             return dict(records)
         known_keys = self._mirror.keys() | (self._seals.marks().keys() if newest else set())
@@ -166,7 +166,7 @@ class Beliefs:
         }
 
     async def keep_changes(self) -> None:
-        """Write what changed since the last call, for the next run."""
+        """Write the changes since the last call, for the next run."""
         if self._seals is None or self._kept is None or not self._changed:
             return
         marks, changed = self._seals.marks(), self._changed
@@ -202,7 +202,7 @@ class Beliefs:
             return False
         try:
             return self._seals.is_aging(held.raw)
-        except StrangerError:  # the seal expired; otherwise the record's author writes it anew
+        except StrangerError:  # the seal expired; otherwise the record's author writes it again
             return self._remembered.get(key) == held.raw
 
     def _lasting(self, key: str) -> bytes:

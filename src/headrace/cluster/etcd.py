@@ -1,9 +1,11 @@
-"""Store records in etcd, version 3. This module knows nothing of Headrace.
+"""Store records in etcd, version 3. This module does not depend on the meaning of records.
 
 One task (`_follow`) keeps a mirror of all records below the prefix: it reads all of them, then watches from that
-revision on. When the watch breaks, or etcd does not answer a small request within some seconds, it starts again with
-the next endpoint and publishes the differences. A thread (`lease.py`) renews the lease. When the lease was lost,
-this node acquires a new one and writes every leased record again.
+revision on. If the watch breaks, or etcd does not answer a small request within some seconds, the task starts again
+with the next endpoint. It then publishes the differences.
+
+A thread (`lease.py`) renews the lease. After the lease was lost, this node acquires a new one and writes every leased
+record again.
 """
 
 from __future__ import annotations

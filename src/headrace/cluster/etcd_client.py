@@ -60,7 +60,7 @@ class EtcdConnector:
     """Makes connections to etcd. Raise UsageError for files that can't be read, and MissingExtraError."""
 
     def __init__(self, access: EtcdAccess, *, timeout_s: float) -> None:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc also raises what it would log
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc also raises the errors that it would log
         with needs_extra("setting cluster"):
             import aetcd
         self._aetcd: Any = aetcd
@@ -112,7 +112,7 @@ class EtcdConnector:
         )
 
     def is_stale(self, error: BaseException) -> bool:
-        """Return whether a new connection may be allowed what this one was refused."""
+        """Return whether a new connection may be permitted a request that this one was refused."""
         return any(words in str(error) for words in _STALE)
 
     def _read(self) -> _Secrets:

@@ -1,7 +1,7 @@
 """Store the records that this node accepted in a table beside its cache, for the next run.
 
-With it a node that starts can tell an older record from the newest, and can restore records that were deleted
-meanwhile. A table that is lost or damaged costs only that. Readers verify every seal again.
+With it a starting node can distinguish an older record from the newest, and can restore records that were deleted
+meanwhile. A lost or damaged table costs only that. Readers verify every seal again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Holds a kept record. raw: the sealed record; b"": it is gone, or goes with the node that wrote it."""
+    """Hold a kept record. raw: the sealed record; b"" if it was deleted, or is deleted with the node that wrote it."""
 
     mark: Mark
     raw: bytes = b""

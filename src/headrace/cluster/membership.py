@@ -209,7 +209,7 @@ class Membership:
         self._changed.set()
 
     def _may_return(self) -> dict[str, NodeInfo]:
-        """Return the nodes that disappeared together with this node's own record, or since, and a short time ago."""
+        """Return the nodes that disappeared recently: together with this node's own record, or since then."""
         now_s = monotonic_s()
         if now_s > self._record_lost_s + RETURN_S:
             self._departed.clear()

@@ -45,7 +45,7 @@ class Records(Protocol):
 
 
 class RecordSeals(Protocol):
-    """Seals records so that nobody else can make them. See identity/seals.py."""
+    """Seal records, so that no other node can forge them. See identity/seals.py."""
 
     def may_close(self, key: str) -> bool: ...
 
@@ -56,7 +56,7 @@ class RecordSeals(Protocol):
         ...
 
     def body(self, key: str, raw: bytes) -> bytes:
-        """Return the record without its seal, whoever sealed it. Raise StrangerError."""
+        """Return the record without its seal, whichever node sealed it. Raises StrangerError."""
         ...
 
     def gone(self, key: str) -> None: ...

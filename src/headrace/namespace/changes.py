@@ -1,7 +1,7 @@
-"""Record in the index what this node changed at the origins, and which listings a change made stale.
+"""Record in the index this node's changes at the origins, and the listings that a change made stale.
 
-A listing that began before a change does not undo it: `outdate` tells the listing, and names whose upload is in flight
-are left out of its pages.
+A listing that began before a change does not undo it: `outdate` notifies the listing, and names whose upload is in
+flight are left out of its pages.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class NameChanges:
 
     def add_in_flight(self, paths: Collection[bytes]) -> None:
         """Add the paths of this node's uploads whose result at the origin is not known yet. Each listing reads the
-        collection anew."""
+        collection again."""
         self._in_flight.append(paths)
 
     def remove_in_flight(self, paths: Collection[bytes]) -> None:

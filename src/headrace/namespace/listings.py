@@ -105,8 +105,8 @@ class Listings:
         )
 
     async def relist_below(self, path: bytes, *, below: bool = True) -> None:
-        """List again what was listed at a path and, with `below`, below it. A listing that fails is repeated at the
-        next access."""
+        """Repeat earlier listings of a path and, with `below`, of directories below it. A listing that fails is
+        repeated at the next access."""
         top = self._tree.directory_at(path)
         waiting = [] if top is None else [top]
         while waiting:
@@ -122,7 +122,7 @@ class Listings:
             waiting.extend(e.id for e in self._index.children(directory) if e.kind is Kind.DIRECTORY)
 
     async def refresh_listed(self, path: bytes) -> None:
-        """Refresh a directory by path. Do nothing if it was never listed or is no directory any more."""
+        """Refresh a directory by path. Do nothing if it was never listed or is no longer a directory."""
         folder = self._tree.entry_at(path)
         if folder is not None and self._tree.is_listed(folder.id):
             await self.refresh_for_names(path)

@@ -23,9 +23,9 @@ class MountPoints:
         self._on_changed = on_changed
 
     def attach(self, mount: Mount, *, known: bool = False) -> None:
-        """Add a mount to the table and the tree. Directories above it are listed anew at the next access, because at
-        startup all mounts are known only then. With `known`, the mount had the same origin before, so its old
-        listings stay usable while the origin is unavailable."""
+        """Add a mount to the table and the tree. Directories above it are listed again at the next access, because at
+        startup all mounts are known only then. With `known`, the mount had the same origin before, so its old listings
+        stay usable while the origin is unavailable."""
         self._mounts.add(mount)
         directory = ROOT_ID
         for name in names_of(os.fsencode(mount.path)):

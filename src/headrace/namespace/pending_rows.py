@@ -1,9 +1,10 @@
 """Lay pending names of other nodes over the origin's names in the index.
 
-The index holds what users see of a name. This module keeps the row of the origin beneath it: peers that list the
-origin through this node need it, and it shows again once a listing finds the name there. A node fetches the pending
-rows of a directory before it lists the directory (`take`). A name that its writer has persisted by then is in that
-listing, so the name never disappears in between. The only I/O is that of the index.
+The index holds the visible entry of a name. This module keeps the origin's row beneath it: peers that list the origin
+through this node need it, and it is visible again once a listing finds the name there.
+
+A node fetches the pending rows of a directory before it lists the directory (`take`). A name that its writer has
+persisted by then is in that listing, so the name never disappears in between. The only I/O is that of the index.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ NamesChanged = Callable[[Changed], None]
 
 @dataclass(slots=True)
 class DirectoryRows:
-    """The pending rows of one directory.
+    """Hold the pending rows of one directory.
 
-    - `rows`: the rows that users see.
+    - `rows`: the visible rows.
     - `base`: the origin's row under each of them.
-    - `leaving`: names that their writers don't report any more. They stay visible until a listing completes that
-      began after that.
+    - `leaving`: names that their writers no longer report. They stay visible until a listing completes that began after
+      that.
     - `put`: the sequence number of this node's own last change under a name. A listing that began before it has older
       data.
     """
@@ -126,7 +127,7 @@ class PendingRows:
     # ------------------------------------------------------------ queries
 
     def is_leaving(self, folder: bytes) -> bool:
-        """Return whether only a new listing can show what some names of the directory are now."""
+        """Return whether only a new listing can show the present entries of some names of the directory."""
         pending = self._folders.get(folder)
         return pending is not None and bool(pending.leaving)
 

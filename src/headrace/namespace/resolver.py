@@ -1,4 +1,4 @@
-"""Look names up, and ask an origin or the owner of the directory where the index can't tell.
+"""Look names up, and ask an origin or the directory's owner if the index can't answer.
 
 A lookup does not wait for the listing of a huge directory: after LISTING_PATIENCE_S it asks the origin for its one
 name.

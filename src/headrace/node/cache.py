@@ -26,7 +26,7 @@ def index_folder(config: Config) -> str:
 
 
 def open_store(config: Config) -> Store:
-    """Open the cache, with a new index where the old one is corrupt; remove what an earlier run left of seals."""
+    """Open the cache, with a new index if the old one is corrupt. Remove the remains of seals of an earlier run."""
     volumes = [
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)

@@ -29,10 +29,10 @@ PING_LIMIT_S = 2.0
 
 
 class ClusterLink:
-    """Holds this node's connections to its cluster, and what it shares with the other nodes.
+    """Hold this node's connections to its cluster, and the data that it shares with other nodes.
 
-    on_view: called with each new view, on the loop. dirty: the files that some node wrote and has not persisted.
-    replicas: how many nodes own each segment.
+    on_view: called with each new view, on the loop. dirty: the files that a node wrote and has not persisted. replicas:
+    number of nodes that own each segment.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ClusterLink:
         return any(owner.id == self.info.id for owner in owners)
 
     def welcome(self) -> PeerWelcome:
-        """Return what this node says of itself to a peer that connects."""
+        """Return the description of this node for a peer that connects."""
         return PeerWelcome(
             protocol=PEER_PROTOCOL, node=self.info.id, instance=self.info.instance, epoch=self.view().epoch
         )

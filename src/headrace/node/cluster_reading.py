@@ -1,4 +1,4 @@
-"""Build what reads from other nodes: their cached bytes and their listings come before the origin's."""
+"""Build the parts that read from other nodes: their cached bytes and their listings precede the origin's."""
 
 from __future__ import annotations
 

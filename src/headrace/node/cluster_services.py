@@ -97,12 +97,13 @@ class ClusterServices:
             self._tasks.start(self._take_part_later(own, remembered))
 
     async def come_back(self) -> None:
-        """Learn what other nodes persisted of this node's files since its last run, before it persists them itself."""
+        """Record which of this node's files other nodes persisted since its last run, before it persists them
+        itself."""
         if self._writing is not None:
             await self._writing.failback.ask()
 
     async def look_whether_given_up(self) -> None:
-        """Learn what other nodes did in this node's place, if they took it for dead while it was alive."""
+        """Record what other nodes persisted in this node's place, if it lost its lease while it was alive."""
         leases_lost = self._link.records.leases_lost
         if leases_lost != self._leases_lost:
             self._leases_lost = leases_lost

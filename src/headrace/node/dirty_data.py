@@ -1,5 +1,4 @@
-"""Build what a node shares with the others of files that are written and not persisted: replicas, pending names,
-invalidations."""
+"""Build the parts that share unpersisted files with other nodes: replicas, pending names, invalidations."""
 
 from __future__ import annotations
 

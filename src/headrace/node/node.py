@@ -124,7 +124,7 @@ class Node:
             self.write = None if writing is None else writing.write_back
         self.reads = self._build_reads()
         store.space.evicted.add(self._evicted)
-        # what works over whole directories, and over the whole cache
+        # parts that work on whole directories, and on the whole cache
         self.attachments = Attachments(
             config,
             store.index,
@@ -292,7 +292,7 @@ class Node:
             await self.write.start()
 
     def _serve_others(self) -> None:
-        """Hand descriptors of cached files to other users, where the configuration says so."""
+        """Hand descriptors of cached files to other users, if the configuration permits it."""
         if self.config.open_to_others:
             parts = (self.namespace, self.store, self.reads)
             self.broker = build_broker(self.config, *parts, on_corrupt=self._give_up_index)
@@ -359,7 +359,7 @@ class Node:
         return Done()
 
     def status(self) -> dict[str, object]:
-        """Return what `headrace status --json` prints of a node."""
+        """Return the fields of `headrace status --json` for a node."""
         origins = {mount.path: mount.origin.statistics() for mount in self.mounts.all()}  # type: ignore[attr-defined]
         total = {
             key: sum(int(statistics.get(key, 0)) for statistics in origins.values())

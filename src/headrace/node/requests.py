@@ -71,7 +71,7 @@ Handlers = Mapping[type[Request], Handler]
 
 
 class NameRequests:
-    """Answers what clients ask about names. timeout_s: the limit of one request to an origin."""
+    """Answer clients' requests about names. timeout_s: limit of one request to an origin."""
 
     def __init__(self, namespace: Namespace, store: Store, timeout_s: float) -> None:
         self._namespace = namespace
@@ -115,7 +115,7 @@ def _resolved(entry: Entry) -> Resolved:
 
 
 class ReadRequests:
-    """Brings files and ranges into the cache for clients, which then read the cache files."""
+    """Fetch files and ranges into the cache for clients, which then read the cache files."""
 
     def __init__(self, reads: ReadPath, store: Store) -> None:
         self._reads = reads
@@ -142,8 +142,8 @@ class ReadRequests:
 
 
 class WriteRequests:
-    """Receives what clients changed in the upper layer, and makes it durable. write: None where nothing can be
-    written. cluster: None without one."""
+    """Receive clients' changes of the upper layer, and make them durable. write: None if nothing can be written.
+    cluster: None without one."""
 
     def __init__(self, write: WriteBack | None, cluster: ClusterServices | None) -> None:
         self._write = write
@@ -181,7 +181,7 @@ class WriteRequests:
             await self._write.persist(b"/")
 
     def persist(self, request: JobStart) -> AsyncIterator[Answer]:
-        """Yield the states of a persist job. persist-soon: yield one state, while the work goes on."""
+        """Yield the states of a persist job. persist-soon: yield one state, while the work continues."""
         try:
             check_long_names(os.fsencode(request.path))
         except ValueError as error:
@@ -233,7 +233,7 @@ class MountRequests:
 
 
 class SealRequests:
-    """Answers what clients ask about seals."""
+    """Answer clients' requests about seals."""
 
     def __init__(self, seals: SharedSeals) -> None:
         self._seals = seals

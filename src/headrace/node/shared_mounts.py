@@ -102,7 +102,7 @@ class SharedMounts:
             return
         raw = await self._records.get(_key(path))
         try:
-            other = _decode(raw) if raw else None  # b"": nobody accepts that record
+            other = _decode(raw) if raw else None  # b"": no node accepts that record
         except msgspec.DecodeError as error:
             raise UsageError(f"mount {path}", why=f"its record can't be decoded: {error}") from error
         if raw is not None and (other is None or not other.url):

@@ -91,7 +91,7 @@ class Upkeep:
             await self._give_up_seal()
 
     async def _sync(self) -> None:
-        """Sync what was filled, so that a power loss costs little."""
+        """Sync filled files, so that a power loss costs little."""
         await self._release_seals()
         await asyncio.get_running_loop().run_in_executor(self._disk, self._store.sync)
         if self._cluster is not None:

@@ -171,8 +171,8 @@ def build_write_back(
     cache: CacheOfLayer | None = None,
     durability: Callable[[ChangeTracker], Durability] | None = None,
 ) -> WriteBack:
-    """Build the write-back of a layer. cache: on the same disk as the layer. durability: builds what secures writes
-    where a mode promises more than this disk and the origin."""
+    """Build the write-back of a layer. cache: on the same disk as the layer. durability: builds the part that secures
+    writes if a mode promises more than this disk and the origin."""
     cache = cache or CacheOfLayer()
     namespace, layer, planner = state.namespace, state.layer, state.planner
     changes = ChangeTracker(layer, state.dirty, WriteObservers(observers), delay_s=settings.delay_s)

@@ -118,8 +118,8 @@ class FetchCall(Call):
 
 
 class UnaryCall(Call, Generic[Kind]):
-    """Sends a request that has one answer. answer: set at the end. failure: what the peer reported instead of an
-    answer."""
+    """Send a request that has one answer. answer: set at the end. failure: the error that the peer reported instead of
+    an answer."""
 
     def __init__(self, request: Message, kind: type[Kind]) -> None:
         super().__init__(request)

@@ -164,7 +164,7 @@ class PeerClient:
     async def notify(
         self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
     ) -> None:
-        """Notify the node; on return it has done what the message requires."""
+        """Send a notice to a node. On return the node has handled it."""
         call = UnaryCall(request, Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()

@@ -38,8 +38,8 @@ DEAD_MS = 2000
 other connections to the same peer may work. A dead peer is detected sooner, by pings."""
 PROBED_AFTER_S = 1
 RECEIVE_BYTES = 64 << 10
-"""Bytes per receive where messages are expected. With small files one receive brings most of a file. A system
-call for each header and each body would release the GIL seven times a file, and getting it back takes long."""
+"""Bytes per receive while messages are expected. With small files one receive gets most of a file. A system call for
+each header and each body would release the GIL seven times per file, and acquiring it again takes long."""
 _TIMEVAL = struct.Struct("ll")
 _REFUSALS = Refusals(logging.getLogger(__name__), "outgoing peer connections")
 

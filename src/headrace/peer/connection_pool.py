@@ -1,10 +1,11 @@
 """Execute one call to one peer, from connection to answer: the part on the event loop. Threads only move bytes
 (`calls.py`).
 
-A connection serves one request at a time. It is closed when its request is cancelled or fails. While a peer is
-silent, no thread waits for it, and soon a ping on another connection checks whether the peer is alive. So a node
-that hangs or is cut off is detected in SILENCE_S + PING_S, while a peer that waits for a slow origin gets the time
-that it needs (decision 0037).
+A connection serves one request at a time. It is closed when its request is cancelled or fails.
+
+While a peer is silent, no thread waits for it, and soon a ping on another connection checks whether the peer is alive.
+A node that hangs or is cut off is thereby detected in SILENCE_S + PING_S. A peer that waits for a slow origin gets the
+time that it needs (decision 0037).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CONNECTING_MAX = 4
 """Attempts at once to one peer: a peer that accepts and stays silent can't occupy all threads."""
 PING_S = 0.8
 SILENCE_S_MIN = 0.05
-"""The silence allowed when another connection heard from the peer just before."""
+"""The silence that is allowed if another connection received bytes from the peer just before."""
 PINGS_MAX = 3
 LATE_S = 0.3
 """A timer that fires this much late means that this node was stalled; it proves nothing about the peer."""
@@ -44,13 +45,13 @@ CHECK_LIMIT_S = 10.0
 BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
 """A single failure may be a connection that died when the peer restarted."""
 GRACE_S = 0.1
-"""Threads keep the deadline themselves; the loop ends what overruns it by this time."""
+"""Seconds after the deadline at which the loop ends a call. Threads keep the deadline themselves."""
 
 Result = TypeVar("Result")
 
 
 class Peer:
-    """Holds what this node knows of one peer. instance: None accepts whichever instance answers at the address."""
+    """Hold this node's knowledge of one peer. instance: None accepts any instance that answers at the address."""
 
     def __init__(self, id: str, address: str, instance: str | None) -> None:
         self.id = id

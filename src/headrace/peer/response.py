@@ -1,7 +1,7 @@
 """Assemble and check the answer to one Fetch as it arrives. Sans-IO: the caller supplies messages and bytes.
 
 Nothing that a peer sends is trusted. Blocks must follow one another, stay within the requested range and match their
-checksums; a file that ends early is refused. InvalidResponseError says which rule was broken.
+checksums; a file that ends early is refused. InvalidResponseError names the broken rule.
 """
 
 from __future__ import annotations

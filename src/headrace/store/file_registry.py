@@ -1,4 +1,4 @@
-"""Keep together what a node knows of each cache file: its record in the index, its bytes and rank, its open writer."""
+"""Keep together the node's data on each cache file: its record in the index, its bytes and rank, its open writer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headrace.store.writer import CacheWriter
 
 
 class FileRegistry:
-    """The cache files of a store, loaded from a recovered index. volumes: by number.
+    """Hold the cache files of a store, loaded from a recovered index.
 
-    lock: the store's lock, which every caller of a method holds; it comes before the lock of a writer and of the index.
-    writers: the open ones; a writer that nobody uses any more leaves by itself.
+    volumes: by number. lock: the store's lock, which every caller of a method holds; it comes before the lock of a
+    writer and of the index. writers: the open ones; an unused writer is removed by itself.
     """
 
     def __init__(self, index: Index, volumes: list[Volume], policy: str) -> None:

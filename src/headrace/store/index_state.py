@@ -1,4 +1,4 @@
-"""Keep what an index records about itself: its format and generation, the boots it has been through, and its last sync.
+"""Keep the index's own state: its format and generation, its boots, and its last sync.
 
 The rows are in the table "meta"; other modules of the node keep rows of their own there. schema.py has their meaning.
 """
@@ -24,7 +24,7 @@ _IDS_BEGIN_MS = 1_700_000_000_000
 
 def _first_id() -> int:
     """Return the first id of a new index, beyond those that an earlier index in its place assigned at up to 128,000 a
-    second. Kernels and programs still hold those ids if a corrupt index is created anew under them."""
+    second. Kernels and programs still hold those ids if a corrupt index is replaced under them."""
     ms = time.time_ns() // 1_000_000 - _IDS_BEGIN_MS
     return ROOT_ID + 1 + ((max(0, ms) << 7) & (FILE_ID_MAX >> 1))
 

@@ -16,7 +16,7 @@ from headrace.store.schema import NAME_BYTES_MAX
 
 
 class ListingWriter:
-    """A listing of one directory in progress; `names` tells it of changes until `close`. Not thread-safe."""
+    """Write a listing of one directory in progress; `names` notifies it of changes until `close`. Not thread-safe."""
 
     def __init__(self, names: NameWriter, directory: FileId) -> None:
         self.skipped = 0  # names that no filesystem can show

@@ -1,8 +1,9 @@
-"""Write the rows of names: entries, their ids, and how long the listing of a directory is fresh.
+"""Write the rows of names: entries, their ids, and how long the listing of a directory is fresh. Only the node writes
+names.
 
-Only the node writes names. Each change is a commit of its own, or part of the surrounding batch. It survives kill -9
-on return, a power loss after the next checkpoint. All methods may block for a commit (some 80 us), and while another
-thread has a batch. Listings in progress are told of each change, so that an older page does not undo it.
+Each change is a commit of its own, or part of the surrounding batch. It survives kill -9 on return, a power loss after
+the next checkpoint. All methods may block for a commit (some 80 us), and while another thread has a batch. Listings in
+progress are notified of each change, so that an older page does not undo it.
 """
 
 from __future__ import annotations
@@ -48,11 +49,9 @@ class ListingInProgress(Protocol):
 
 
 class NameWriter:
-    """Writes the names of an index. rows: reads them. boot: the number of this boot, for times of listings.
-
-    on_redated: called within the transaction with the record of a file whose object has a new time and the same bytes,
-    for example when only metadata changed.
-    """
+    """Write the names of an index. rows: reads them. boot: the number of this boot, for times of listings. on_redated:
+    called within the transaction with the record of a file whose object has a new time and the same bytes. Such is the
+    case when only metadata changed."""
 
     def __init__(
         self,
@@ -111,8 +110,8 @@ class NameWriter:
             return True
 
     def outdate(self, parent: FileId, name: bytes, *, folder: bool = False) -> None:
-        """Announce that this node is about to change a name, so that listings in progress don't bring its old entry
-        back. folder: they must not bring back a directory either, which they may have read before the index had it."""
+        """Announce that this node is about to change a name, so that listings in progress don't restore its old entry.
+        folder: they must not restore a directory either, which they may have read before the index had it."""
         writers = self._listings.get(parent, ())
         old = self.rows.lookup(parent, name) if writers else None
         for writer in writers:
@@ -123,7 +122,7 @@ class NameWriter:
                 writer.outdate(name, old.kind, old.version)
 
     def begin_listing(self, directory: FileId, listing: ListingInProgress) -> None:
-        """Tell a listing of the names that change in its directory until `end_listing`."""
+        """Notify a listing of the names that change in its directory until `end_listing`."""
         self._listings.setdefault(directory, []).append(listing)
 
     def end_listing(self, directory: FileId, listing: ListingInProgress) -> None:

@@ -32,7 +32,7 @@ BATCH = 1000
 FsckProgress = Callable[[int, int, int, int], None]
 OnSound = Callable[[CachedFile], None]
 Fault = tuple[FileId, str]
-"""A file and what was wrong with it."""
+"""A file and its fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ class SealedFile:
 
 
 class StoredSeals(NamedTuple):
-    """Reads the seals of a cache from its disk. read_ids: of the files of each seal. read_files: the same files, with
-    what is needed to record them again; only a start that lost the index calls it."""
+    """Read the seals of a cache from its disk. read_ids: ids of the files of each seal. read_files: the same files,
+    with the fields to record them again; only a start that lost the index calls it."""
 
     read_ids: Callable[[], Iterable[Iterable[int]]]
     read_files: Callable[[], Iterable[SealedFile]]
@@ -62,7 +62,7 @@ class SealedFiles:
             self._ids.add(ids)
 
     def renew(self) -> None:
-        """Read from the disk which files seals need, and give up all others. Those that have no name any more are
+        """Read from the disk the files that seals need, and release all others. Released files without a name are
         evicted first from now on. Blocks: the ids of all seals are read."""
         with self._lock:
             dropped = self._ids.replace(self._stored.read_ids())

@@ -92,8 +92,8 @@ class CacheSpace:
         self._disks[0].used_bytes += self._index_bytes - previous
 
     def evict_if_needed(self) -> list[FileId]:
-        """Bring each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
-        again while it returns some: in between, others get the lock."""
+        """Move each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
+        again while it returns some: in between, other threads get the lock."""
         with self._lock:
             evicted: list[FileId] = []
             self._count_index()
@@ -176,7 +176,7 @@ class CacheSpace:
 
     @property
     def room_is_coming(self) -> bool:
-        """Report evicted files; return whether recent ones still hold space, because somebody has them open."""
+        """Report evicted files. Return whether recent ones still occupy space, because a process has them open."""
         self.report_evicted()
         with self._lock:
             return any(volume.coming_bytes for volume in self._disks)
@@ -214,7 +214,7 @@ class CacheSpace:
         return evicted
 
     def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
-        """Free space on the disk itself, as WriterRoom says."""
+        """Free space on the disk itself, as WriterRoom defines."""
         return self.make_room_on_disk(writer.volume, count, keep=writer.id)
 
     def grow(self, writer: CacheWriter, count: int) -> None:

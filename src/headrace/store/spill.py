@@ -22,7 +22,7 @@ _META = b"spill"
 
 
 def open_spill(folder: str, name: str, disks: Sequence[Volume]) -> Volume | None:
-    """Return the volume, which is created at its first use (`Volume.open`), and delete what a killed node left of it.
+    """Return the volume, which is created at its first use (`Volume.open`), and delete the remains of a killed node.
     folder: the preferred place. None if only the disks have space."""
     devices = {os.stat(disk.folder).st_dev for disk in disks}
     for parent in (folder, f"{_MEMORY}/headrace-{os.geteuid()}"):

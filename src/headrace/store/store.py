@@ -163,8 +163,8 @@ class Store:
             return self._files.watch(writer)
 
     def writer(self, id: FileId) -> CacheWriter | None:
-        """Return the writer of an incomplete file, opened again if needed; None if there is none to continue: create it
-        anew."""
+        """Return the writer of an incomplete file, opened again if needed; None if there is none to continue, so that
+        the caller creates it again."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None or cached.complete or cached.unverified:
@@ -183,7 +183,7 @@ class Store:
             volume, id = writer.volume, writer.id
             cached = self.index.cached(id)
             if cached is None or writer.closed or self._files.writers.get(id) is not writer:
-                writer.close()  # the file may have been created anew, with blocks of another writer
+                writer.close()  # the file may have been created again, with blocks of another writer
                 raise EvictedError(f"cache file {id:x} was evicted", why="while it was filled")
             try:
                 os.rename(volume.part_path(id), volume.data_path(id))
@@ -263,8 +263,11 @@ class Store:
 
     def adopt(self, entry: Entry, place: SafePath, checksums: list[int], *, borrowed: bool) -> bool:
         """Turn the file at `place`, on the first volume's file system, into the complete cache file of an entry, by a
-        rename. Nobody may write to it any more. checksums: of its blocks. Return False, with nothing changed, if it is
-        just being written here. StoreError, NoSpaceError; the file stays where it was then."""
+        rename. No process may write to it from then on. checksums: of its blocks.
+
+        Return False, with nothing changed, if it is just being written here. Raises StoreError or NoSpaceError; the
+        file then stays at its place.
+        """
         with self._lock:
             volume, id = self.disks[0], entry.id
             if self._files.accounts.is_reserved(id):
@@ -318,7 +321,8 @@ class Store:
             return True
 
     def holds(self, cached: CachedFile) -> bool:
-        """Return whether a complete file exists as its record says; if not, delete the record: users delete files."""
+        """Return whether a complete file exists as its record describes it. Otherwise delete the record: users delete
+        files."""
         if os.path.exists(self.volumes[cached.volume].data_path(cached.id)):
             return True
         with self._lock:

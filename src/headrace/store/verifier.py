@@ -1,4 +1,5 @@
-"""Verify cache files by their checksums, and repair what does not match. Bytes are read outside the store's lock."""
+"""Verify cache files by their checksums, and repair blocks that do not match. Bytes are read outside the store's
+lock."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Victims:
                 continue
             if id in self._accounts.sealed:
                 continue  # `SealedFiles.drop` puts it back
-            # even if it is pinned: it has no name any more by which it could be unpinned
+            # even if it is pinned: it no longer has a name by which it could be unpinned
             if cached.volume == volume.number and id != keep:
                 victims[id] = None
             else:

@@ -257,7 +257,7 @@ class Volume:
             yield from sorted(id for id in ids if folder_name(id) == folder)
 
     def remove_empty_folders(self) -> None:
-        """Remove what a kill between an unlink and the end of its directory left."""
+        """Remove empty directories that remain after a kill between an unlink and the removal of its directory."""
         for folder in self._folders(_FOLDER):
             _remove_if_empty(f"{self.folder}/files/{folder}")
 
@@ -265,8 +265,8 @@ class Volume:
         return sorted(filter(pattern.fullmatch, os.listdir(files_folder(self.folder))))
 
     def _move_old_files(self) -> None:
-        """Move files from where the older layout had them, one by one, so that the next start goes on after a kill.
-        Blocks for some 30 microseconds a file. OSError."""
+        """Move files from the places of the older layout, one by one, so that the next start continues after a kill.
+        Blocks for some 30 microseconds per file. Raises OSError."""
         moved = 0
         for folder in self._folders(_OLD_FOLDER):
             old = f"{self.folder}/files/{folder}"

@@ -1,4 +1,4 @@
-"""Describe what a path is, from an entry of the index or from attributes of a file of the upper layer."""
+"""Describe the entry of a path, from the index or from attributes of a file of the upper layer."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class LocalVfs(VfsReader):
         is_broken_off: Callable[[], bool] = lambda: False,
         check: Callable[[FileStat | None], None] | None = None,
     ) -> WriteStream:
-        """Create a file as `Vfs` says. check: called with the stat of the name just before the file gets it, while no
-        process can change it. If it raises, `commit` raises that error and nothing has changed."""
+        """Create a file as `Vfs` defines. check: called with the stat of the name just before the file gets it, while
+        no process can change it. If it raises, `commit` raises that error and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
         with translating_os_errors(path):
             file = StagedFile(self.tree.upper)
@@ -82,7 +82,7 @@ class LocalVfs(VfsReader):
         )
 
     def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
-        """Append as `Vfs` says. If the stream is abandoned, its bytes are cut off again, unless another writer
+        """Append as `Vfs` defines. If the stream is abandoned, its bytes are cut off again, unless another writer
         appended after them."""
         fd, real_path, is_new = self.open_in_place(path, 0)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
@@ -223,7 +223,7 @@ class LocalVfs(VfsReader):
     # ------------------------------------------------------------ names
 
     def make_directory(self, path: bytes, *, flush: bool = True) -> None:
-        """Create a directory as `Vfs` says. flush: make it durable."""
+        """Create a directory as `Vfs` defines. flush: make it durable."""
         real_path, stat = self.find(path)
         if stat is not None:
             raise PathExistsError(os.fsdecode(path), why="the path already exists")
@@ -236,7 +236,7 @@ class LocalVfs(VfsReader):
         self._change(path, lambda: self.tree.make_directory(path, mode, owner), flush=flush)
 
     def make_directories(self, path: bytes, *, flush: bool = True) -> None:
-        """Create a directory and those above it as `Vfs` says. flush: make them durable. Raise
+        """Create a directory and those above it as `Vfs` defines. flush: make them durable. Raises
         NotADirectoryPathError."""
         missing: list[bytes] = []
         real_path, stat = self.find(path)

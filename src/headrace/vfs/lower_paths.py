@@ -14,7 +14,7 @@ DIRECTORY_KEPT_S = 1.0
 """A directory's id is kept for this long, like a kernel keeps names of a mount. Paths are at most this old."""
 DIRECTORIES_MAX = 10_000
 RACES_MAX = 16
-"""A lookup is tried again so often when it meets a replaced directory that another thread has forgotten already."""
+"""Times that a lookup is repeated after it met a replaced directory that another thread has forgotten already."""
 
 RecentDirectory = tuple[FileId, float, LocalCache]
 """A directory of an origin: its id, its expiry (monotonic), and the cache whose index has it."""
@@ -31,7 +31,7 @@ class LowerPaths:
         """The directories that were looked up recently, by their paths; some may have expired."""
 
     def entry(self, path: bytes, local: LocalCache) -> Entry | None:
-        """Return what the origins have at a path. The node answers where the index is too old."""
+        """Return the origins' entry at a path. The node answers if the index is too old."""
         if path == b"/":
             return self._client.entry(ROOT_ID)
         until_s = time.monotonic() + DIRECTORY_KEPT_S  # taken before any lookup
@@ -57,7 +57,7 @@ class LowerPaths:
             self._keep(directory, (id, until_s, local))
 
     def cached_entry(self, path: bytes, local: LocalCache) -> Entry | None:
-        """Return what the origins have at a path, by fresh listings; never waits. None: the listings don't suffice."""
+        """Return the origins' entry at a path, by fresh listings. Never waits. None: the listings don't suffice."""
         entry = self._client.entry(ROOT_ID)
         for name in path.split(b"/")[1:]:
             if entry is None or entry.kind is not Kind.DIRECTORY:
@@ -69,7 +69,7 @@ class LowerPaths:
         return entry
 
     def refresh_listing(self, entry: Entry | None) -> None:
-        """Have the node list a directory anew if its listing is too old."""
+        """Have the node list a directory again if its listing is too old."""
         if entry is None or entry.kind is not Kind.DIRECTORY:
             return
         if not self._client.listing_fresh(entry.id):

@@ -1,4 +1,4 @@
-"""Define what `RemoteVfs` and `BrokeredVfs` have in common: each of their reads is a request to a node."""
+"""Define the common part of `RemoteVfs` and `BrokeredVfs`: each of their reads is a request to a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestVfs(ABC):
     def content(self, path: bytes) -> Content: ...
 
     def content_if_cached(self, path: bytes) -> Content | None:
-        """Return None: no implementation can tell whether a file is cached without fetching it."""
+        """Return None: no implementation can determine whether a file is cached without fetching it."""
         return None
 
     def open(self, path: bytes) -> ReadStream:

@@ -33,8 +33,8 @@ class Vfs(Protocol):
     # ------------------------------------------------------------ names
 
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
-        """Return the path to which the links of a path lead, and what is there; None: nothing. follow: resolve a link
-        that is the last name, too."""
+        """Return the path to which the links of a path lead, and its entry; None if nothing is there. follow: resolve a
+        link that is the last name, too."""
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         """Resolve a path as `find` does. Raise PathNotFoundError if nothing is there."""
@@ -43,7 +43,7 @@ class Vfs(Protocol):
         """Return whether a path exists. The error of a failed request is raised."""
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
-        """Yield the names of a directory and what they are, in byte order, starting after a name. Raise
+        """Yield the names of a directory with their entries, in byte order, starting after a name. Raises
         NotADirectoryPathError."""
 
     def readlink(self, path: bytes) -> bytes: ...
@@ -55,7 +55,7 @@ class Vfs(Protocol):
         subclasses."""
 
     def content_if_cached(self, path: bytes) -> Content | None:
-        """Open a file as `content` does, if this process can tell that all its bytes are on this host's disk."""
+        """Open a file as `content` does, if this process can determine that all its bytes are on this host's disk."""
 
     def open(self, path: bytes) -> ReadStream:
         """Open a file as `content` does, as a stream."""
@@ -114,7 +114,7 @@ class Vfs(Protocol):
     # ------------------------------------------------------------ the cache
 
     def status(self) -> dict[str, object]:
-        """Return what `headrace status --json` prints."""
+        """Return the fields of `headrace status --json`."""
 
     def run_job(self, start: JobStart) -> Generator[JobState, None, None]:
         """Start a job, and yield its states; the last one has done=True. A job of one node is cancelled if the caller

@@ -98,7 +98,7 @@ class VfsReader:
         return full_path, status
 
     def find_cached(self, path: bytes) -> Entry | None:
-        """Return what only the origin has at a path, by fresh listings; never waits. None: the listings don't
+        """Return the entry that only the origin has at a path, by fresh listings. Never waits. None: the listings don't
         suffice."""
         self._refresh_modes()
         tree, local = self.tree, self._modes_of
@@ -177,7 +177,7 @@ class VfsReader:
         return None if directory is None else directory[2].open_whole(directory[0], path[slash + 1 :])
 
     def open_whole_entry(self, path: bytes) -> WholeFile | None:
-        """Open a file as `open_whole` does, and return all that the index says of it."""
+        """Open a file as `open_whole` does, and return its entry and its record, too."""
         slash = path.rfind(b"/")
         directory = self._recent_directory(path, slash)
         return None if directory is None else directory[2].open_whole_entry(directory[0], path[slash + 1 :])
@@ -239,8 +239,8 @@ class VfsReader:
         return content if isinstance(content, Content) else None
 
     def content_or_entry(self, path: bytes) -> Content | Entry:
-        """Open a file as `content` does, if all its bytes are on this host's disk. Otherwise return what the origin
-        has there, which may be a folder."""
+        """Open a file as `content` does, if all its bytes are on this host's disk. Otherwise return the origin's entry,
+        which may be a directory."""
         opened = self.open_whole(path)
         if opened is not None:
             return Content(opened[1], fd=opened[0])
@@ -288,7 +288,7 @@ def _check_leads_on(path: bytes, status: os.stat_result | None, names: list[byte
 
 
 def _look_upwards(tree: MergedTree, path: bytes, name: bytes) -> tuple[bytes, os.stat_result | None]:
-    """Return the path to which `.` or `..` leads, and what the upper layer has there."""
+    """Return the path to which `.` or `..` leads, and the upper layer's entry there."""
     target = split(path)[0] if name == b".." else path
     status = tree.view.look(target)
     return target, status if isinstance(status, os.stat_result) else None

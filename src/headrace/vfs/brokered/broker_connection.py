@@ -32,9 +32,11 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
 
 
 class BrokerConnection:
-    """Sends requests to a broker. Thread-safe: each thread has its own socket during a request. any_owner: trust
-    whoever runs the node, because the caller named its socket. Otherwise trust root, this user, and the user whom
-    root chose."""
+    """Send requests to a broker. Thread-safe: each thread has its own socket during a request.
+
+    any_owner: trust the user that runs the node, because the caller named its socket. Otherwise trust root, this user,
+    and the user that root chose.
+    """
 
     def __init__(self, path: str, *, patience_s: float, any_owner: bool) -> None:
         self.path = path

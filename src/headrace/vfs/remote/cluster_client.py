@@ -1,8 +1,9 @@
-"""Tracks the nodes of a cluster for a host without a node: their addresses, what each owns, and which of them answer.
+"""Track the nodes of a cluster for a host without a node: their addresses, their shares of the data, and which of them
+answer.
 
-Requests for names go to one node, the home, as long as it answers. Bytes come from the nodes that own them by the
-ring, from many at a time. If one node can't serve a request, the next one gets it. A node's bytes are not trusted:
-they are compared with the checksums that come with them. Thread-safe, and safe after a fork.
+Requests for names go to one node, the home, while it answers. Bytes come from the nodes that own them by the ring, from
+many at a time. If one node can't serve a request, the next one gets it. A node's bytes are not trusted: they are
+compared with the checksums that come with them. Thread-safe, and safe after a fork.
 """
 
 from __future__ import annotations
@@ -170,8 +171,8 @@ class ClusterClient:
         repeatable: Callable[[HeadraceError], bool] = lambda _: False,
     ) -> None:
         """Run an operation that changes something and has no answer. A node that breaks off may have run it, so the
-        next node gets the request again. After that, an error which only says that it has been done (`repeatable`) is
-        ignored."""
+        next node gets the request again. After that, an error is ignored if it only reports that the operation was done
+        before (`repeatable`)."""
         broken_off = False
 
         def send(node: ClusterNode) -> None:
@@ -303,7 +304,7 @@ class ClusterClient:
             order = order if only else self._order()
 
     def _may_have(self, error: HeadraceError, node: ClusterNode, *, missing_of_home: bool) -> bool:
-        """Return whether another node may have what this one reported an error for."""
+        """Return whether another node may have the data for which this one reported an error."""
         missing = error.code == "path.not_found" and missing_of_home and node is not self._home
         return missing or error.code in ANOTHER_MAY_HAVE_IT
 

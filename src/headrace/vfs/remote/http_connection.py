@@ -91,7 +91,8 @@ class HttpConnection:
     def ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | IO[bytes] | None = None
     ) -> HttpResponse:
-        """Send a request and return the response. NodeUnavailableError: what the node did is unknown."""
+        """Send a request and return the response. After NodeUnavailableError it is unknown whether the node ran the
+        request."""
         with translating_http_errors(self.address.who):
             self._http.request(method, target, body=body, headers=headers)
             self._wait()
