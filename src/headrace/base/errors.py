@@ -189,6 +189,12 @@ class StoreError(HeadraceError, OSError):
     __str__ = HeadraceError.__str__
 
 
+class FileInUseError(StoreError):
+    """A program writes a file of an exclusive directory, or has it open for writing; it is uploaded later."""
+
+    code = "store.in_use"
+
+
 class EvictedError(StoreError):
     """The cache file was evicted or freed while it was being filled."""
 

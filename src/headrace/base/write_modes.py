@@ -21,7 +21,7 @@ class WriteMode(StrEnum):
 
 EXCLUSIVE = "exclusive"
 """Follows the mode of a directory that programs of this node write without a session."""
-EXCLUSIVE_MODES = (WriteMode.LOCAL,)
+EXCLUSIVE_MODES = (WriteMode.LOCAL, WriteMode.BACK)
 
 
 class _Promise(NamedTuple):

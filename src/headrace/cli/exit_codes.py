@@ -35,6 +35,7 @@ EXIT_CODES: dict[str, int] = {
     "store.corrupt_index": 23,
     "store.corrupt_block": 24,
     "store.evicted": 25,
+    "store.in_use": 29,
     "node.unavailable": 30,
     "protocol": 31,
     "cluster.unavailable": 32,

@@ -93,7 +93,8 @@ Write = Annotated[
         "--write",
         "MODE",
         "Write mode: off, local, back, back:2 or through; PATH=MODE sets it for one path, "
-        "and commas separate several. PATH=local,exclusive makes a directory that the kernel serves.",
+        "and commas separate several. PATH=local,exclusive or PATH=back,exclusive makes a directory that the kernel "
+        "serves.",
         default="the setting write, or off",
     ),
 ]

@@ -254,7 +254,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Write mode: off, local (files stay on this node's disk), back (the node persists files in the "
             "background), back:2 (the same, and another node has a replica before close returns) or through (the "
             "origin has the file before close returns). PATH=MODE sets single paths, separated by commas. "
-            "PATH=local,exclusive makes a directory that the kernel serves from this node's disk."
+            "PATH=local,exclusive or PATH=back,exclusive makes a directory that the kernel serves from this node's "
+            "disk."
         ),
     ] = "off"
     durable_puts: Annotated[

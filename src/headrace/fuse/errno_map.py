@@ -32,6 +32,7 @@ ERRNO: dict[str, int] = {
     "store.failed": errno.EIO,
     "store.evicted": errno.EAGAIN,
     "store.busy": errno.EBUSY,
+    "store.in_use": errno.EBUSY,
     "store.corrupt_index": errno.EUCLEAN,
     "store.corrupt_block": errno.EBADMSG,
     "node.unavailable": errno.EHOSTDOWN,

@@ -74,6 +74,7 @@ from headrace.wire.messages import (
     Welcome,
 )
 from headrace.writeback.exclusive_claims import ExclusiveClaims
+from headrace.writeback.native_changes import native_changes_of
 
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
@@ -122,6 +123,7 @@ class Node:
             self.write = build_single(config, self.namespace, cache, self.sessions)
         else:
             self.write = None if writing is None else writing.write_back
+        self.native = None if self.write is None else native_changes_of(self.write)
         self.reads = self._build_reads()
         store.space.evicted.add(self._evicted)
         # parts that work on whole directories, and on the whole cache
@@ -259,6 +261,8 @@ class Node:
             await node.server.start(config.socket_path)
             node._serve_others()
         except BaseException:
+            if node is not None and node.native is not None:
+                await node.native.stop()
             if node is not None and node.cluster is not None:
                 await node.cluster.stop()
             elif link is not None:
@@ -284,11 +288,12 @@ class Node:
             }
             remembered = {m.path: MountRecord(m.url) for m in self.mounts.all() if m.path not in own}
             await self.cluster.start(own, remembered)
-        if self.write is not None:
+        if self.write is not None and self.native is not None:
             if self.cluster is not None:
                 await self.cluster.come_back()
             claims = ExclusiveClaims(self.namespace, self.write.layer, limit_s=self.config.origin_timeout_s)
             await claims.claim(again=again)
+            self.native.start()
             await self.write.start()
 
     def _serve_others(self) -> None:
@@ -307,6 +312,8 @@ class Node:
         await self.server.stop()
         if self.broker is not None:
             await self.broker.stop()
+        if self.native is not None:
+            await self.native.stop()
         if self.write is not None:
             await self.write.stop()
         if self.cluster is not None:

@@ -210,8 +210,7 @@ def build_write_back(
         conflicts,
         OriginChangeReconciler(
             namespace,
-            layer.upper,
-            layer.journal,
+            layer,
             limit_s=settings.timeout_s,
             on_written=changes.observers.on_demoted,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from headrace.base.errors import StoreError
+from headrace.base.errors import FileInUseError, StoreError
 from headrace.origin.origin import Body
 
 
@@ -56,6 +56,39 @@ class FilePutSource:
 
     def ended(self, offset: int) -> StoreError:
         return StoreError(self._name, why=f"the file to upload ends at {offset} of {self.size_bytes} bytes")
+
+
+class UnchangedFileSource(FilePutSource):
+    """An open file of which each byte that was read is of one state: where it is written meanwhile, reads and `settle`
+    raise FileInUseError. ctime_ns: of that state; each later change sets another one."""
+
+    def __init__(
+        self,
+        file: int,
+        size_bytes: int,
+        *,
+        ctime_ns: int,
+        name: str,
+        content: bytes | None = None,
+        sync: bool = False,
+    ) -> None:
+        super().__init__(file, size_bytes, name=name, content=content, sync=sync)
+        self._ctime_ns = ctime_ns
+        self.check()
+
+    def check(self) -> None:
+        """Raise FileInUseError if the file was written since that state. The kernel sets the times before the bytes."""
+        if os.fstat(self.file).st_ctime_ns != self._ctime_ns:
+            raise FileInUseError(self._name, why="a program wrote it during its upload")
+
+    def settle(self) -> None:
+        super().settle()
+        self.check()
+
+    def pread(self, start: int, end: int) -> Body:
+        body = super().pread(start, end)
+        self.check()
+        return body
 
 
 class BytesPutSource:

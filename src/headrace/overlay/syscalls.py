@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import time
 
@@ -106,8 +107,9 @@ def tick_left_s(status: os.stat_result) -> float:
 def may_be_written(fd: int) -> bool:
     """Return whether any process has the file open for writing or mapped writable; True if that can't be determined.
     fd: open for reading only. It takes a lease (fcntl(2)) for a moment. A process that opens the file in that moment
-    would cause a SIGIO for this one, so the caller must prevent that."""
+    waits for its end, and this one gets a signal that does nothing by default."""
     try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError:
         return True

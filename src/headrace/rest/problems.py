@@ -40,6 +40,7 @@ STATUS: dict[str, int] = {
     "store.corrupt_index": 503,
     "store.corrupt_block": 503,
     "store.evicted": 503,
+    "store.in_use": 503,
     "node.unavailable": 503,
     "node.denied": 401,
     "protocol": 502,

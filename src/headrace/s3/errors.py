@@ -83,6 +83,7 @@ ERROR_MAP: dict[str, str] = {
     "store.failed": "InternalError",
     "store.evicted": "ServiceUnavailable",
     "store.busy": "ServiceUnavailable",
+    "store.in_use": "ServiceUnavailable",
     "store.corrupt_index": "ServiceUnavailable",
     "store.corrupt_block": "ServiceUnavailable",
     "node.unavailable": "ServiceUnavailable",

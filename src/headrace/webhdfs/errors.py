@@ -54,6 +54,7 @@ ERROR_MAP: dict[str, str] = {
     "store.failed": "IOException",
     "store.evicted": "RetriableException",
     "store.busy": "RetriableException",
+    "store.in_use": "RetriableException",
     "store.corrupt_index": "RetriableException",
     "store.corrupt_block": "RetriableException",
     "node.unavailable": "RetriableException",

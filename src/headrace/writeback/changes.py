@@ -50,7 +50,11 @@ class ChangeTracker:
                 self.wake.set()
 
     def hide(self, rows: list[JournalRecord]) -> None:
-        """Hide names whose file no longer exists here, so that the origin's file is removed."""
+        """Hide names of which nothing is left here: what the origin may have of them is removed. In an exclusive
+        directory they become dirty without a marker."""
+        vanished = [row.path for row in rows if self._layer.is_exclusive(row.path)]
+        self.note([path for path in vanished if path not in self.dirty], 0.0)
+        rows = [row for row in rows if not self._layer.is_exclusive(row.path)]
         if not rows:
             return
         upper = self._layer.upper

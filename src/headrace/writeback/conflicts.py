@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from headrace.base.beneath import NOREPLACE
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
 from headrace.base.namespace_path import join, split
 from headrace.namespace.namespace import Namespace
@@ -104,7 +105,7 @@ class ConflictCopies:
                 self._journal.drop(path)
                 return None
             kept = self._free_name(split(path)[0], name, tail)
-            self._upper.at(path).rename(self._upper.at(kept))
+            self._upper.at(path).rename(self._upper.at(kept), NOREPLACE)
             self._journal.drop(path)
         self.count += 1
         self._journal.add_conflict(Conflict(path, kept, why, time.time()))

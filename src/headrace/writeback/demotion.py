@@ -63,6 +63,7 @@ class Demoter:
         owns: Callable[[bytes], bool],
         on_demoted: Callable[[list[bytes]], None],
     ) -> None:
+        self._layer = layer
         self._upper = layer.upper
         self._journal = layer.journal
         self._threads = layer.threads
@@ -88,6 +89,7 @@ class Demoter:
         self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int
     ) -> None:
         """Move that many bytes of clean files out of the layer, beginning with the oldest writes."""
+        clean = [(row, status) for row, status in clean if not self._layer.is_exclusive(row.path)]
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
             self._record_demoted(path, await self._demote_one(rows[path]))
@@ -96,6 +98,8 @@ class Demoter:
         """Move a clean file into the cache. Return whether the cache has that version now."""
         row, store = self._journal.get(path), self._store
         if store is None or row is None or row.begun or row.version != entry.version:
+            return False
+        if self._layer.is_exclusive(path):
             return False
         if row.size_bytes > DEMOTE_NOW_BYTES_MAX:
             return False
@@ -106,7 +110,7 @@ class Demoter:
         """Delete a clean file whose bytes are damaged, if the origin still has its version. Return whether it was
         deleted. Raises HeadraceError if the origin does not answer."""
         place = self._tree.mounts.find(row.path)
-        if place is None:
+        if place is None or self._layer.is_exclusive(row.path):
             return False
         deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
         try:

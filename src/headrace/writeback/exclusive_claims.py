@@ -18,9 +18,11 @@ from headrace.base.deadline import Deadline
 from headrace.base.decoding import decode_json
 from headrace.base.errors import DeadlineExceededError, OriginUnavailableError, UsageError
 from headrace.base.namespace_path import join
+from headrace.base.write_modes import WriteMode
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.hiding import hide_missing
 from headrace.overlay.marks import is_removed, is_whiteout
 from headrace.overlay.upper import Upper
 from headrace.writeback.sync_journal import SyncJournal
@@ -61,8 +63,19 @@ class ExclusiveClaims:
                 )
             if top not in claimed:
                 drop_markers(self._upper, top)
-        if claimed != set(self._modes.exclusive_tops):
-            self._write()
+        kept = {top for top in claimed if self._modes.of(top) is WriteMode.OFF}  # nothing of it can change
+        for top in claimed.difference(self._modes.exclusive_tops, kept):
+            self._hide_vanished(top)
+        if claimed != kept.union(self._modes.exclusive_tops):
+            self._write(kept.union(self._modes.exclusive_tops))
+
+    def _hide_vanished(self, top: bytes) -> None:
+        """Hide what programs removed from a directory that is exclusive no more, and that its origin has still."""
+        with self._upper.lock:
+            for path, row in sorted(self._journal.below(top).items()):
+                if not row.is_absent:
+                    version = row.version if row.is_file and row.is_there else None
+                    hide_missing(self._upper, path, version, directory=row.is_directory)
 
     def _check_mounts(self, top: bytes) -> None:
         for mount in self._mounts.all():
@@ -123,8 +136,8 @@ class ExclusiveClaims:
             log.warning("the record of exclusive directories is damaged error=%s", error)
             return set()
 
-    def _write(self) -> None:
-        new, paths = self._upper.beside(_CLAIMS + b".new"), map(os.fsdecode, self._modes.exclusive_tops)
+    def _write(self, tops: set[bytes]) -> None:
+        new, paths = self._upper.beside(_CLAIMS + b".new"), map(os.fsdecode, tops)
         with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.encode(sorted(paths)))
             file.flush()

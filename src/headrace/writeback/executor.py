@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.errors import DeadlineExceededError, FileInUseError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
@@ -144,10 +144,13 @@ class SyncExecutor:
                     if entry.noted != noted and self._planner.needs_work(path):
                         self._changes.note([path], self._changes.delay_s)  # it changed while the task ran
                 return None
+            except FileInUseError:
+                self._defer([path])
+                return None
             except HeadraceError as error:
                 self._note_failure(path, error)
                 return error
-            except OSError as error:  # a session changed the layer meanwhile
+            except OSError as error:  # a session or a program changed the layer meanwhile
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
@@ -219,6 +222,8 @@ class SyncExecutor:
     async def _remove_directory(self, path: bytes) -> None:
         if await self._removals.remove_directory(path):
             self._dirty.drop(path)
+            if self._layer.is_exclusive(path) and self._upper.at(path).exists():
+                self._changes.note([path], 0.0)  # it came back meanwhile
         else:
             self._defer([path])
 

@@ -19,10 +19,10 @@ from headrace.base.model import Version
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of
 from headrace.writeback.demotion import remove_clean_file
-from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.writable_layer import WritableLayer
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ class OriginChangeReconciler:
     def __init__(
         self,
         namespace: Namespace,
-        upper: Upper,
-        journal: SyncJournal,
+        layer: WritableLayer,
         *,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
@@ -48,8 +47,9 @@ class OriginChangeReconciler:
         self._tree = namespace.tree
         self._index = namespace.tree.index
         self._names = namespace.changes
-        self._upper = upper
-        self._journal = journal
+        self._layer = layer
+        self._upper = layer.upper
+        self._journal = layer.journal
         self._limit_s = limit_s
         self._on_written = on_written
         self._waiting: set[bytes] = set()
@@ -114,7 +114,7 @@ class OriginChangeReconciler:
         rows = []
         for clean_path, status in self._upper.walk(path):
             row = self._journal.get(clean_path) if stat.S_ISREG(status.st_mode) else None
-            if row is not None and row.describes(status):
+            if row is not None and row.describes(status) and not self._layer.is_exclusive(clean_path):
                 rows.append(row)
         return rows
 

@@ -102,6 +102,7 @@ class LayerScan:
                 dirty.append((path, status.st_size))
             elif row is not None and stat.S_ISREG(status.st_mode):
                 clean.append((row, status))
+        dirty += [(row.path, 0) for row in rows.values() if self._is_vanished(row)]
         return dirty, clean, size_bytes
 
     async def scan_below(self, top: bytes) -> None:
@@ -110,12 +111,13 @@ class LayerScan:
         rows = {top: self._journal.get(top), **self._journal.below(top)}
 
         def walk() -> list[tuple[bytes, int]]:
-            return [
+            dirty = [
                 (path, status.st_size)
                 for path, status in self._upper.walk(top)
                 if self._layer.persists(path)
                 and self._planner.step_by_row(path, status, rows.get(path)) is not None
             ]
+            return dirty + [(row.path, 0) for row in rows.values() if row and self._is_vanished(row)]
 
         now_s = monotonic_s()
         is_directory = self._upper.at(top).is_folder()
@@ -145,6 +147,8 @@ class LayerScan:
             if status is None:
                 if path in self._turns:  # its upload still runs, and handles it
                     self._dirty.defer([path], TURN_S)
+                elif self._layer.is_exclusive(path):
+                    self._plan_vanished(path, steps)
                 else:
                     self._drop_missing(path)
                 continue
@@ -157,6 +161,31 @@ class LayerScan:
             if step in STEPS_WITH_CHILDREN:
                 self._add_children(path, steps)
         return steps
+
+    def _plan_vanished(self, path: bytes, steps: dict[bytes, SyncStep]) -> None:
+        """Plan what removes at the origin what programs removed from an exclusive directory: no marker hides it."""
+        row = self._journal.get(path)
+        rows = [] if row is None else [row]
+        if row is None or not row.is_file:
+            rows += self._journal.below(path).values()
+        vanished = [row for row in rows if self._is_vanished(row)]
+        if not any(row.path == path for row in vanished):
+            self._dirty.drop(path)
+        now_s = monotonic_s()
+        for row in vanished:
+            self._dirty.resize(self._dirty.add(row.path, now_s), 0)
+            if row.path in self._turns:
+                self._dirty.defer([row.path], TURN_S)
+            else:
+                steps[row.path] = SyncStep.REMOVE_DIRECTORY if row.is_directory else SyncStep.REMOVE
+
+    def _is_vanished(self, row: JournalRecord) -> bool:
+        return (
+            not row.is_absent
+            and self._layer.is_exclusive(row.path)
+            and self._layer.persists(row.path)
+            and self._upper.at(row.path).seen() is None
+        )
 
     def _drop_missing(self, path: bytes) -> None:
         """Drop a dirty path without an entry, and hide what the origin may have there."""

@@ -74,6 +74,7 @@ class RemovalPropagator:
     ) -> None:
         self._tree = namespace.tree
         self._names = namespace.changes
+        self._layer = layer
         self._upper = layer.upper
         self._journal = layer.journal
         self._write_ahead = layer.write_ahead
@@ -295,12 +296,17 @@ class RemovalPropagator:
                 raise
             return []
         failpoint.hit("persist.made")
-        with self._upper.lock:
-            # removed, or renamed, while it was made
-            hidden = hide_missing(self._upper, path, None, directory=True)
+        with self._upper.lock:  # it may have been removed, or renamed, while it was made
+            hidden = self._hide_missing_directory(path)
             self._names.record_directory(path)
             self._journal.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
+
+    def _hide_missing_directory(self, path: bytes) -> bytes | None:
+        """Hide a directory of which nothing is here. Return what must be looked at again."""
+        if self._layer.is_exclusive(path):
+            return None if self._upper.at(path).exists() else path
+        return hide_missing(self._upper, path, None, directory=True)
 
     async def unmake(self, path: bytes) -> None:
         """Remove a directory that this node created at the origin, or began to create, because something else has its
@@ -308,6 +314,8 @@ class RemovalPropagator:
         row = self._journal.get(path)
         if row is None or not row.is_directory:
             return
+        if self._layer.is_exclusive(path):
+            await self._remove_below(path)
         await self._remove_directory_at_origin(path)
         failpoint.hit("persist.unmade")
         entry = self._tree.entry_at(path)
@@ -315,9 +323,20 @@ class RemovalPropagator:
             self._names.record_removal(path, folder=True)
         self._journal.note(JournalRecord.removed(path, row.last_removed))
 
+    async def _remove_below(self, path: bytes) -> None:
+        """Remove at the origin what programs removed from a directory in whose place something else is now."""
+        for below_path, row in sorted(self._journal.below(path).items(), reverse=True):
+            async with self._turns.at(below_path):
+                if row.is_directory:
+                    await self.unmake(below_path)
+                elif not row.is_absent:
+                    await self.remove(below_path, self._upper.at(below_path))
+
     async def remove_directory(self, path: bytes) -> bool:
         """Remove a directory that is marked as removed, once it is empty. Return False if it is not empty, or if
         another directory is there by now."""
+        if self._layer.is_exclusive(path):
+            return await self._remove_vanished_directory(path)
         safe_path = self._upper.at(path)
         if not is_removed(safe_path):
             return True
@@ -341,6 +360,16 @@ class RemovalPropagator:
             self._journal.note(removed)
         self._names.invalidate(split(path)[0])
         self._on_written([path])
+        return True
+
+    async def _remove_vanished_directory(self, path: bytes) -> bool:
+        """Remove a directory that programs removed from an exclusive one. Return False while the origin has files of
+        this node in it."""
+        if self._upper.at(path).seen() is None:
+            if not all(row.is_absent for row in self._journal.below(path).values()):
+                return False
+            await self.unmake(path)
+            self._names.invalidate(split(path)[0])
         return True
 
     async def _request_directory_removal(self, path: bytes) -> None:

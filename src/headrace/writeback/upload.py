@@ -21,6 +21,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ConflictError,
+    FileInUseError,
     HeadraceError,
     IsADirectoryPathError,
     NotADirectoryPathError,
@@ -33,7 +34,7 @@ from headrace.base.model import ObjectMetadata, Version
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
-from headrace.origin.source import FilePutSource
+from headrace.origin.source import FilePutSource, UnchangedFileSource
 from headrace.overlay.hiding import hide_missing
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_whiteout
@@ -121,6 +122,7 @@ class Uploader:
     ) -> None:
         self._index = namespace.tree.index
         self._names = namespace.changes
+        self._layer = layer
         self._upper = layer.upper
         self._journal = layer.journal
         self._write_ahead = layer.write_ahead
@@ -166,7 +168,7 @@ class Uploader:
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, _open_files, self._upper, paths
+            self._threads, _open_files, self._layer, paths
         )
 
     async def _put_opened(
@@ -233,7 +235,7 @@ class Uploader:
         """Record what the origin has: names and journal in one step, under the layer's lock."""
         with self._upper.lock:
             # a name that was removed meanwhile must stay hidden
-            hidden = [hide_missing(self._upper, file.path, file.version) for file in uploaded]
+            hidden = [self._hide_missing(file) for file in uploaded]
             with self._index.batch():
                 for file in uploaded:
                     self._names.record_put(file.path, file.version, attributes_of(file.status))
@@ -247,6 +249,13 @@ class Uploader:
             changed = [] if status is not None and row.describes(status) else [row.path]
             puts.append(UploadResult(row.size_bytes, changed if hides is None else [*changed, hides]))
         return puts
+
+    def _hide_missing(self, file: _Uploaded) -> bytes | None:
+        """Hide a file that was removed during its upload. Return the path of what hides it. In an exclusive directory
+        nothing may: the path is looked at again."""
+        if self._layer.is_exclusive(file.path):
+            return None
+        return hide_missing(self._upper, file.path, file.version)
 
     async def _same_at_origin(
         self, origin: Origin, key: str, source: FilePutSource, deadline: Deadline
@@ -273,13 +282,14 @@ def _asks_writer(opened: _Opened) -> bool:
     return reconcile(SyncStep.PUT, PathState(None, opened.base)) is AskFirst.WRITER
 
 
-def _open_files(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
+def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exception | None]:
     """Open files for upload, and read the content of small ones; None where the path has no file. The caller closes
     them.
 
     Dirty pages are on the disk on return, except those of large files. Every later change shows in the ctime, also one
     through a mapping. Blocks.
     """
+    upper = layer.upper
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
     for fd in files.values():
         with contextlib.suppress(OSError):  # `write_back` below raises the same error
@@ -288,7 +298,12 @@ def _open_files(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | 
     if left_s:
         time.sleep(left_s)
     later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
-    return [_prepare(path, files[path], later=path in later) if path in files else None for path in paths]
+    return [
+        _prepare(path, files[path], later=path in later, alone=layer.is_exclusive(path))
+        if path in files
+        else None
+        for path in paths
+    ]
 
 
 def _is_synced_later(upper: Upper, fd: int) -> bool:
@@ -299,7 +314,7 @@ def _is_synced_later(upper: Upper, fd: int) -> bool:
         return not may_be_written(fd)  # otherwise its pages must be written and protected now
 
 
-def _prepare(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
+def _prepare(path: bytes, fd: int, *, later: bool, alone: bool) -> _Opened | HeadraceError:
     """Write back an open file, and return it ready for upload; StoreError if the disk fails."""
     name = os.fsdecode(path)
     try:
@@ -309,11 +324,26 @@ def _prepare(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
         content = os.pread(fd, status.st_size, 0) if status.st_size <= CONTENT_BYTES_MAX else None
         if content is not None and len(content) != status.st_size:
             content = None
-        source = FilePutSource(fd, status.st_size, name=name, content=content, sync=later)
+        source = _source_of(fd, status, content, name=name, sync=later, alone=alone)
         return _Opened(path, source, status, base_version(fd, path), extras_of(fd, status))
     except OSError as error:
         os.close(fd)
-        return StoreError(name, why=os.strerror(error.errno or 0))
+        return (
+            error if isinstance(error, HeadraceError) else StoreError(name, why=os.strerror(error.errno or 0))
+        )
+
+
+def _source_of(
+    fd: int, status: os.stat_result, content: bytes | None, *, name: str, sync: bool, alone: bool
+) -> FilePutSource:
+    """Return the source of an upload. alone: no session says when the file is complete, so it must be closed, and stay
+    as it is until its upload ends. FileInUseError."""
+    if not alone:
+        return FilePutSource(fd, status.st_size, name=name, content=content, sync=sync)
+    if may_be_written(fd):
+        raise FileInUseError(name, why="a program has it open for writing")
+    ctime_ns = status.st_ctime_ns
+    return UnchangedFileSource(fd, status.st_size, ctime_ns=ctime_ns, name=name, content=content, sync=sync)
 
 
 def _at_rest(fd: int) -> os.stat_result:

@@ -28,6 +28,11 @@ class WritableLayer:
         """Return whether the mode of a path persists it."""
         return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
 
+    def is_exclusive(self, path: bytes) -> bool:
+        """Return whether programs change a path without a session and without the layer's lock. There no marker may
+        stand for a name that does not exist, since they would see it, and no file may leave the layer."""
+        return self.modes.is_exclusive(path)
+
     async def in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         """Run a call in `threads`."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)

@@ -39,7 +39,6 @@ from headrace.writeback.executor import RETRY_S, SyncExecutor
 from headrace.writeback.origin_changes import OriginChangeReconciler
 from headrace.writeback.planner import CleanFiles, LayerScan
 from headrace.writeback.scrub_written import WrittenFilesOfScrub
-from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 
 log = logging.getLogger(__name__)
@@ -134,6 +133,11 @@ class WriteBack:
         self._quota.measured(used_bytes)
         self._demoter.begin(clean)
         return clean
+
+    async def rescan_below(self, path: bytes) -> None:
+        """Find what is dirty at and below a path that programs moved or removed."""
+        await self._scan.scan_below(path)
+        self._changes.wake.set()
 
     # ------------------------------------------------------------ rounds
 
@@ -255,20 +259,15 @@ class WriteBack:
 
     def forget_conflicts(self) -> None:
         """Clear the list of conflicts. The renamed files stay."""
-        self.journal.forget_conflicts([conflict.path for conflict in self.journal.conflicts()])
+        self._layer.journal.forget_conflicts([conflict.path for conflict in self._layer.journal.conflicts()])
 
     def for_scrub(self) -> WrittenFilesOfScrub:
         """Return the clean files of the layer, for the scrub."""
-        return WrittenFilesOfScrub(self.journal, self._layer.upper.at, drop=self._demoter.drop_damaged)
+        return WrittenFilesOfScrub(self._layer.journal, self._layer.upper.at, drop=self._demoter.drop_damaged)
 
     @property
     def layer(self) -> WritableLayer:
         return self._layer
-
-    @property
-    def journal(self) -> SyncJournal:
-        """Return the sync journal of the layer."""
-        return self._layer.journal
 
     @property
     def has_written(self) -> bool:
@@ -295,6 +294,6 @@ class WriteBack:
             "failures": self.counts.failures,
             "conflicts": [
                 {"path": os.fsdecode(conflict.path), "kept": os.fsdecode(conflict.kept), "why": conflict.why}
-                for conflict in self.journal.conflicts()
+                for conflict in self._layer.journal.conflicts()
             ],
         }

@@ -96,7 +96,7 @@ class WriterFixture:
     async def check(self, wanted: dict[str, str]) -> None:
         """The mount and the origin show this, and nobody speaks of a conflict."""
         await self.persisted()
-        assert self.here.write.journal.conflicts() == []
+        assert self.here.write.layer.journal.conflicts() == []
         assert tree_of(self.truth, links=False) == wanted
         assert await asyncio.to_thread(self.session.tree) == wanted
 

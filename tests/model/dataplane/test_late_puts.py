@@ -15,6 +15,7 @@ from headrace.overlay.hiding import pending_removals
 from headrace.overlay.upper import Upper
 from headrace.testing.waiting import until
 from headrace.writeback import upload
+from headrace.writeback.writable_layer import WritableLayer
 from tests.model.dataplane.scene import WriterFixture, playing
 
 WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}
@@ -37,11 +38,11 @@ async def test_its_folder_is_renamed_before_it_is_put_again(
     await put_unheard(scene)
     real, renamed = upload._open_files, threading.Event()
 
-    def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
+    def rename_and_open(layer: WritableLayer, paths: list[bytes]) -> object:
         if not renamed.is_set():
             scene.session.rename(b"/d", b"/g", 0)
             renamed.set()
-        return real(upper, paths)
+        return real(layer, paths)
 
     monkeypatch.setattr(upload, "_open_files", rename_and_open)
     await asyncio.to_thread(renamed.wait)

@@ -96,7 +96,7 @@ async def test_a_file_that_no_store_takes_keeps_nobody_and_says_so(scene: Writer
         await write.persist(b"/old")
     ((path, why),) = write.failing(b"/")
     assert path == "/long" and "shorter name" in why
-    assert not write.journal.unsure and write.journal.get(b"/long") is None
+    assert not write.layer.journal.unsure and write.layer.journal.get(b"/long") is None
     await scene.do(lambda: session.rename(b"/long", b"/short", 0))
     await scene.check({"/short": b"data".hex(), "/other": b"more".hex()})
     assert tries

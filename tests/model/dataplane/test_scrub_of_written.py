@@ -145,9 +145,9 @@ async def test_what_is_written_again_is_left_alone(
     assert (await scrubbing.passes(1))["files_damaged"] == 0
     await scene.persisted()
     assert (await scrubbing.passes(2))["files_damaged"] == 0
-    row = scene.here.write.journal.get(b"/large")
+    row = scene.here.write.layer.journal.get(b"/large")
     assert row is not None
-    assert scene.here.write.journal.sums(row) == [block_checksum(FILES[b"/large"][:5000])]
+    assert scene.here.write.layer.journal.sums(row) == [block_checksum(FILES[b"/large"][:5000])]
     wanted["/large"] = FILES[b"/large"][:5000].hex()
     assert tree_of(scene.truth, links=False) == wanted
     await scene.check(wanted)

@@ -300,7 +300,7 @@ async def test_what_a_removed_folder_hid_goes_though_another_folder_has_a_file_t
     await scene.do(lambda: session.rename(b"/e", b"/d", 0))
     moved = {"/g": "dir", "/g/x": "dir", "/g/x/f": b"theirs".hex(), "/d": "dir"}
     await scene.persisted()
-    assert scene.here.write.journal.conflicts() == []
+    assert scene.here.write.layer.journal.conflicts() == []
     at_origin = {"/d/x": b"a file".hex()} if kind == "file" else {}
     assert tree_of(scene.truth, links=False) == {**moved, **at_origin}
     shown = {"/d/x": b"a file".hex() if kind == "file" else "link"}
@@ -450,7 +450,7 @@ async def test_a_folder_where_somebody_put_a_file_is_kept_beside(scene: WriterFi
     (scene.truth / "d").write_bytes(b"theirs")
     scene.held.go_on.set()
     await scene.persisted()
-    (conflict,) = scene.here.write.journal.conflicts()
+    (conflict,) = scene.here.write.layer.journal.conflicts()
     kept = os.fsdecode(conflict.kept)
     wanted = {"/d": b"theirs".hex(), "/e": "dir", kept: "dir", f"{kept}/f": b"ours".hex()}
     assert tree_of(scene.truth, links=False) == wanted

@@ -263,7 +263,7 @@ async def one_life(world: WriterLives, chance: random.Random, *, last: bool) -> 
         else:
             await here.settle()
             out["tree"] = await asyncio.to_thread(session.tree)
-            out["conflicts"] = [os.fsdecode(row.path) for row in here.write.journal.conflicts()]
+            out["conflicts"] = [os.fsdecode(row.path) for row in here.write.layer.journal.conflicts()]
             out["dirty"] = here.write.status()["dirty"]
             await here.write.rescan()
             out["dirty again"] = here.write.waiting(b"/")[0]

@@ -14,7 +14,7 @@ OURS, THEIRS = b"ours", b"theirs"
 
 def reconciler_of(layer: LayerFixture) -> OriginChangeReconciler:
     return OriginChangeReconciler(
-        layer.namespace, layer.upper, layer.journal, limit_s=LIMIT_S, on_written=layer.meant_anew.extend
+        layer.namespace, layer.layer, limit_s=LIMIT_S, on_written=layer.meant_anew.extend
     )
 
 

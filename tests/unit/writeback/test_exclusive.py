@@ -1,0 +1,140 @@
+"""An exclusive directory: programs change it without a session, and no marker may stand there for a name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import UsageError
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
+from headrace.writeback.exclusive_claims import ExclusiveClaims
+from tests.faulty_origin import PlannedFault
+from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture
+
+MODES = "off,/out=back,exclusive"
+
+
+def layer_of(folder: Path) -> LayerFixture:
+    return LayerFixture(folder, modes=MODES)
+
+
+async def assert_origin(layer: LayerFixture, files: dict[bytes, bytes | None]) -> None:
+    assert {path: await layer.origin_bytes(path) for path in files} == files
+
+
+async def test_what_vanished_is_removed_at_the_origin_without_a_marker(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back()) as write:
+        for path in (b"/out/d/f", b"/out/d/s/g", b"/out/h"):
+            layer.write(path, path)
+        await write.persist(b"/")
+        layer.upper.at(b"/out/d").rename(layer.upper.at(b"/out/e"))
+        layer.upper.at(b"/out/h").unlink()
+        await write.persist(b"/out")
+        await assert_origin(
+            layer, {b"/out/d/f": None, b"/out/d/s/g": None, b"/out/h": None, b"/out/e/f": b"/out/d/f"}
+        )
+        assert layer.names(b"/out") == [b"e"]
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
+async def test_a_file_that_vanishes_during_its_put_is_removed_at_the_origin(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    layer.origin.fail("put", PlannedFault.LOST, numbers=0)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/f", b"ours")
+        persisting = asyncio.create_task(write.persist(b"/out"))
+        await until(lambda: layer.origin.count("put") == 1)
+        layer.upper.at(b"/out/f").unlink()
+        await asyncio.gather(persisting, return_exceptions=True)
+        write.changed([b"/out/f"], 0)
+        await write.persist(b"/out")
+        await assert_origin(layer, {b"/out/f": None})
+        assert layer.names(b"/out") == []
+    layer.crash()
+
+
+async def test_a_file_that_is_open_for_writing_waits(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/f", b"half")
+        layer.write(b"/out/g", b"whole")
+        with open(tmp_path / "volume/upper/tree/out/f", "ab") as file:
+            write.changed([b"/out/f", b"/out/g"], 0)
+            await until(lambda: write.waiting(b"/")[0] == 1)
+            await pass_time(5.0)
+            assert layer.origin.count("put") == 1
+            file.write(b" and half")
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_origin(layer, {b"/out/f": b"half and half", b"/out/g": b"whole"})
+    layer.crash()
+
+
+async def test_removals_go_on_while_a_file_is_open_for_writing(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/f", b"half")
+        layer.write(b"/out/g", b"gone")
+        await write.persist(b"/out")
+        with open(tmp_path / "volume/upper/tree/out/f", "ab") as file:
+            file.write(b"more")
+            file.flush()
+            layer.upper.at(b"/out/g").unlink()
+            write.changed([b"/out/f", b"/out/g"], 0)
+            await until(lambda: write.waiting(b"/")[0] == 1)
+            await assert_origin(layer, {b"/out/g": None, b"/out/f": b"half"})
+    layer.crash()
+
+
+async def test_clean_files_stay_in_the_directory(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(layer_bytes_max=0)) as write:
+        layer.write(b"/out/f", b"ours")
+        await write.persist(b"/out")
+        await write.rescan()
+        entry = layer.namespace.tree.entry_at(b"/out/f")
+        assert entry is not None and not await write.demote(b"/out/f", entry)
+        await pass_time(60.0)
+        layer.memory.hold("out/f", b"theirs")
+        await layer.listed(b"/out/f")
+        write.names_changed([b"/out/f"])
+        await pass_time(60.0)
+        assert layer.content(b"/out/f") == b"ours"
+    layer.crash()
+
+
+async def test_a_name_that_the_origin_alone_has_is_refused(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    await layer.hold(b"/out/d/theirs", b"theirs")
+    with pytest.raises(UsageError, match="/out/d among them"):
+        await claims.claim(again=False)
+    layer.memory.delete("out/d/theirs")
+    await claims.claim(again=False)
+    await claims.claim(again=True)
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("an exclusive directory is not compared with its origin")
+async def test_a_claimed_directory_does_not_wait_for_its_origin(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    await claims.claim(again=False)
+    layer.origin.fail("list", PlannedFault.UNAVAILABLE)
+    await claims.claim(again=False)
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("the record of exclusive directories is damaged")
+@pytest.mark.parametrize("record", [b"", b"[", b'{"a": 1}', b'["/out", 1]', b"\xff\xfe", b"[" * 100_000])
+async def test_a_damaged_record_of_claims_claims_nothing(tmp_path: Path, record: bytes) -> None:
+    layer = layer_of(tmp_path)
+    (tmp_path / "volume/upper/exclusive").write_bytes(record)
+    await layer.hold(b"/out/theirs", b"theirs")
+    with pytest.raises(UsageError, match="/out/theirs among them"):
+        await ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S).claim(again=True)
+    layer.crash()
