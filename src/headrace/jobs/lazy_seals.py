@@ -1,4 +1,5 @@
 """Complete lazy seals: load what is missing, or notice that readers have loaded it, and write the image of the whole.
+It is written also when a part has arrived, and nothing more does.
 
 A lazy seal shows the bytes of missing files by a layer that a process serves (`fuse/lazy_layer.py`). The image of the
 whole names the cache files alone. `headrace up` mounts it in place of the lazy one (`cli/lazy_mounts.py`).
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import msgspec
 
@@ -37,12 +40,16 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+QUIET_S = 60.0
+"""A seal is renewed in part if nothing has arrived for so long."""
+ARRIVED_SHARE = 0.1
+"""And only if so much of what it lacked has arrived, because a renewal takes 12 s a million files."""
 COUNT_SHARE = 0.005
 """The share of a processor that counting the missing files may take."""
 
 
 class LazySeals:
-    """Runs one task, which renews the lazy seals that lack nothing any more."""
+    """Runs one task, which renews the lazy seals whose files have arrived."""
 
     def __init__(
         self,
@@ -59,6 +66,9 @@ class LazySeals:
         self._catalogue = catalogue
         self._sealing = sealing
         self._missing = missing
+        self._renewing = threading.Lock()
+        self._counts: dict[SealId, tuple[int, float]] = {}
+        """How many files each seal lacks, and since when."""
         self._tasks = OwnedTasks()
 
     def start(self) -> None:
@@ -97,7 +107,8 @@ class LazySeals:
                     "the file changed at its origin after it was sealed", hint="seal the directory again"
                 )
             id = entry.id
-        self._store.sealed.add([id])
+        if id != wanted.id:
+            self._store.sealed.add([id])
         size_bytes = await self._files.load(msgspec.structs.replace(wanted, id=id), priority=Priority.NORMAL)
         if not is_whole(self._store, id):
             raise StoreError("seal", why="no disk of the cache has room for the file")
@@ -109,24 +120,45 @@ class LazySeals:
             try:
                 for record in await self._sealing.in_thread(self._missing.look):
                     await self._sealing.in_thread(self._renew, record)
-                    log.info("a lazy seal is whole seal=%s", record.seal)
                 began_s = monotonic_s()
                 if began_s >= count_at_s:
                     await self._sealing.in_thread(self._missing.count_again)
                     count_at_s = began_s + (monotonic_s() - began_s) / COUNT_SHARE
+                    await self._renew_quiet()
             except (HeadraceError, OSError) as error:
                 log.warning("a lazy seal could not be renewed error=%s", error)
             except Exception:
                 log.exception("a lazy seal could not be renewed")  # the next look may do better
             await asyncio.sleep(LOOK_S)
 
-    def _renew(self, record: SealRecord) -> None:
-        """Write the list and the image of a seal that lacks nothing. StoreError if it does lack a file."""
-        whole = msgspec.structs.replace(record, missing=0, generation=record.generation + 1)
-        self._sealing.renew(whole, self._rows(record))
+    async def _renew_quiet(self) -> None:
+        """Renew the seals of which nothing more arrives for now: what has arrived needs the layer no longer."""
+        now_s, before = monotonic_s(), self._counts
+        self._counts = {}
+        for seal, count in self._missing.counts().items():
+            last_count, since_s = before.get(seal, (-1, now_s))
+            self._counts[seal] = count, since_s if count == last_count else now_s
+            if now_s - self._counts[seal][1] < QUIET_S:
+                continue
+            record = await self._sealing.in_thread(self._catalogue.record, seal)
+            if record.missing - count >= max(1, ARRIVED_SHARE * record.missing):
+                await self._sealing.in_thread(partial(self._renew, record, in_part=True))
+
+    def _renew(self, record: SealRecord, *, in_part: bool = False) -> None:
+        """Write the list and the image of what has arrived. in_part: files may be missing still; without it they raise
+        StoreError. Nothing is written if another thread did it since the record was read."""
+        try:
+            with self._renewing:
+                if self._catalogue.record(record.seal) != record:
+                    return
+                renewed = msgspec.structs.replace(record, generation=record.generation + 1)
+                self._sealing.renew(renewed, self._rows(record, in_part=in_part))
+                log.info("a lazy seal was renewed seal=%s", record.seal)
+        finally:
+            self._missing.forget(record.seal)
         self._missing.look()
 
-    def _rows(self, record: SealRecord) -> Iterator[tuple[SnapshotEntry, int]]:
+    def _rows(self, record: SealRecord, *, in_part: bool) -> Iterator[tuple[SnapshotEntry, int]]:
         ids = iter(self._catalogue.ids(record))
         for entry in self._catalogue.entries(record):
             id = FileId(next(ids)) if entry.is_file else FileId(0)
@@ -135,6 +167,9 @@ class LazySeals:
                 continue
             current = current_id(self._store.index, record.path, entry, id)
             if current is None or not is_whole(self._store, current):
+                if in_part:
+                    yield entry, current or id
+                    continue
                 raise StoreError(f"seal: {os.fsdecode(entry.path)}", why="the cache lacks the file")
             wanted = Entry(current, ROOT_ID, entry.path, Kind.FILE, sealed_version(entry))
             checksum = self._sealing.checksum(os.fsdecode(entry.path), wanted)

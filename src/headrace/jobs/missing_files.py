@@ -68,6 +68,7 @@ class _Missing:
     ids: array[int]
     sizes: array[int]
     begin: int = 0
+    is_readable: bool = True
 
 
 class MissingFiles:
@@ -84,6 +85,14 @@ class MissingFiles:
         """Return the number of missing files when they were counted last."""
         missing = self._seals.get(seal)
         return 0 if missing is None else len(missing.ids)
+
+    def counts(self) -> dict[SealId, int]:
+        return {seal: len(missing.ids) for seal, missing in self._seals.items()}
+
+    def forget(self, seal: SealId) -> None:
+        """Read the list of a seal again at the next look: it was renewed, or a file that had arrived is gone."""
+        with self._lock:
+            self._seals.pop(seal, None)
 
     def size_bytes(self) -> int:
         """Return how many bytes of the disks the missing files need."""
@@ -119,10 +128,10 @@ class MissingFiles:
     def _is_whole(self, missing: _Missing) -> bool:
         while missing.begin < len(missing.ids) and is_whole(self._store, FileId(missing.ids[missing.begin])):
             missing.begin += 1
-        return missing.begin == len(missing.ids)
+        return missing.is_readable and missing.begin == len(missing.ids)
 
     def _counted(self, before: _Missing) -> _Missing:
-        missing = _Missing(before.list, array("Q"), array("Q"))
+        missing = _Missing(before.list, array("Q"), array("Q"), is_readable=before.is_readable)
         for id, size_bytes in zip(before.ids, before.sizes, strict=True):
             if not is_whole(self._store, FileId(id)):
                 missing.ids.append(id)
@@ -139,6 +148,7 @@ class MissingFiles:
                     missing.sizes.append(entry.size_bytes)
         except (HeadraceError, OSError) as error:
             log.warning("the files of a lazy seal can't be read seal=%s error=%s", record.seal, error)
+            missing.is_readable = False
         self._store.sealed.add(missing.ids)
         return missing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from functools import partial
@@ -138,3 +139,67 @@ async def test_a_lazy_seal_is_not_pushed(node: SealingFixture) -> None:
     await make_lazy(node)
     with pytest.raises(UsageError, match="checksums are unknown"):
         await node.run("push-seal")
+
+
+async def test_what_has_arrived_needs_no_layer_when_nothing_more_comes(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.jobs.lazy_seals.QUIET_S", 0.1)
+    monkeypatch.setattr("headrace.jobs.lazy_seals.LOOK_S", 0.01)
+    await make_lazy(node)
+    node.jobs.lazy_seals.start()
+    try:
+        await node.reads.load(await node.entry("d/large"))
+        await until(lambda: node.catalogue.record(SEAL).generation == 1)
+        assert node.catalogue.record(SEAL).missing == 3
+        names = targets(node)
+        assert names[b"large"].startswith(b"/0") and names[b"b"].startswith(b"/lazy/")
+        for name in ("d/b", "d/a/x", "d/a-b"):
+            await node.reads.load(await node.entry(name))
+        await until(lambda: not node.catalogue.record(SEAL).is_lazy)
+    finally:
+        await node.jobs.lazy_seals.stop()
+    assert (await node.run("verify-seal")).failed_files == 0
+
+
+@pytest.mark.expected_warnings(
+    "a lazy seal could not be renewed", "cache lacks", "is not where its record says"
+)
+async def test_a_file_that_is_lost_again_is_missing_again(node: SealingFixture) -> None:
+    await make_lazy(node)
+    for name in ("d/b", "d/a/x", "d/a-b"):
+        await node.reads.load(await node.entry(name))
+    node.jobs.lazy_seals.start()
+    try:
+        await until(partial(has_missing, node, 1))
+        os.unlink(node.store.disks[0].data_path((await node.entry("d/b")).id))
+        await node.reads.load(await node.entry("d/large"))
+        await until(partial(has_missing, node, 1))
+        assert node.catalogue.record(SEAL).is_lazy
+        await node.reads.load(await node.entry("d/b"))
+        await until(lambda: not node.catalogue.record(SEAL).is_lazy)
+    finally:
+        await node.jobs.lazy_seals.stop()
+    assert (await node.run("verify-seal")).failed_files == 0
+
+
+async def test_two_that_complete_a_seal_at_once_renew_it_once(node: SealingFixture) -> None:
+    await make_lazy(node)
+    node.jobs.lazy_seals.start()
+    try:
+        await asyncio.gather(*(node.run("complete-seal") for _ in range(4)))
+    finally:
+        await node.jobs.lazy_seals.stop()
+    record = node.catalogue.record(SEAL)
+    assert (record.generation, record.missing) == (1, 0)
+    assert (await node.run("verify-seal")).failed_files == 0
+
+
+@pytest.mark.expected_warnings("the files of a lazy seal can't be read")
+async def test_a_damaged_list_is_not_taken_for_a_whole_seal(node: SealingFixture) -> None:
+    await make_lazy(node)
+    body = node.stored("list")
+    assert body is not None
+    node.put("list", body[: len(body) // 2])
+    node.jobs.lazy_seals._missing.forget(SEAL)
+    assert node.jobs.lazy_seals._missing.look() == []
