@@ -26,9 +26,10 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
-from headrace.base.model import Entry, Kind, Version
+from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import join, split
 from headrace.base.single_flight import SingleFlight
+from headrace.jobs.missing_files import is_sealed_version, sealed_version
 from headrace.jobs.origin_seals import OriginSeals
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing, rows_of, write_row
@@ -120,8 +121,8 @@ class SharedSeals:
             record = await self._sealing.in_thread(self._catalogue.record, seal)
         except PathNotFoundError:
             return await self._opened.run(seal, lambda: self._open_at_origin(seal))
-        place = self._catalogue.path
-        return SealOpened(record.path, record.id, place(seal, "list"), place(seal, "ids"))
+        files = [self._catalogue.path(seal, record.file_name(name)) for name in ("list", "ids")]
+        return SealOpened(record.path, record.id, *files)
 
     async def _open_at_origin(self, seal: SealId) -> SealOpened:
         known = self._known.get(seal)
@@ -232,7 +233,11 @@ class SharedSeals:
         folder = split(path)[0]
         while True:
             present = await self._present(path)
-            if present is not None and is_version(present, sealed):
+            if (
+                present is not None
+                and present.kind is Kind.FILE
+                and is_sealed_version(sealed, present.version)
+            ):
                 return present
             if folder in refreshed:
                 raise changed_since(path, sealed, present)
@@ -283,15 +288,6 @@ class SharedSeals:
             yield image_entry(entry, id)
 
 
-def is_version(present: Entry, sealed: SnapshotEntry) -> bool:
-    """Return whether a file is the one that was sealed, as its origin names it."""
-    return present.kind is Kind.FILE and present.version == version_of_entry(sealed)
-
-
-def version_of_entry(sealed: SnapshotEntry) -> Version:
-    return Version(sealed.size_bytes, sealed.mtime_ns, sealed.token)
-
-
 def changed_since(path: bytes, sealed: SnapshotEntry, present: Entry | None) -> VersionChangedError:
     """Return the error for a file whose sealed version no cache and no origin has."""
     if present is None:
@@ -301,7 +297,7 @@ def changed_since(path: bytes, sealed: SnapshotEntry, present: Entry | None) -> 
     return VersionChangedError(
         os.fsdecode(path),
         why=f"the object has changed at its origin since it was sealed: version {present.version.text}, sealed "
-        f"{version_of_entry(sealed).text}",
+        f"{sealed_version(sealed).text}",
     )
 
 

@@ -32,6 +32,7 @@ from headrace.s3.object_metadata import checked_tags
 from headrace.s3.objects import Objects
 from headrace.s3.posts import post
 from headrace.s3.routes import S3Call, route
+from headrace.s3.sealed_versions import at_version
 from headrace.s3.signature import ChunkSigner, SignatureFields
 from headrace.s3.uploads import Uploads
 from headrace.vfs.local_vfs import LocalVfs
@@ -102,7 +103,7 @@ class S3Gateway:
             return None
         try:
             call = route(request, self._access.domains)
-            if call.operation not in ("get_object", "head_object"):
+            if call.operation not in ("get_object", "head_object") or call.version:
                 return None
             self._check(request, call)
             response = self.objects.get_cached(request, call)
@@ -244,6 +245,8 @@ class S3Gateway:
 
     def _run(self, request: Request, call: S3Call, pieces: Iterator[bytes], principal: Principal) -> Response:
         _check_length(request, call)
+        if call.version:
+            call = at_version(self.objects.vfs, call)
         without_body = _WITHOUT_BODY.get(call.operation)
         if without_body is not None:
             return without_body(self, request, call)

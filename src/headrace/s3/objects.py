@@ -534,6 +534,8 @@ def _headers_of(
         ("ETag", attributes.etag),
         ("Content-Type", (metadata and metadata.headers.get("Content-Type")) or content_type(call.key)),
     ]
+    if call.version:
+        fields.append(("x-amz-version-id", call.version))
     if metadata is None:
         fields.append(MISSING)
     elif not metadata.is_empty:

@@ -17,18 +17,25 @@ KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
 _NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
 """Matches a slash where a name should begin, a name of dots, and a zero byte."""
+_SEAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
 
 
 class S3Call(msgspec.Struct, frozen=True):
-    """Holds a routed request. `operation` is one of the tables below, in snake case. `bucket` and `key` may be b""."""
+    """Holds a routed request. `operation` is one of the tables below, in snake case. `bucket` and `key` may be b"".
+    `version` is the seal that the request names, as NAME@VERSION; "": none. `sealed_path` is the path in that seal,
+    once it is known."""
 
     operation: str
     bucket: bytes
     key: bytes
+    version: str = ""
+    sealed_path: bytes = b""
 
     @property
     def path(self) -> bytes:
         """Return the path in the namespace, without a key's last slash."""
+        if self.sealed_path:
+            return self.sealed_path
         return b"/" + self.bucket + (b"/" + self.key.rstrip(b"/") if self.key else b"")
 
 
@@ -61,6 +68,8 @@ OBJECT = {
     ("PUT", "tagging"): "put_tagging",
     ("DELETE", "tagging"): "delete_tagging",
 }
+OF_SEALS = {"get_object", "head_object", "get_attributes", "head_bucket", "list_objects", "list_objects_v2"}
+"""The operations that take a `versionId`."""
 SUBRESOURCES = {
     "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption",
     "intelligent-tiering", "inventory", "legal-hold", "lifecycle", "list-type", "location", "logging",
@@ -82,12 +91,21 @@ def route(request: Request, domains: tuple[str, ...]) -> S3Call:
         if subresource:
             raise S3Error("NotImplemented", f"{request.method} of ?{subresource} is not implemented")
         raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
-    version = request.argument("versionId")
-    if version not in ("", "null"):
-        raise S3Error("NoSuchVersion", "objects have no versions here")
     if key:
         check_key(key)
-    return S3Call(operation, bucket, key)
+    return S3Call(operation, bucket, key, _version_of(request, operation))
+
+
+def _version_of(request: Request, operation: str) -> str:
+    """Return the seal that `versionId` names; "" for none. S3Error for another version, or a change of a seal."""
+    version = request.argument("versionId")
+    if version in ("", "null"):
+        return ""
+    if not _SEAL.fullmatch(version):
+        raise S3Error("NoSuchVersion", "versions are seals, as NAME@VERSION")
+    if operation not in OF_SEALS:
+        raise S3Error("MethodNotAllowed", "A sealed version can only be read.")
+    return version
 
 
 def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:

@@ -100,6 +100,17 @@ class SealedPaths:
         """Return whether a path is in a seal, so that nothing can be written there."""
         return self._place(path) is not None
 
+    def path_of_version(self, name: bytes, path: bytes) -> bytes | None:
+        """Return the path in a seal of a plain path; None if there is no such seal, or it is of another directory.
+        name: NAME@VERSION. InvalidImageError, OriginError."""
+        seal = self._open(name)
+        if seal is None:
+            return None
+        top = seal.top.rstrip(b"/")
+        if path != top and not path.startswith(top + b"/"):
+            return None
+        return b"/" + name + path[len(top) :]
+
     def children(self, path: bytes, after: bytes) -> Iterator[tuple[bytes, FileStat]] | None:
         """Return the names of a directory of a seal; None if the first name is no seal. PathNotFoundError,
         NotADirectoryPathError."""
@@ -137,9 +148,14 @@ class SealedPaths:
 
     def _opened(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal | None:
         try:
-            answer = self._client.ask(SealOpen(seal=name.decode()))
+            return self._opened_now(name, before)
         except PathNotFoundError:
             return None
+        except FileNotFoundError:  # the node wrote a new list of this seal, and removed that one
+            return self._opened_now(name, before)
+
+    def _opened_now(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal:
+        answer = self._client.ask(SealOpen(seal=name.decode()))
         assert isinstance(answer, SealOpened)
         top = os.fsencode(answer.path)
         if before is not None and (before.id, before.top, before.ids_path) == (

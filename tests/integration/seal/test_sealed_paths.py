@@ -131,3 +131,12 @@ def test_a_removed_seal_is_gone(caches: list[Cache], hosts: list[Host], origin: 
     origin.delete(".headrace/seals/images@1.json")
     hosts[0].ok("seal", "remove", "images@1")
     wait_until(lambda: not caches[0].exists("/images@1"))
+
+
+def test_a_lazy_seal_is_read_before_and_after_it_is_complete(caches: list[Cache], hosts: list[Host]) -> None:
+    live = tree(caches[1], "/images/0")
+    hosts[1].ok("free", hosts[1].mount / "images")
+    hosts[1].ok("seal", hosts[1].mount / "images/0", "--as", "lazy@1", "--lazy")
+    assert tree(caches[1], "/lazy@1") == live
+    hosts[1].ok("seal", "complete", "lazy@1")
+    assert tree(caches[1], "/lazy@1") == live
