@@ -181,7 +181,7 @@ class WritableOperations(NamespaceOperations):
             return self._answer_when_durable(node, file)
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
-        upper_stat = self._tree.view.look(self._path(node))
+        upper_stat = self._tree.view.lookup_upper(self._path(node))
         if not isinstance(upper_stat, os.stat_result):
             return 0
         directory = self._upper.at(self._path(node))
@@ -339,7 +339,9 @@ class WritableOperations(NamespaceOperations):
             if file is not None:
                 return file.fd
         path = self._path(node)
-        return self._upper.at(path) if isinstance(self._tree.view.look(path), os.stat_result) else None
+        return (
+            self._upper.at(path) if isinstance(self._tree.view.lookup_upper(path), os.stat_result) else None
+        )
 
 
 def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:

@@ -121,7 +121,7 @@ class NamespaceOperations(Operations):
             return errno.ENAMETOOLONG
         directory = self._path(node)
         path = join(directory, name)
-        upper = self._tree.view.look(path)
+        upper = self._tree.view.lookup_upper(path)
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
@@ -141,7 +141,7 @@ class NamespaceOperations(Operations):
         path = join(directory, name)
         parent = self._lower_directory_blocking(node, directory, cancel)
         lower = None if parent is None else self._client.lookup(parent, name, cancel)
-        upper = self._tree.view.look(path)  # the name may have changed meanwhile
+        upper = self._tree.view.lookup_upper(path)  # the name may have changed meanwhile
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
@@ -178,7 +178,7 @@ class NamespaceOperations(Operations):
         if node & UPPER or not node >> NODE_SHIFT:
             return self._path(node)
         path = self._path(node & FILE_ID_MAX)
-        if self._tree.view.look(path) is not None:
+        if self._tree.view.lookup_upper(path) is not None:
             raise OSError(errno.ESTALE, "the name is another file now")
         return path
 
@@ -228,7 +228,7 @@ class NamespaceOperations(Operations):
         if removed is not None:
             return self._encode.stat_attr_reply(unique, node, removed)
         path = self._path(node)
-        upper = self._tree.view.look(path)
+        upper = self._tree.view.lookup_upper(path)
         if isinstance(upper, Hidden) or (upper is None and node & UPPER):
             return errno.ESTALE
         if upper is None:
@@ -294,7 +294,7 @@ class NamespaceOperations(Operations):
         """Yield the names beyond `after` in byte order, each with its entry of the index if only that has it."""
         id = self._lower_directory(node, directory)
         if isinstance(id, Miss):
-            entry = self._tree.view.below(directory)
+            entry = self._tree.view.lookup_lower(directory)
             id = None if entry is None else entry.id
         children = iter(()) if id is None else self._client.children(id, after)
         return merge_listing([row for row in upper_rows if row[0] > after], children)
@@ -302,7 +302,7 @@ class NamespaceOperations(Operations):
     def _row(
         self, parent: int, path: bytes, name: bytes, lower: Entry | None, offset: int, *, plus: bool
     ) -> bytes | None:
-        upper = self._tree.view.look(path)
+        upper = self._tree.view.lookup_upper(path)
         if isinstance(upper, Hidden) or (upper is None and lower is None):
             return None  # removed since the names were read
         if upper is None:
@@ -321,7 +321,7 @@ class NamespaceOperations(Operations):
     def _parent_node(self, node: int) -> int:
         path = self._path(node)
         directory = path.rpartition(b"/")[0] or b"/"
-        parent = self._tree.view.seen(directory)
+        parent = self._tree.view.lookup(directory)
         if directory == b"/" or parent is None:
             return ROOT_ID
         return parent.id if isinstance(parent, Entry) else self._nodes.node_of(directory, parent)
@@ -394,7 +394,7 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            upper = self._tree.view.look(path)
+            upper = self._tree.view.lookup_upper(path)
             try:
                 self._tree.remove(path)
             except FileNotFoundError:
@@ -411,11 +411,11 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            upper = self._tree.view.look(path)
-            if self._tree.view.seen(path) is None and self._is_applied_resend(unique, path):
+            upper = self._tree.view.lookup_upper(path)
+            if self._tree.view.lookup(path) is None and self._is_applied_resend(unique, path):
                 return 0
             if not isinstance(upper, os.stat_result) or not stat.S_ISDIR(upper.st_mode):
-                entry = self._tree.view.below(path)
+                entry = self._tree.view.lookup_lower(path)
                 self._tree.remove_directory(path)
                 self._nodes.removed(entry.id if entry is not None else 0, (node, name))
                 return 0
@@ -429,7 +429,7 @@ class NamespaceOperations(Operations):
             self._nodes.directory_removed(removed_node, (node, name), upper, fd)
             return 0
 
-        lower = self._tree.view.below(join(self._path(node), name))
+        lower = self._tree.view.lookup_lower(join(self._path(node), name))
         if lower is not None and lower.kind is Kind.DIRECTORY and not self._client.listing_fresh(lower.id):
             return lambda cancel: self._after_listing(lower.id, work, cancel)
         return self._changing(work)
@@ -457,7 +457,7 @@ class NamespaceOperations(Operations):
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
             for path in (source, target) if flags & EXCHANGE else (source,):
                 self._tree.copies.copy_up_all(path, cancel)
-            lower = self._tree.view.below(target)
+            lower = self._tree.view.lookup_lower(target)
             if lower is not None and lower.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(lower.id, cancel)
             try:
@@ -480,10 +480,10 @@ class NamespaceOperations(Operations):
     ) -> int:
         """Rename between two (directory, name) pairs, under the layer's lock, and record which nodes moved."""
         source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
-        replaced = self._tree.view.look(target)
-        moved = self._tree.view.look(source)
+        replaced = self._tree.view.lookup_upper(target)
+        moved = self._tree.view.lookup_upper(source)
         if (
-            self._tree.view.seen(source) is None
+            self._tree.view.lookup(source) is None
             and replaced is not None
             and self._is_applied_resend(unique, target, source)
         ):
@@ -595,7 +595,7 @@ class NamespaceOperations(Operations):
     def invalidate_name(self, path: bytes) -> None:
         """Invalidate a name that is another inode than the kernel may have cached."""
         directory, _, name = path.rpartition(b"/")
-        parent = self._tree.view.seen(directory or b"/")
+        parent = self._tree.view.lookup(directory or b"/")
         if not directory:
             self._kernel.name_changed(ROOT_ID, name)
         elif isinstance(parent, os.stat_result):
@@ -607,7 +607,7 @@ class NamespaceOperations(Operations):
         """Return the paths that other sessions changed, but for directories, which keep their inodes."""
         if event.source == self._writer.source:
             return []
-        uppers = {path: self._tree.view.look(path) for path in event.paths}
+        uppers = {path: self._tree.view.lookup_upper(path) for path in event.paths}
         return [
             p for p, s in uppers.items() if not (isinstance(s, os.stat_result) and stat.S_ISDIR(s.st_mode))
         ]

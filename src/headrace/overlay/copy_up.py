@@ -10,7 +10,7 @@ from headrace.base.beneath import NOREPLACE, SafePath
 from headrace.base.cancel import Cancel
 from headrace.base.model import Entry, Kind
 from headrace.base.namespace_path import join, split
-from headrace.overlay.given_mode import apply_attributes, is_of_others
+from headrace.overlay.given_mode import apply_attributes, has_other_owner
 from headrace.overlay.hiding import defer_removal
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import set_base
@@ -63,7 +63,7 @@ class CopyUp:
         """Return the status of a directory in the upper layer; None if only the origin may have it."""
         if path in (b"/", b""):
             return self._upper.at(b"/").lstat()
-        status = self._upper.look(path)
+        status = self._upper.lookup(path)
         if isinstance(status, Hidden):
             raise os_error(errno.ENOENT, path)
         if status is not None and not stat.S_ISDIR(status.st_mode):
@@ -72,7 +72,7 @@ class CopyUp:
 
     def _make_like_lower(self, path: bytes) -> os.stat_result:
         """Create a directory of the origin in the upper layer."""
-        entry = self._view.below(path)
+        entry = self._view.lookup_lower(path)
         if entry is None:
             raise os_error(errno.ENOENT, path)
         if entry.kind is not Kind.DIRECTORY:
@@ -87,10 +87,10 @@ class CopyUp:
     def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
         """Copy a file or a directory of the origin to the upper layer. Blocks until the node has the bytes. A Cancel
         leaves no partial copy. content: False creates an empty file, for a caller that truncates it next."""
-        entry = self._view.below(path)
-        if self._view.look(path) is not None or entry is None:
+        entry = self._view.lookup_lower(path)
+        if self._view.lookup_upper(path) is not None or entry is None:
             return  # another thread copied or removed it: the caller looks it up again
-        if MARKS.single_owner and is_of_others(entry.attributes):
+        if MARKS.single_owner and has_other_owner(entry.attributes):
             raise os_error(errno.EPERM, path)
         if entry.kind is Kind.DIRECTORY:
             with self._upper.lock:
@@ -108,7 +108,7 @@ class CopyUp:
             os.setxattr(fd, MARKS.lower_id, b"%d" % entry.id)
             with self._upper.lock:
                 self.ensure_directory(split(path)[0])
-                if self._view.below(path) == entry and self._upper.look(path) is None:
+                if self._view.lookup_lower(path) == entry and self._upper.lookup(path) is None:
                     copy.rename(self._upper.at(path), NOREPLACE)
                     copy = None
         except FileExistsError:
@@ -142,7 +142,7 @@ class CopyUp:
         pending, names = [path], 0
         while pending:
             directory = pending.pop()
-            entry = self._view.below(directory)
+            entry = self._view.lookup_lower(directory)
             self.copy_up(directory, cancel)
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 continue
@@ -152,7 +152,7 @@ class CopyUp:
                 if names > MOVED_NAMES_MAX:
                     raise os_error(errno.EXDEV, path)
                 child_path = join(directory, child.name)
-                status = self._upper.look(child_path)
+                status = self._upper.lookup(child_path)
                 if status is None and child.kind is Kind.FILE:
                     self.copy_up(child_path, cancel)
                 elif child.kind is Kind.DIRECTORY and (
@@ -163,5 +163,5 @@ class CopyUp:
     def clear_removed_directory(self, path: bytes) -> None:
         """Move a removed directory from its place, with the whiteouts in it, because a file can't replace it by a
         rename."""
-        if isinstance(self._upper.look(path), Hidden) and self._upper.at(path).is_folder():
+        if isinstance(self._upper.lookup(path), Hidden) and self._upper.at(path).is_folder():
             defer_removal(self._upper, path)

@@ -105,6 +105,6 @@ def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> Non
     give_mode(file, attributes.mode)
 
 
-def is_of_others(attributes: Attributes | None) -> bool:
+def has_other_owner(attributes: Attributes | None) -> bool:
     """Return whether these attributes name an owner other than the user of this process."""
     return attributes is not None and attributes.uid not in (None, os.geteuid())

@@ -33,9 +33,9 @@ class MarkNames:
     )
 
     def __init__(self) -> None:
-        self.settle()
+        self.choose()
 
-    def settle(self) -> None:
+    def choose(self) -> None:
         """Choose the names for the user of this process, which may have been root when it started."""
         self.single_owner = os.geteuid() != 0
         self.owner_bits = 0o600 if self.single_owner else 0

@@ -73,7 +73,7 @@ class MergedTree:
     def at_upper(self, path: bytes, *, content: bool = True) -> SafePath:
         """Return the path in the upper layer of a visible name. Raises NeedsContentError if only the origin has the
         file."""
-        status = self.view.must_see(path)
+        status = self.view.lookup_existing(path)
         self.view.check_writable(path)
         if isinstance(status, Entry):
             if status.kind is Kind.DIRECTORY:
@@ -87,7 +87,7 @@ class MergedTree:
         opened, and truncated if flags say so. Raises EEXIST with O_EXCL."""
         self.view.check_writable(path)
         while True:
-            status = self.view.seen(path)
+            status = self.view.lookup(path)
             if status is None:
                 parent = self.copies.folder_for(path)
                 if flags & os.O_EXCL:
@@ -103,7 +103,7 @@ class MergedTree:
     def open(self, path: bytes, flags: int) -> int:
         """Open a file for reading and writing, whatever access the caller needs, because all its open handles share one
         registration. Raises NeedsContentError."""
-        status = self.view.must_see(path)
+        status = self.view.lookup_existing(path)
         truncate = bool(flags & os.O_TRUNC)
         if isinstance(status, Entry):
             if status.kind is Kind.DIRECTORY:
@@ -178,7 +178,7 @@ class MergedTree:
         """Move a finished file of `work` to a path. It takes the mode and owner of the file that it replaces, if any.
         Raises EEXIST if a file exists and `replace` is False."""
         self.view.check_writable(path)
-        status = self.view.seen(path)
+        status = self.view.lookup(path)
         if status is not None and not replace:
             raise os_error(errno.EEXIST, path)
         if status is not None and is_directory(status):
@@ -203,18 +203,18 @@ class MergedTree:
     def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
         """Create a directory. Raises EEXIST, LeaseRequiredError."""
         self.view.check_writable(path)
-        if self.view.seen(path) is not None:
+        if self.view.lookup(path) is not None:
             raise os_error(errno.EEXIST, path)
         parent = self.copies.folder_for(path)
         self.other_nodes.check_lease(path)
         upper_path = self.upper.at(path)
-        if self._make_again(path, mode, owner, parent):
+        if self._recreate(path, mode, owner, parent):
             self.on_changed([path])
             return
         folder = self.upper.new()
         folder.mkdir(0o700)
         self._set_owner(folder, stat.S_IFDIR | mode, owner, parent)
-        base, entry = self.view.base(path), self.view.below(path)
+        base, entry = self.view.base(path), self.view.lookup_lower(path)
         set_base(folder, path, base)  # the base of a removed file that the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._whiteouts.fill(folder, path, entry)  # a file had replaced the origin's directory
@@ -225,7 +225,7 @@ class MergedTree:
             folder.unlink()
         self.on_changed([path])
 
-    def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
+    def _recreate(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
         """Create a directory where one was removed. Its whiteouts stay, and hide the same names."""
         upper_path = self.upper.at(path)
         if not is_removed(upper_path):
@@ -257,7 +257,7 @@ class MergedTree:
 
     def _make(self, path: bytes, mode: int, owner: Owner, make: Callable[[SafePath], None]) -> None:
         self.view.check_writable(path)
-        if self.view.seen(path) is not None:
+        if self.view.lookup(path) is not None:
             raise os_error(errno.EEXIST, path)
         parent = self.copies.folder_for(path)
         self.other_nodes.check_lease(path)
@@ -276,7 +276,7 @@ class MergedTree:
         """Create another name of a file. Raises EEXIST, EXDEV, LeaseRequiredError, NeedsContentError."""
         self.view.check_writable(path)
         self.view.check_same_area(source, path)
-        if self.view.seen(path) is not None:
+        if self.view.lookup(path) is not None:
             raise os_error(errno.EEXIST, path)
         upper_path = self.at_upper(source)
         self.copies.folder_for(path)
@@ -290,11 +290,11 @@ class MergedTree:
 
     def remove(self, path: bytes) -> None:
         """Remove a name that is not a directory."""
-        status = self.view.must_see(path)
+        status = self.view.lookup_existing(path)
         self.view.check_writable(path)
         if is_directory(status):
             raise os_error(errno.EISDIR, path)
-        if self.view.below(path) is None:
+        if self.view.lookup_lower(path) is None:
             self.upper.at(path).unlink()
         else:
             self.copies.ensure_directory(split(path)[0])
@@ -303,7 +303,7 @@ class MergedTree:
 
     def remove_directory(self, path: bytes) -> None:
         """Remove an empty directory. Its listing in the index must be fresh."""
-        status = self.view.must_see(path)
+        status = self.view.lookup_existing(path)
         self.view.check_writable(path)
         if not is_directory(status):
             raise os_error(errno.ENOTDIR, path)
@@ -313,7 +313,7 @@ class MergedTree:
         self.on_changed([path])
 
     def _remove_or_hide_directory(self, path: bytes) -> None:
-        if self.view.below(path) is None:
+        if self.view.lookup_lower(path) is None:
             try:
                 self.upper.at(path).rmdir()
                 return

@@ -48,18 +48,18 @@ class MergedView:
         self._upper = upper
         self.modes = modes
 
-    def look(self, path: bytes) -> os.stat_result | Hidden | None:
+    def lookup_upper(self, path: bytes) -> os.stat_result | Hidden | None:
         """Return the upper layer's entry at a path; None if the origin decides."""
-        return None if self.modes.of(path) is WriteMode.OFF else self._upper.look(path)
+        return None if self.modes.of(path) is WriteMode.OFF else self._upper.lookup(path)
 
-    def seen(self, path: bytes) -> FileStat | None:
+    def lookup(self, path: bytes) -> FileStat | None:
         """Return the visible entry at a path. The caller makes sure that the index is fresh."""
-        status = self.look(path)
+        status = self.lookup_upper(path)
         if isinstance(status, Hidden):
             return None
-        return status if status is not None else self.below(path)
+        return status if status is not None else self.lookup_lower(path)
 
-    def below(self, path: bytes) -> Entry | None:
+    def lookup_lower(self, path: bytes) -> Entry | None:
         """Return the index's entry at a path, even if the upper layer hides it."""
         entry = self._lower.entry(ROOT_ID)
         for name in filter(None, path.split(b"/")):
@@ -80,8 +80,8 @@ class MergedView:
             }
         return sorted(names.items())
 
-    def must_see(self, path: bytes) -> FileStat:
-        status = self.seen(path)
+    def lookup_existing(self, path: bytes) -> FileStat:
+        status = self.lookup(path)
         if status is None:
             raise os_error(errno.ENOENT, path)
         return status
@@ -96,9 +96,9 @@ class MergedView:
 
     def base(self, path: bytes) -> Version | None:
         """Return the origin's version that a file would replace if it were created at a path now."""
-        if self.look(path) is not None or self._upper.at(path).exists():
+        if self.lookup_upper(path) is not None or self._upper.at(path).exists():
             return self._upper.base_of(path)
-        entry = self.below(path)
+        entry = self.lookup_lower(path)
         return None if entry is None or entry.kind is not Kind.FILE else entry.version
 
     def is_empty(self, path: bytes) -> bool:
@@ -107,7 +107,7 @@ class MergedView:
             if visible:
                 return False
             hidden.add(name)
-        entry = self.below(path)
+        entry = self.lookup_lower(path)
         if entry is None or entry.kind is not Kind.DIRECTORY:
             return True
         return all(child.name in hidden for child in self._lower.children(entry.id))

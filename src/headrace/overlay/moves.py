@@ -55,7 +55,7 @@ def move_in(upper: Upper, directory: SafePath, target: bytes) -> None:
 
 def _move_over(upper: Upper, directory: SafePath, target: bytes) -> None:
     """Exchange the directory with the entry at its place, then delete that entry."""
-    existing, upper_path = upper.look(target), upper.at(target)
+    existing, upper_path = upper.lookup(target), upper.at(target)
     if isinstance(existing, os.stat_result) and (
         not stat.S_ISDIR(existing.st_mode) or any(upper.names(target).values())
     ):

@@ -55,11 +55,11 @@ class Renamer:
         if flags & ~NOREPLACE:
             raise os_error(errno.EINVAL, source)
         self._view.check_writable(source, target)
-        moved = self._view.must_see(source)
+        moved = self._view.lookup_existing(source)
         self._view.check_same_area(source, target)
         if target.startswith(source + b"/"):
             raise os_error(errno.EINVAL, target)
-        replaced = self._view.seen(target)
+        replaced = self._view.lookup(target)
         if replaced is not None:
             if flags & NOREPLACE:
                 raise os_error(errno.EEXIST, target)
@@ -72,7 +72,7 @@ class Renamer:
         if flags & NOREPLACE:
             self._other_nodes.check_lease(target)
         if stat.S_ISDIR(moved.st_mode):
-            if not copied and (self._view.below(source) is not None or replaced is not None):
+            if not copied and (self._view.lookup_lower(source) is not None or replaced is not None):
                 raise NeedsContentError(source)
             self._rename_directory(source, target)
         else:
@@ -83,17 +83,17 @@ class Renamer:
         """Exchange two names. Raises EINVAL for a directory that the origin has, or that hides names of the origin: no
         single step can exchange those."""
         self._view.check_writable(source, target)
-        statuses = {path: self._view.must_see(path) for path in (source, target)}
+        statuses = {path: self._view.lookup_existing(path) for path in (source, target)}
         self._view.check_same_area(source, target)
         for path, status in statuses.items():
             if is_directory(status):
-                entry = self._view.below(path)
+                entry = self._view.lookup_lower(path)
                 if self._view.hides_any(path) or (entry is not None and entry.kind is Kind.DIRECTORY):
                     raise os_error(errno.EINVAL, path)
             elif isinstance(status, Entry):
                 raise NeedsContentError(path)
         for path, new_name in ((source, target), (target, source)):
-            hidden = self._view.below(new_name)  # a file has replaced the origin's directory
+            hidden = self._view.lookup_lower(new_name)  # a file has replaced the origin's directory
             if is_directory(statuses[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
                 self._whiteouts.hide_below(self._upper.at(path), new_name, hidden)
         exchange(self._upper, source, target)
@@ -110,7 +110,7 @@ class Renamer:
             raise os_error(errno.ENOTDIR, target)
 
     def _rename_file(self, source: bytes, target: bytes) -> None:
-        lower_entry, replaced = self._view.below(source), self._view.base(target)
+        lower_entry, replaced = self._view.lookup_lower(source), self._view.base(target)
         base = self._view.base(source)
         set_base(self._upper.at(source), target, replaced)
         self._copies.clear_removed_directory(target)
@@ -120,7 +120,7 @@ class Renamer:
             rename_leaving_whiteout(self._upper, source, target, base)
 
     def _rename_directory(self, source: bytes, target: bytes) -> None:
-        entry = self._view.below(source)
+        entry = self._view.lookup_lower(source)
         if entry is not None and not self._is_whole(source, entry):
             raise NeedsContentError(source)  # clean files were demoted since it was copied
         source_path, target_path = self._upper.at(source), self._upper.at(target)
@@ -129,7 +129,7 @@ class Renamer:
             if entry is not None or self._view.hides_any(source)
             else None
         )
-        hidden, is_taken = self._view.below(target), target_path.exists()
+        hidden, is_taken = self._view.lookup_lower(target), target_path.exists()
         if target_path.is_folder():
             self._whiteouts.inherit_hidden(target, source)
         elif is_taken:  # a whiteout has the name
@@ -154,7 +154,7 @@ class Renamer:
             path, entry = pending.pop()
             for child in self._lower.children(entry.id):
                 child_path = join(path, child.name)
-                status = self._upper.look(child_path)
+                status = self._upper.lookup(child_path)
                 if status is None:
                     return False
                 is_folder = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)

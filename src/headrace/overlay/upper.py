@@ -55,7 +55,7 @@ class Upper:
     """Hold the upper layer in a directory of this cache. `make` creates the directory."""
 
     def __init__(self, folder: str) -> None:
-        MARKS.settle()
+        MARKS.choose()
         self._mount = LinklessMount(os.fsencode(folder))
         self.tree = Root(self._mount.path + b"/tree", self._mount)
         self.work = Root(self._mount.path + b"/work", self._mount)
@@ -114,7 +114,7 @@ class Upper:
 
     # ------------------------------------------------------------ looking
 
-    def look(self, path: bytes) -> os.stat_result | Hidden | None:
+    def lookup(self, path: bytes) -> os.stat_result | Hidden | None:
         """Return the status of a name; None if this layer does not have it. The directory of the name must be
         visible."""
         upper_path = self.at(path)

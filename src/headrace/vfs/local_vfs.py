@@ -197,7 +197,7 @@ class LocalVfs(VfsReader):
     ) -> None:
         def put() -> None:
             if check is not None:
-                check(self.tree.view.seen(path))
+                check(self.tree.view.lookup(path))
             self.tree.put_file(file.path(), path, replace=replace)
 
         try:

@@ -73,7 +73,7 @@ class VfsReader:
                 resolved, status = _look_upwards(self.tree, resolved, names.pop(0))
                 continue
             child = join(resolved, names[0])
-            upper_status = self.tree.view.look(child)
+            upper_status = self.tree.view.lookup_upper(child)
             if isinstance(upper_status, Hidden):
                 return _down(resolved, names), None
             if upper_status is None:
@@ -106,7 +106,7 @@ class VfsReader:
             prefix = b""
             for name in path.split(b"/")[1:]:
                 prefix = prefix + b"/" + name
-                upper_status = tree.upper.look(prefix)
+                upper_status = tree.upper.lookup(prefix)
                 if upper_status is None:
                     break
                 if not isinstance(upper_status, os.stat_result) or not is_directory(upper_status):
@@ -135,7 +135,7 @@ class VfsReader:
         above = [row for row in names if row[0] > after] if after else names
         lower = iter(()) if below is None else self.client.children(below.id, after=after)
         for name, entry in merge_listing(above, lower):
-            child = self.tree.view.look(join(full_path, name)) if entry is None else entry
+            child = self.tree.view.lookup_upper(join(full_path, name)) if entry is None else entry
             if child is not None and not isinstance(child, Hidden):
                 yield name, child
 
@@ -290,7 +290,7 @@ def _check_leads_on(path: bytes, status: os.stat_result | None, names: list[byte
 def _look_upwards(tree: MergedTree, path: bytes, name: bytes) -> tuple[bytes, os.stat_result | None]:
     """Return the path to which `.` or `..` leads, and the upper layer's entry there."""
     target = split(path)[0] if name == b".." else path
-    status = tree.view.look(target)
+    status = tree.view.lookup_upper(target)
     return target, status if isinstance(status, os.stat_result) else None
 
 

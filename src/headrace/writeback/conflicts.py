@@ -100,7 +100,7 @@ class ConflictCopies:
         """Rename the entry that looked like `before`, and return its new path; None if the path has another entry by
         now."""
         with self._upper.lock:
-            status = self._upper.look(path)
+            status = self._upper.lookup(path)
             if not isinstance(status, os.stat_result) or status.st_ino != before.st_ino:
                 self._journal.drop(path)
                 return None
@@ -118,7 +118,7 @@ class ConflictCopies:
         for number in itertools.count():
             end = tail + (b"-%d" % number if number else b"")
             candidate = join(directory, name[: 255 - len(end)] + end)
-            if self._upper.look(candidate) is None and self._tree.entry_at(candidate) is None:
+            if self._upper.lookup(candidate) is None and self._tree.entry_at(candidate) is None:
                 return candidate
         raise AssertionError
 

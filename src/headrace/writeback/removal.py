@@ -181,7 +181,7 @@ class RemovalPropagator:
 
     async def _remove_pending_directory(self, path: bytes) -> None:
         """Remove the directory of a pending removal at the origin, and record it."""
-        status = self._upper.look(path)
+        status = self._upper.lookup(path)
         if isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode):
             return  # a directory was created there again
         was_removed = await self._remove_directory_at_origin(path)
@@ -275,7 +275,7 @@ class RemovalPropagator:
         mount, key = self._preconditions.locate(path)
         if reconcile(SyncStep.MAKE, PathState(self._journal.get(path))) != MakeDirectory():
             await self.clear(path)  # a file was uploaded there while this path waited
-        status = self._upper.look(path)
+        status = self._upper.lookup(path)
         if isinstance(status, Hidden):
             return [path]
         if status is None or not stat.S_ISDIR(status.st_mode):

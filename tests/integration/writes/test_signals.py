@@ -131,7 +131,7 @@ def _has_mode(layer: Upper, path: bytes, mode: int | None) -> bool:
 
 
 def _mode_of(layer: Upper, path: bytes) -> int | None:
-    status = layer.look(path)
+    status = layer.lookup(path)
     return stat.S_IMODE(status.st_mode) if isinstance(status, os.stat_result) else None
 
 

@@ -351,7 +351,7 @@ async def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copi
     await scene.write(b"/d/deep/g", b"ours")
     await scene.persisted()
     await scene.do(lambda: tree.copies.copy_up_all(b"/d", None))
-    while scene.here.upper.look(b"/d/deep/g") is not None:
+    while scene.here.upper.lookup(b"/d/deep/g") is not None:
         await scene.here.write.rescan()
         await asyncio.sleep(0.01)
 

@@ -256,7 +256,7 @@ class Session:
             self._listed(prefix)
             prefix = join(prefix, name)
             with self._tree.lock:
-                status = self._tree.view.seen(prefix)
+                status = self._tree.view.lookup(prefix)
             if status is None and number + 1 < len(parts):
                 raise OSError(errno.ENOENT, "no such folder")
             if number + 1 < len(parts) and not is_folder(status):
@@ -265,7 +265,7 @@ class Session:
 
     def _listed(self, folder: bytes) -> None:
         for _ in range(COPIES_MAX):
-            entry = self._tree.view.below(folder)
+            entry = self._tree.view.lookup_lower(folder)
             if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
                 return
             with contextlib.suppress(StaleFolderError):
@@ -293,14 +293,14 @@ class Session:
     def _names(self, folder: bytes) -> list[tuple[bytes, FileStat]]:
         self._listed(folder)
         with self._tree.lock:
-            entry = self._tree.view.below(folder)
+            entry = self._tree.view.lookup_lower(folder)
             children = (
                 iter(())
                 if entry is None or entry.kind is not Kind.DIRECTORY
                 else self._lower.children(entry.id)
             )
             rows = [
-                (n, self._tree.view.seen(join(folder, n)))
+                (n, self._tree.view.lookup(join(folder, n)))
                 for n, _ in merge_listing(self._tree.view.names(folder), children)
             ]
         return [(name, status) for name, status in rows if status is not None]

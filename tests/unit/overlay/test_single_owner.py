@@ -74,7 +74,7 @@ for mode in range(0o10000):
     for path, kind, needed in ((b"/file", stat.S_IFREG, 0o600), (b"/folder", stat.S_IFDIR, 0o700)):
         give_mode(upper.at(path), mode)
         kept = mode if kind == stat.S_IFDIR else mode & ~0o6000
-        if upper.look(path).st_mode != kind | kept or upper.at(path).lstat().st_mode & needed != needed:
+        if upper.lookup(path).st_mode != kind | kept or upper.at(path).lstat().st_mode & needed != needed:
             wrong.append((path.decode(), oct(mode)))
         if is_whiteout(upper.at(path).lstat()) or upper.at(path).lstat().st_mode & 0o6000 & ~kept:
             wrong.append((path.decode(), oct(mode), "on disk"))
@@ -93,7 +93,8 @@ put(upper, b"/folder/below", mode=0)
 upper.mark_removed(b"/folder")
 def names():
     return sorted((name.decode(), visible) for name, visible in upper.names(b"/").items())
-result = [upper.look(b"/file") is HIDDEN, upper.look(b"/folder") is HIDDEN, upper.base_of(b"/file") == base, names(),
+result = [upper.lookup(b"/file") is HIDDEN, upper.lookup(b"/folder") is HIDDEN,
+         upper.base_of(b"/file") == base, names(),
          upper.place(upper.at(b"/folder/below"), b"/file"), names(), text(upper, b"/file")]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [
@@ -139,7 +140,7 @@ def run(steps):
             ended = False
     with mock.patch("headrace.overlay.workdir.is_orphaned", lambda name: True):
         clear_work(upper)
-    before = not isinstance(upper.look(b"/source"), type(HIDDEN))
+    before = not isinstance(upper.lookup(b"/source"), type(HIDDEN))
     whole = text(upper, b"/source" if before else b"/target") == "moved"
     kept = before or upper.base_of(b"/source") == base
     return ended, before, whole and kept and upper.work.at(b"/").names() == []

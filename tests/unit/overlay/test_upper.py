@@ -53,12 +53,12 @@ def test_paths() -> None:
 def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
     put(upper, b"/f")
     upper.at(b"/d").mkdir(0o755)
-    assert isinstance(upper.look(b"/f"), os.stat_result)
-    assert upper.look(b"/none") is None
+    assert isinstance(upper.lookup(b"/f"), os.stat_result)
+    assert upper.lookup(b"/none") is None
     hide(upper, b"/f", ONE)
     upper.mark_removed(b"/d")
-    assert upper.look(b"/f") is HIDDEN
-    assert upper.look(b"/d") is HIDDEN
+    assert upper.lookup(b"/f") is HIDDEN
+    assert upper.lookup(b"/d") is HIDDEN
     assert upper.base_of(b"/f") == ONE
     assert upper.names(b"/") == {b"f": False, b"d": False}
 
@@ -66,7 +66,7 @@ def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
 def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
     put(upper, b"/a", b"data")
     rename_leaving_whiteout(upper, b"/a", b"/b", TWO)
-    assert upper.look(b"/a") is HIDDEN
+    assert upper.lookup(b"/a") is HIDDEN
     assert upper.base_of(b"/a") == TWO
     assert Path(os.fsdecode(plain(upper.at(b"/b")))).read_bytes() == b"data"
 
@@ -123,7 +123,7 @@ def test_put_away_makes_room(upper: Upper) -> None:
     hide(upper, b"/d/x", ONE)
     set_base(upper.at(b"/d"), b"/d", TWO)
     defer_removal(upper, b"/d")
-    assert upper.look(b"/d") is HIDDEN
+    assert upper.lookup(b"/d") is HIDDEN
     assert upper.base_of(b"/d") == TWO
     ((where, was),) = pending_removals(upper)
     assert was == b"/d"

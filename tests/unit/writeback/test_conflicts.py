@@ -30,7 +30,7 @@ async def test_copies_of_one_moment_have_names_of_their_own(layer: LayerFixture)
     kept = [conflict.kept for conflict in layer.kept()]
     assert len(set(kept)) == 3 and layer.conflicts.count == 3
     assert sorted(layer.content(path) for path in kept) == sorted(contents)
-    assert layer.upper.look(PATH) is None
+    assert layer.upper.lookup(PATH) is None
 
 
 async def test_a_name_of_the_origin_is_not_taken(layer: LayerFixture) -> None:

@@ -181,7 +181,7 @@ async def test_a_damaged_file_is_dropped_only_if_the_origin_has_that_version(lay
     again = await persisted(layer, b"ours", b"/d/g")
     row, _ = row_of(layer, b"/d/g")
     assert await demoter.drop_damaged(row) and layer.store.index.cached(again.id) is None
-    assert layer.upper.look(b"/d/g") is None and await layer.origin_bytes(b"/d/g") == b"ours"
+    assert layer.upper.lookup(b"/d/g") is None and await layer.origin_bytes(b"/d/g") == b"ours"
 
 
 @pytest.mark.parametrize("step", ["adopt.map", "adopt.recorded", "adopt.renamed"])
@@ -197,7 +197,7 @@ async def test_a_crash_leaves_the_file_in_one_place(
         with pytest.raises(CrashError):
             await demoter_of(layer).demote(PATH, entry)
     again = await layer.reopened()
-    assert again.upper.look(PATH) is not HIDDEN
+    assert again.upper.lookup(PATH) is not HIDDEN
     cached = again.store.index.cached(entry.id)
     if step == "adopt.renamed":
         assert_cached(again, entry, data)

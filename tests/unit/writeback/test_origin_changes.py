@@ -35,7 +35,7 @@ async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     changes = await persisted(layer)
     layer.memory.hold("d/f", THEIRS)
     await look(layer, changes)
-    assert layer.upper.look(PATH) is None and layer.journal.get(PATH) is None
+    assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
     assert PATH in layer.meant_anew and not changes.has_waiting
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
@@ -87,7 +87,7 @@ async def test_a_file_that_is_open_stays_until_it_is_closed(layer: LayerFixture)
     assert layer.content(PATH) == OURS and changes.has_waiting
     os.close(fd)
     await changes.check_waiting()
-    assert layer.upper.look(PATH) is None and not changes.has_waiting
+    assert layer.upper.lookup(PATH) is None and not changes.has_waiting
 
 
 async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture) -> None:
@@ -100,7 +100,7 @@ async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture)
     assert layer.content(PATH) == OURS and changes.has_waiting
     layer.origin.mend()
     await changes.check_waiting()
-    assert layer.upper.look(PATH) is None
+    assert layer.upper.lookup(PATH) is None
 
 
 async def test_names_that_the_layer_does_not_have_are_no_matter(layer: LayerFixture) -> None:

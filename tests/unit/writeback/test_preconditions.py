@@ -164,7 +164,7 @@ async def test_what_an_entry_stands_for_is_what_its_replicas_replace(layer: Laye
     set_base(layer.upper.at(PATH), PATH, base)
     assert replaces() == base
     hide(layer.upper, PATH, base)
-    assert layer.upper.look(PATH) is HIDDEN and replaces() == base
+    assert layer.upper.lookup(PATH) is HIDDEN and replaces() == base
 
 
 async def test_others_put_means_that_their_answer_changed_the_journal(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ async def assert_removed(layer: LayerFixture) -> None:
     assert await layer.origin_bytes(PATH) is None
     row = layer.journal.get(PATH)
     assert row is not None and row.is_absent and layer.namespace.tree.entry_at(PATH) is None
-    assert layer.upper.look(PATH) is HIDDEN
+    assert layer.upper.lookup(PATH) is HIDDEN
     await layer.namespace.listings.refresh_listed(b"/d")
     assert layer.removals.drop_whiteout(PATH) and layer.names(b"/d") == []
     assert layer.kept() == []
@@ -105,7 +105,7 @@ async def test_the_whiteout_stays_while_a_listing_has_the_removed_file(layer: La
     assert await remove(layer)
     layer.namespace.changes.record_put(PATH, version)  # a listing that began before the removal
     assert not layer.removals.drop_whiteout(PATH)
-    assert layer.upper.look(PATH) is HIDDEN
+    assert layer.upper.lookup(PATH) is HIDDEN
 
 
 async def test_a_state_that_others_persisted_in_our_place_is_removed(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_a_directory_where_others_put_a_file_has_another_name(layer: Layer
     assert await layer.removals.make_directory(DIRECTORY) == []
     (conflict,) = layer.kept()
     assert layer.content(conflict.kept + b"/f") == b"ours"
-    assert await layer.origin_bytes(DIRECTORY) == THEIRS and layer.upper.look(DIRECTORY) is None
+    assert await layer.origin_bytes(DIRECTORY) == THEIRS and layer.upper.lookup(DIRECTORY) is None
 
 
 async def test_a_directory_in_the_place_of_a_file_removes_the_file_first(layer: LayerFixture) -> None:

@@ -46,7 +46,7 @@ async def assert_both_kept(layer: LayerFixture, data: bytes, theirs: bytes = THE
     (conflict,) = layer.kept()
     assert conflict.path == PATH and conflict.kept.startswith(PATH + b".conflict-")
     assert layer.content(conflict.kept) == data
-    assert layer.upper.look(PATH) is None and layer.journal.get(PATH) is None
+    assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
     assert {PATH, conflict.kept} <= set(layer.meant_anew)
     assert await layer.uploads.put(conflict.kept) is not None
     assert await layer.origin_bytes(conflict.kept) == data
@@ -211,7 +211,7 @@ async def test_a_file_that_is_removed_meanwhile_does_not_come_back(
     at_step(monkeypatch, "persist.put", layer.upper.at(PATH).unlink)
     result = await layer.uploads.put(PATH)
     assert result is not None and PATH in result.changed
-    assert layer.upper.look(PATH) is HIDDEN
+    assert layer.upper.lookup(PATH) is HIDDEN
     assert await layer.removals.remove(PATH, layer.upper.at(PATH))
     assert await layer.origin_bytes(PATH) is None
 

@@ -154,7 +154,7 @@ async def test_a_layer_above_its_share_is_emptied_into_the_cache(layer: LayerFix
     async with layer.running(layer.write_back(layer_bytes_max=0)) as write:
         await write.persist(b"/")
         await write.rescan()
-        await until(lambda: layer.upper.look(b"/d/f") is None)
+        await until(lambda: layer.upper.lookup(b"/d/f") is None)
         entry = layer.namespace.tree.entry_at(b"/d/f")
         assert entry is not None and layer.store.index.cached(entry.id) is not None
         await assert_tree(layer, {b"/d/f": b"ours"})
@@ -167,7 +167,7 @@ async def test_the_clean_file_that_others_replaced_is_dropped_by_a_round(layer: 
         layer.memory.hold("d/f", b"theirs")
         await layer.listed(b"/d/f")
         write.names_changed([b"/d/f"])
-        await until(lambda: layer.upper.look(b"/d/f") is None)
+        await until(lambda: layer.upper.lookup(b"/d/f") is None)
 
 
 @pytest.mark.expected_warnings("a round of write-back failed")

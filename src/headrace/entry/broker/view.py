@@ -104,7 +104,7 @@ class View:
     def _upper_stat(self, path: bytes) -> os.stat_result | Hidden | None:
         if not self._write_modes.any or self._write_modes.of(path) is WriteMode.OFF:
             return None
-        return self._upper.look(path)
+        return self._upper.lookup(path)
 
     def modes(self, entry: VisibleEntry) -> Modes:
         if entry.upper is not None:
