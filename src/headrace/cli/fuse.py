@@ -30,6 +30,7 @@ def fuse(
     """
     began_s = time.monotonic()
     from headrace.base.places import check_places
+    from headrace.base.write_modes import WriteModes
     from headrace.cli import lowered
     from headrace.cli.exclusive_mounts import ExclusiveMounts
     from headrace.cli.process import MountOptions
@@ -50,9 +51,10 @@ def fuse(
         log=log_path_of(node_socket),
     )
     check_places([], node["urls"], mountpoint)
-    options = MountOptions(io, allow_other, writable=node["modes"].any)
+    modes = WriteModes.parse(node["write"])
+    options = MountOptions(io, allow_other, writable=modes.any)
     if owner is None:
-        exclusive = ExclusiveMounts(node["upper"], node["modes"])
+        exclusive = ExclusiveMounts(node["upper"], modes)
         supervisor = Supervisor(state, run_folder, config=None, mount=options, exclusive=exclusive)
     else:
         owner.result_of(lowered.check_program)
@@ -67,8 +69,7 @@ def fuse(
 
 
 def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
-    """Return the socket of the node, the URLs of its origins, its write modes and its upper layer."""
-    from headrace.base.write_modes import WriteModes
+    """Return the socket of the node, the URLs of its origins, its modes of writing as text, and its upper layer."""
     from headrace.cli.target import find_target
     from headrace.client.node_client import connect
 
@@ -77,7 +78,7 @@ def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
     try:
         return {
             "socket": node_socket,
-            "modes": WriteModes.parse(client.write),
+            "write": client.write,
             "upper": client.upper,
             "urls": list(client.mounts().values()),
         }

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,9 +25,11 @@ from headrace.base.namespace_path import join
 from headrace.client.node_client import NodeClient
 from headrace.overlay.merged_view import FileStat
 from headrace.seal.snapshot import SnapshotEntry
-from headrace.vfs.sealed_list import SealedList
 from headrace.vfs.streams import Content
 from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
+
+if TYPE_CHECKING:
+    from headrace.vfs.sealed_list import SealedList
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +168,8 @@ class SealedPaths:
         ):
             return before
         rows = before.list if before is not None and before.id == answer.id else None
+        from headrace.vfs.sealed_list import SealedList  # few programs need it and its modules
+
         return _OpenSeal(top, answer.id, rows or SealedList(answer.list_path, answer.id), answer.ids_path)
 
     def _entry(self, seal: _OpenSeal, position: int) -> SealedEntry:
