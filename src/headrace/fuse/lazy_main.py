@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -75,8 +76,10 @@ def main() -> int:
     control.set_inheritable(False)
     if os.fork():
         os._exit(0)  # nobody waits for the layer, so its parent is init
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it lives as long as the mounts that need it
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     log_to_stderr("warning", format="lazy %(levelname)s %(message)s")
     try:
         _serve(arguments, control)

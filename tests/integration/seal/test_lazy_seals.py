@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Iterator
@@ -69,7 +70,10 @@ def test_missing_files_come_on_first_use_and_then_no_process_is_needed(host: Hos
     host.up()
     host.ok("load", host.mount / "images/0")
     sealed = sealed_lazily(host)
-    assert missing(host) == 32 and len(layers(host)) == 1
+    (layer,) = layers(host)
+    assert missing(host) == 32
+    soft, hard = resource.prlimit(layer, resource.RLIMIT_NOFILE)
+    assert soft == hard
     host.assert_right("images/1/11.bin", "images/0/5.bin", "images/large.tar", mount=sealed)
     wait_until(lambda: missing(host) == 30)
     host.assert_right(mount=sealed)
