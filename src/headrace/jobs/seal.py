@@ -37,6 +37,7 @@ from headrace.jobs.files import FileWork
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.options import Priority
 from headrace.jobs.progress import JobProgress, each_file
+from headrace.jobs.sealed_objects import SealedObjects
 from headrace.jobs.walk import NAMES_AT_ONCE
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
@@ -54,6 +55,7 @@ from headrace.store.usage import allocated_bytes
 
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 """The modes that an image shows where the origin stores none; a read-only mount shows the same."""
+NOT_CACHED = "it is not in the cache"
 _LENGTH_BYTES = 4
 
 Result = TypeVar("Result")
@@ -80,6 +82,7 @@ class Sealing:
         self._catalogue = catalogue
         self._disk = disk
         self._modes = modes
+        self._objects = SealedObjects(namespace.tree.mounts)
         self._missing = missing
 
     async def make(
@@ -159,19 +162,22 @@ class Sealing:
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the
         cache. InvalidImageError for a list or an image that is not the recorded one. What a lazy seal still lacks is no
-        failure."""
+        failure, as long as its origin has the sealed version."""
         record = await self.in_thread(self._catalogue.record, seal)
         progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
         ids = iter(await self.in_thread(self._catalogue.ids, record))
         entries = self._catalogue.entries(record)
         while batch := await self.in_thread(_next_files, entries):
+            uncached = []
             for entry in batch:
                 why = await self.in_thread(self._fault, entry, next(ids, None))
-                if why:
-                    progress.add_failure(os.fsdecode(entry.path), why)
-                    continue
-                progress.files_done += 1
-                progress.bytes_done += entry.size_bytes
+                if why == NOT_CACHED:
+                    uncached.append(entry)
+                else:
+                    _count_verified(progress, entry, why)
+            for entry, lost in zip(uncached, await self._objects.faults(record.path, uncached), strict=True):
+                still_there = "" if entry.is_missing else f"{NOT_CACHED}; its origin has it still"
+                _count_verified(progress, entry, lost or still_there)
 
     # ------------------------------------------------------------ the steps of make
 
@@ -354,7 +360,7 @@ class Sealing:
         id = FileId(number)
         cached = self._store.index.cached(id)
         if cached is None or not cached.complete:
-            return "" if entry.is_missing else "it is not in the cache"
+            return NOT_CACHED
         try:
             if not self._store.verifier.verify(id):
                 return "its bytes were damaged, and are removed from the cache"
@@ -412,6 +418,15 @@ def _image_entries(
         if entry.is_file:
             ids.append(id)
         yield image_entry(entry, id)
+
+
+def _count_verified(progress: JobProgress, entry: SnapshotEntry, why: str) -> None:
+    """Count a verified file. why: what is wrong with it; "" for nothing."""
+    if why:
+        progress.add_failure(os.fsdecode(entry.path), why)
+        return
+    progress.files_done += 1
+    progress.bytes_done += entry.size_bytes
 
 
 def write_row(out: BinaryIO, row: bytes) -> None:

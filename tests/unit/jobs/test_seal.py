@@ -161,6 +161,30 @@ async def test_verify_names_what_is_missing_and_what_is_damaged(node: SealingFix
     assert {path for path, _ in state.failed} == {"b", "large"}
 
 
+async def test_verify_says_what_origins_have_of_uncached_files(node: SealingFixture) -> None:
+    await node.run("seal")
+    for name in ("d/b", "d/large", "d/a-b"):
+        node.store.free((await node.entry(name)).id)
+    node.hold("d/b", 7)
+    node.spoils.delete("d/a-b")
+    reasons = dict((await node.run("verify-seal")).failed)
+    assert set(reasons) == {"b", "large", "a-b"}
+    assert "changed at its origin" in reasons["b"] and "no cache has it" in reasons["b"]
+    assert "gone from its origin" in reasons["a-b"]
+    assert "its origin has it still" in reasons["large"]
+
+
+async def test_verify_names_the_files_that_a_lazy_seal_has_lost(node: SealingFixture) -> None:
+    options = {"seal": str(SEAL), "lazy": "true"}
+    assert [state async for state in node.jobs.run("seal", "/d", options)][-1].failed_files == 0
+    assert (await node.run("verify-seal")).failed_files == 0
+    node.hold("d/b", 7)
+    node.spoils.delete("d/a-b")
+    reasons = dict((await node.run("verify-seal")).failed)
+    assert set(reasons) == {"b", "a-b"}
+    assert "changed at its origin" in reasons["b"] and "gone from its origin" in reasons["a-b"]
+
+
 async def test_a_seal_that_is_mounted_is_not_removed(
     node: SealingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
