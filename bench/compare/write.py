@@ -20,12 +20,14 @@ from nodebench.results import Results
 from writebench import cases, goals
 from writebench.bench import Bench
 from writebench.copies import copies
+from writebench.exclusive import exclusive
 
 CASES: dict[str, Callable[[Bench], None]] = {
     "large": cases.large,
     "small": cases.small,
     "persist": cases.persist,
     "copies": copies,
+    "exclusive": exclusive,
 }
 
 

@@ -5,6 +5,7 @@
 is on the disk already. Once while it is written (the time is from the first byte on), once after. What was written is
 read back, and what was persisted is looked at in the object store.
 4 `copies`: as 1, in mode `back:2` over a link: `copies.py`.
+5 `exclusive`: small files in an exclusive directory: `exclusive.py`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from nodebench.results import Results
 from .bench import OURS
 from .cases import LARGE, PERSIST, SMALL
 from .copies import COPIED, RATES_MBIT
+from .exclusive import CREATED, PROCESSES, STAT, UNLINKED
 
 JUICEFS = ("juicefs", "juicefs-later")
 """The better of both counts."""
@@ -27,4 +28,9 @@ def goals(r: Results) -> list[Goal]:
     for rate in RATES_MBIT:
         measure = f"{COPIED}, {rate} Mbit/s: of the slower of disk and link"
         listed.append(Goal(measure, 0.95, True, r.median(measure, "headrace-back:2")))
+    for processes in PROCESSES:
+        tail = f", {processes} processes" if processes > 1 else ""
+        for measure, share in ((CREATED, 0.75), (STAT, 0.6), (UNLINKED, 0.7)):
+            got = r.ratio(measure + tail, "headrace-back,exclusive", "plain")
+            listed.append(Goal(f"{measure}{tail}, exclusive: of plain", share, True, got))
     return listed

@@ -6,6 +6,7 @@ All bytes come out of one random block that is made from a seed, so a reader kno
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -95,7 +96,57 @@ def check_small(folder: str, count: str, size: str) -> dict[str, float]:
     return {"wrong": wrong}
 
 
-COMMANDS = {"large": large, "check_large": check_large, "small": small, "check_small": check_small}
+def many(folder: str, count: str, size: str, processes: str) -> dict[str, float]:
+    """Creates, looks at and removes so many files by so many processes, each in folders of its own. The seconds of
+    each step, by the names of `exclusive.py`, are those of the slowest process."""
+    total, each, number = int(count) // int(processes), int(size), int(processes)
+    with multiprocessing.Pool(number) as pool:
+        folders = [os.path.join(folder, f"p{index}") for index in range(number)]
+        created = pool.starmap(_create, [(path, total, each) for path in folders], chunksize=1)
+        wrong = pool.starmap(_wrong, [(path, total, each) for path in folders], chunksize=1)
+        looked = pool.starmap(_stat, [(path, total) for path in folders], chunksize=1)
+        removed = pool.starmap(_unlink, [(path, total) for path in folders], chunksize=1)
+    steps = {"5 created and closed": max(created), "5 stat": max(looked), "5 unlinked": max(removed)}
+    return {"files": total * number, "wrong": sum(wrong), **steps}
+
+
+def _create(folder: str, count: int, size: int) -> float:
+    source = block()
+    for number in range(0, count, FOLDER_FILES):
+        os.makedirs(os.path.join(folder, os.path.dirname(name_of(number))))
+    start = time.perf_counter()
+    for number in range(count):
+        fd = os.open(os.path.join(folder, name_of(number)), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.write(fd, _part(source, number, size))
+        os.close(fd)
+    return time.perf_counter() - start
+
+
+def _wrong(folder: str, count: int, size: int) -> int:
+    return int(check_small(folder, str(count), str(size))["wrong"])
+
+
+def _stat(folder: str, count: int) -> float:
+    start = time.perf_counter()
+    for number in range(count):
+        os.stat(os.path.join(folder, name_of(number)))
+    return time.perf_counter() - start
+
+
+def _unlink(folder: str, count: int) -> float:
+    start = time.perf_counter()
+    for number in range(count):
+        os.unlink(os.path.join(folder, name_of(number)))
+    return time.perf_counter() - start
+
+
+COMMANDS = {
+    "large": large,
+    "check_large": check_large,
+    "small": small,
+    "check_small": check_small,
+    "many": many,
+}
 
 if __name__ == "__main__":
     print(json.dumps(COMMANDS[sys.argv[1]](*sys.argv[2:])))

@@ -63,6 +63,7 @@ class ExclusiveClaims:
                 )
             if top not in claimed:
                 drop_markers(self._upper, top)
+                self._upper.at(top).make_folders(0o755)
         kept = {top for top in claimed if self._modes.of(top) is WriteMode.OFF}  # nothing of it can change
         for top in claimed.difference(self._modes.exclusive_tops, kept):
             self._hide_vanished(top)
@@ -127,19 +128,27 @@ class ExclusiveClaims:
     # ------------------------------------------------------------ the record
 
     def _read(self) -> set[bytes]:
+        """Return the claimed directories. A directory that was made again is not: what it lacks was lost with the first
+        one, and no program removed it."""
         try:
             with open(self._upper.beside(_CLAIMS).open(os.O_RDONLY), "rb") as file:
-                return {os.fsencode(path) for path in decode_json(file.read(), list[str])}
+                inodes = decode_json(file.read(), dict[str, int])
         except FileNotFoundError:
             return set()
         except msgspec.DecodeError as error:
             log.warning("the record of exclusive directories is damaged error=%s", error)
             return set()
+        return {top for path, inode in inodes.items() if self._inode(top := os.fsencode(path)) == inode}
+
+    def _inode(self, top: bytes) -> int:
+        """Return the inode number of a directory; 0: there is none."""
+        status = self._upper.at(top).seen()
+        return 0 if status is None else status.st_ino
 
     def _write(self, tops: set[bytes]) -> None:
-        new, paths = self._upper.beside(_CLAIMS + b".new"), map(os.fsdecode, tops)
+        new = self._upper.beside(_CLAIMS + b".new")
         with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(sorted(paths)))
+            file.write(msgspec.json.encode({os.fsdecode(top): self._inode(top) for top in sorted(tops)}))
             file.flush()
             os.fsync(file.fileno())
         new.rename(self._upper.beside(_CLAIMS))

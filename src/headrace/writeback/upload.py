@@ -291,6 +291,9 @@ def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exce
     """
     upper = layer.upper
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
+    in_use = {path for path, fd in files.items() if layer.is_exclusive(path) and may_be_written(fd)}
+    for path in in_use:  # now: it is not sent to the disk each time that it is looked at
+        os.close(files.pop(path))
     for fd in files.values():
         with contextlib.suppress(OSError):  # `write_back` below raises the same error
             begin_write_back(fd)
@@ -298,12 +301,14 @@ def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exce
     if left_s:
         time.sleep(left_s)
     later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
-    return [
-        _prepare(path, files[path], later=path in later, alone=layer.is_exclusive(path))
-        if path in files
-        else None
-        for path in paths
-    ]
+    opened: dict[bytes, _Opened | Exception] = {path: _open_for_writing(path) for path in in_use}
+    for path, fd in files.items():
+        opened[path] = _prepare(path, fd, later=path in later, alone=layer.is_exclusive(path))
+    return [opened.get(path) for path in paths]
+
+
+def _open_for_writing(path: bytes) -> FileInUseError:
+    return FileInUseError(os.fsdecode(path), why="a program has it open for writing")
 
 
 def _is_synced_later(upper: Upper, fd: int) -> bool:
@@ -341,7 +346,7 @@ def _source_of(
     if not alone:
         return FilePutSource(fd, status.st_size, name=name, content=content, sync=sync)
     if may_be_written(fd):
-        raise FileInUseError(name, why="a program has it open for writing")
+        raise _open_for_writing(os.fsencode(name))
     ctime_ns = status.st_ctime_ns
     return UnchangedFileSource(fd, status.st_size, ctime_ns=ctime_ns, name=name, content=content, sync=sync)
 
