@@ -159,7 +159,7 @@ async def test_a_copy_is_on_the_disk_before_its_writer_hears_of_it(
             Snapshot(path, EntryType.FILE, inode=number + 1, size_bytes=len(data), content=data, mode=0o600)
             for number, (path, data) in enumerate(contents.items())
         ]
-        await keeper.keep(Replicate("writer", snapshots, begin=True, end=True))
+        await keeper.replicate(Replicate("writer", snapshots, begin=True, end=True))
         keeper._layers["writer"].upper.lock.close()  # so that the disk can be unmounted
     disk.break_down()
     disk.mount_again()

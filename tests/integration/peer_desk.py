@@ -185,7 +185,7 @@ class FileDesk:
     async def doubt(self, request: ReportCorruption) -> None:
         self.doubted.append(request.file)
 
-    async def keep(self, request: Replicate | ReplicateAhead) -> None:
+    async def replicate(self, request: Replicate | ReplicateAhead) -> None:
         raise NotImplementedError
 
     async def report_failover(self, request: QueryFailover) -> FailoverReport:

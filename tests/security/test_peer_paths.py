@@ -137,7 +137,7 @@ def view_of(*nodes: str) -> ClusterView:
 def keep(folder: Path, request: Replicate) -> None:
     with ThreadPoolExecutor(1) as threads:
         keeper = ReplicaHost("me", str(folder), cast(Any, None), threads, view=lambda: view_of("me", "evil"))
-        asyncio.run(keeper.keep(request))
+        asyncio.run(keeper.replicate(request))
 
 
 STEPS: list[Callable[[], Snapshot]] = [

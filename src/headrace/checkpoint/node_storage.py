@@ -162,7 +162,7 @@ class _NodeWriter(PosixWriter):
         if self._fd >= 0:
             super().close()
             with self._storage._translating_errors(self._name):
-                self._storage._vfs.tell(self._real_path)
+                self._storage._vfs.report_change(self._real_path)
 
 
 class _FillingReader:

@@ -301,7 +301,7 @@ class NodeClient:
         capacity = int(cache["capacity_bytes"])
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
-    def end_telling(self, wait_s: float) -> None:
+    def stop_reporting(self, wait_s: float) -> None:
         """Wait until the node has acknowledged all written paths, at most wait_s. Later ones are not reported."""
         self._changes.close(wait_s=wait_s)
 

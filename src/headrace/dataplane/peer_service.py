@@ -246,12 +246,12 @@ class NodePeerService:
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 
-    async def keep(self, request: ReplicaRequest) -> None:
+    async def replicate(self, request: ReplicaRequest) -> None:
         replica_host = self._replication().replica_host
         if isinstance(request, Replicate):
-            await replica_host.keep(request)
+            await replica_host.replicate(request)
         else:
-            await replica_host.keep_ahead(request)
+            await replica_host.replicate_ahead(request)
 
     async def report_failover(self, request: QueryFailover) -> FailoverReport:
         return await self._replication().failover.report(request.writer, done=request.done)

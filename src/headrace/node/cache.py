@@ -32,11 +32,11 @@ def open_store(config: Config) -> Store:
         for number, volume in enumerate(config.cache)
     ]
     if os.path.exists(_corrupt_mark(config)):
-        put_aside(config, CorruptIndexError("the last run found a damaged page"))
+        move_index_away(config, CorruptIndexError("the last run found a damaged page"))
     try:
         store = _store_at(config, volumes)
     except CorruptIndexError as error:
-        put_aside(config, error)
+        move_index_away(config, error)
         store = _store_at(config, volumes)
     if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
         store.sealed.renew()
@@ -71,7 +71,7 @@ def _sealed_files(catalogue: Catalogue) -> Iterator[SealedFile]:
             log.warning("the files of a damaged seal are not kept seal=%s error=%s", seal, error)
 
 
-def put_aside(config: Config, error: CorruptIndexError) -> None:
+def move_index_away(config: Config, error: CorruptIndexError) -> None:
     """Move a corrupt index away, so that the next open creates a new one."""
     new_path = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
     log.warning("the index is corrupt, it is moved away and created again error=%s path=%s", error, new_path)

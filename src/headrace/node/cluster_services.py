@@ -96,18 +96,18 @@ class ClusterServices:
         else:
             self._tasks.start(self._take_part_later(own, remembered))
 
-    async def come_back(self) -> None:
+    async def fail_back(self) -> None:
         """Record which of this node's files other nodes persisted since its last run, before it persists them
         itself."""
         if self._writing is not None:
             await self._writing.failback.ask()
 
-    async def look_whether_given_up(self) -> None:
+    async def check_failover(self) -> None:
         """Record what other nodes persisted in this node's place, if it lost its lease while it was alive."""
         leases_lost = self._link.records.leases_lost
         if leases_lost != self._leases_lost:
             self._leases_lost = leases_lost
-            await self.come_back()
+            await self.fail_back()
 
     async def acquire_lease(self, folder: bytes) -> None:
         """Acquire the lease for new names in a directory."""

@@ -38,8 +38,8 @@ from headrace.node.cache import (
     close_after_failure,
     index_folder,
     mark_index_corrupt,
+    move_index_away,
     open_store,
-    put_aside,
 )
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
@@ -244,7 +244,7 @@ class Node:
         try:
             return await cls._started(config, again=again)
         except CorruptIndexError as error:  # found at first use
-            put_aside(config, error)
+            move_index_away(config, error)
             return await cls._started(config, again=again)
 
     @classmethod
@@ -290,7 +290,7 @@ class Node:
             await self.cluster.start(own, remembered)
         if self.write is not None and self.native is not None:
             if self.cluster is not None:
-                await self.cluster.come_back()
+                await self.cluster.fail_back()
             claims = ExclusiveClaims(self.namespace, self.write.layer, limit_s=self.config.origin_timeout_s)
             await claims.claim(again=again)
             self.native.start()

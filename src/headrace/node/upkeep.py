@@ -97,7 +97,7 @@ class Upkeep:
         if self._cluster is not None:
             await self._cluster.replica_host.drop_idle()
             await self._cluster.replica_host.measure()
-            await self._cluster.look_whether_given_up()
+            await self._cluster.check_failover()
 
     def _bytes_written(self) -> int:
         """Return the bytes on the first volume beside the cache: dirty files of this host, and replicas of other

@@ -134,7 +134,7 @@ class PeerClient:
         await self._execute(self.table.peer(node), call, deadline)
         return call.result().refused
 
-    async def keep(self, node: NodeInfo, request: ReplicaRequest, deadline: Deadline) -> None:
+    async def replicate(self, node: NodeInfo, request: ReplicaRequest, deadline: Deadline) -> None:
         call = UnaryCall(request, Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()

@@ -62,7 +62,7 @@ class Peer:
         self.idle: list[PeerConnection] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
         self.last_error = ""  # why the last request failed; "" after a success
-        self.last_heard_s = float("-inf")
+        self.last_received_s = float("-inf")
         self.connect_failed_s = float("-inf")
         self.connect_error: HeadraceError | None = None
         self.requests = self.errors = self.bytes_received = self.files_received = 0
@@ -97,7 +97,7 @@ class ConnectionPool:
         except (HeadraceError, TimeoutError) as error:
             peer.errors += 1
             now = time.monotonic()
-            quiet = now - peer.last_heard_s > SILENCE_S + PING_S and not _was_late(limit)
+            quiet = now - peer.last_received_s > SILENCE_S + PING_S and not _was_late(limit)
             if not limit.expired() or quiet:
                 silent = limit.expired() or (isinstance(error, PeerError) and error.silent)
                 peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
@@ -153,9 +153,9 @@ class ConnectionPool:
     ) -> None:
         while not await self._in_thread(lambda: call.run(connection), connection, threads):
             if connection.answered:
-                peer.last_heard_s = time.monotonic()
+                peer.last_received_s = time.monotonic()
             await self._wait_readable(peer, connection, watch=watch)
-        peer.last_heard_s = time.monotonic()
+        peer.last_received_s = time.monotonic()
 
     async def _in_thread(
         self, call: Callable[[], Result], connection: PeerConnection, threads: ThreadPoolExecutor
@@ -185,7 +185,7 @@ class ConnectionPool:
                         await arrived.wait()
                 except TimeoutError:
                     await self._check_alive(peer)
-                    limit_s = max(SILENCE_S_MIN, peer.last_heard_s + SILENCE_S - time.monotonic())
+                    limit_s = max(SILENCE_S_MIN, peer.last_received_s + SILENCE_S - time.monotonic())
         except BaseException:
             loop.remove_reader(fd)
             connection.close()
@@ -195,7 +195,7 @@ class ConnectionPool:
 
     async def _check_alive(self, peer: Peer) -> None:
         """Raise PeerError when the peer is dead. One ping serves all callers that wait."""
-        if time.monotonic() - peer.last_heard_s < SILENCE_S:
+        if time.monotonic() - peer.last_received_s < SILENCE_S:
             return
         await self._checks.run(peer, lambda: self._ping_patiently(peer))
 
@@ -262,7 +262,7 @@ class ConnectionPool:
                 f"node {peer.who}",
                 why=f"another node answers there: {welcome.node}, instance {welcome.instance}",
             )
-        peer.last_heard_s = time.monotonic()
+        peer.last_received_s = time.monotonic()
         return connection
 
     def _release(self, peer: Peer, connection: PeerConnection) -> None:

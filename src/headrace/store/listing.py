@@ -25,7 +25,7 @@ class ListingWriter:
         was_empty = next(names.rows.children(directory), None) is None
         self._listed: set[bytes] | None = None if was_empty else set()
         # a client with the previous listing may hold that a name does not exist
-        self._tell_new = names.rows.fresh_until_ns(directory) != 0
+        self._notify_new = names.rows.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
         self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
         names.begin_listing(directory, self)
@@ -58,7 +58,7 @@ class ListingWriter:
         if self._outdated:
             good = [row for row in good if not self._is_outdated(*row)]
         with self._names.batch():
-            self._changed += self._names.put_children(self._directory, good, tell_new=self._tell_new)
+            self._changed += self._names.put_children(self._directory, good, notify_new=self._notify_new)
         for name, _, _ in good:
             self.keep(name)
 

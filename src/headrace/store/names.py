@@ -133,10 +133,10 @@ class NameWriter:
             self._listings.pop(directory, None)
 
     def put_children(
-        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]], *, tell_new: bool = False
+        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]], *, notify_new: bool = False
     ) -> list[tuple[FileId, bytes]]:
-        """Store names of one directory, sorted. Return those that belonged to something else before, and with tell_new
-        the new ones too. The directory must be current."""
+        """Store names of one directory, sorted. Return those that belonged to another entry before and, with
+        notify_new, the new ones, too. The directory must be current."""
         changed: list[tuple[FileId, bytes]] = []
         with self.batch():
             if not rows or (
@@ -156,7 +156,7 @@ class NameWriter:
                         replaced = old is not None
                 else:
                     replaced = self.put_file(directory, name, version)[1]
-                if replaced or (tell_new and self._transactions.next_id != next_id):
+                if replaced or (notify_new and self._transactions.next_id != next_id):
                     changed.append((directory, name))
                 previous = name
         return changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 
 from headrace.client.node_client import NodeClient
-from headrace.vfs.local_vfs import TELL_S_MAX, LocalVfs
+from headrace.vfs.local_vfs import REPORT_LIMIT_S, LocalVfs
 from headrace.vfs.vfs_registry import VfsRegistry
 
 
@@ -14,16 +14,16 @@ class ClientRegistry(VfsRegistry[LocalVfs]):
 
     def __init__(self) -> None:
         super().__init__()
-        atexit.register(self._end_telling)
+        atexit.register(self._stop_reporting)
 
     def get(self, socket: str, patience_s: float) -> LocalVfs:
         return self.reach(socket, lambda: LocalVfs(NodeClient(socket, role="sdk", patience_s=patience_s)))
 
-    def _end_telling(self) -> None:
+    def _stop_reporting(self) -> None:
         """Report the last changes to the nodes. Everything else stays open: files that were not closed are closed
         later."""
         for vfs in self.by_key.values():
-            vfs.client.end_telling(TELL_S_MAX)
+            vfs.client.stop_reporting(REPORT_LIMIT_S)
 
 
 HOSTS = ClientRegistry()

@@ -35,7 +35,7 @@ from headrace.vfs.tree_changes import COPIES_MAX, Result, TreeChanges
 from headrace.vfs.vfs_reader import VfsReader
 from headrace.wire.messages import JobStart, JobState
 
-TELL_S_MAX = 5.0
+REPORT_LIMIT_S = 5.0
 
 
 class LocalVfs(VfsReader):
@@ -52,7 +52,7 @@ class LocalVfs(VfsReader):
         """Report the last changes and close the client. A node that does not answer in time finds the changes later,
         by itself."""
         self._changes.close()
-        self.client.end_telling(TELL_S_MAX)
+        self.client.stop_reporting(REPORT_LIMIT_S)
         self.client.close()
 
     # ------------------------------------------------------------ files
@@ -89,7 +89,7 @@ class LocalVfs(VfsReader):
         size_before = os.lseek(fd, 0, os.SEEK_END)
 
         def finish(fd: int) -> None:
-            self.tell(real_path, fd)
+            self.report_change(real_path, fd)
 
         def abandon(fd: int) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -102,9 +102,9 @@ class LocalVfs(VfsReader):
         return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon, is_broken_off=is_broken_off)
 
     def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
-        """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether
-        the file is new. flags: O_EXCL, O_TRUNC. The caller calls `tell` after its writes. Raise the errors of create.
-        """
+        """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether the
+        file is new. flags: O_EXCL, O_TRUNC. The caller calls `report_change` after its writes. Raises the errors of
+        create."""
         real_path, _ = self.find(path)
         self.check_writable(real_path)
         owner = Owner(os.geteuid(), os.getegid())
@@ -112,7 +112,7 @@ class LocalVfs(VfsReader):
         fd, new = self._change(path, lambda: self.tree.create(real_path, mode, owner, flags), flush=False)
         return fd, real_path, new
 
-    def tell(self, path: bytes, fd: int | None = None) -> None:
+    def report_change(self, path: bytes, fd: int | None = None) -> None:
         """Report to the node that a file was written in place; in mode `through` the origin has it on return. fd: the
         descriptor that was written, to make its bytes durable too; None: the caller syncs them if it needs to."""
         if fd is not None:

@@ -112,7 +112,7 @@ class WriteOperations:
                 )
             with translating_os_errors(call.path):
                 os.ftruncate(fd, size)
-            self.vfs.tell(resolved, fd)
+            self.vfs.report_change(resolved, fd)
         finally:
             os.close(fd)
         return responses.of("boolean", True)

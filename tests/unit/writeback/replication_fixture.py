@@ -43,11 +43,13 @@ class LoopbackPeers(PeerClient):
         self.sent: list[tuple[str, Replicate | ReplicateAhead]] = []
         self.fetched: list[tuple[int, int]] = []
 
-    async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
+    async def replicate(
+        self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline
+    ) -> None:
         self._check(node)
         self.sent.append((node.id, request))
         host = self._cluster.hosts[node.id]
-        await (host.keep(request) if isinstance(request, Replicate) else host.keep_ahead(request))
+        await (host.replicate(request) if isinstance(request, Replicate) else host.replicate_ahead(request))
 
     async def fetch(
         self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline

@@ -21,11 +21,11 @@ async def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_plac
 
     with ThreadPoolExecutor(1) as threads:
         keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
-        await keeper.keep(Replicate("n0", [], begin=True, end=True))
+        await keeper.replicate(Replicate("n0", [], begin=True, end=True))
         folder = Path(keeper.folder_of("n0"))
         for name in ("known.db", "taken.db"):
             SyncJournal(str(folder / name)).close()
-        await keeper.keep(Replicate("n0", [], begin=False, end=False))
+        await keeper.replicate(Replicate("n0", [], begin=False, end=False))
         assert tables(folder) == ["known.db", "taken.db"]
-        await keeper.keep(Replicate("n0", [], begin=True, end=True))
+        await keeper.replicate(Replicate("n0", [], begin=True, end=True))
         assert tables(folder) == ["taken.db"]

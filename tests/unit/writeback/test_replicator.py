@@ -148,7 +148,7 @@ async def test_another_life_of_the_holder_gets_everything_that_is_dirty(tmp_path
     async with cluster(tmp_path) as nodes:
         nodes.writer.write(PATH, b"ours")
         await nodes.replicated(PATH)
-        await nodes.hosts[HOLDER].keep(Replicate(WRITER, [], begin=True, end=True))
+        await nodes.hosts[HOLDER].replicate(Replicate(WRITER, [], begin=True, end=True))
         assert nodes.replica(PATH) is None
         members = {
             id: NodeInfo(id, "again" if id == HOLDER else "", "", "", 1 << 30, "", 3)

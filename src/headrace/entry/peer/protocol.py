@@ -139,7 +139,7 @@ class PeerProtocol:
             yield from self._call(service.doubt(request), "checking a file for a peer")
             self._put(Done())
         elif isinstance(request, ReplicaRequest):
-            yield from self._call(service.keep(request), "storing replicas")
+            yield from self._call(service.replicate(request), "storing replicas")
             self._put(Done())
         elif isinstance(request, QueryFailover):
             self._put((yield from self._call(service.report_failover(request), "reporting a failover")))

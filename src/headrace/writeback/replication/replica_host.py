@@ -119,7 +119,7 @@ class ReplicaHost:
         """Forget the state of a writer's replicas, after other code changed their directory."""
         self._layers.pop(writer, None)
 
-    async def keep(self, request: Replicate) -> None:
+    async def replicate(self, request: Replicate) -> None:
         """Apply snapshots of a writer. On return the replicas match them, on the disk if `is_durable`. Raises
         HeadraceError if the writer can't be reached."""
         node = self._node(request.writer)
@@ -142,7 +142,7 @@ class ReplicaHost:
         if self._is_durable:
             await self._disk.flush()
 
-    async def keep_ahead(self, request: ReplicateAhead) -> None:
+    async def replicate_ahead(self, request: ReplicateAhead) -> None:
         """Fetch a range of a large file before the snapshot of it arrives."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):

@@ -118,9 +118,9 @@ class ReplicaOffers:
 class ReplicaStream:
     """Send changes to one replica, in order."""
 
-    def __init__(self, copies: Replicator, node: NodeInfo) -> None:
+    def __init__(self, replicator: Replicator, node: NodeInfo) -> None:
         self.node = node
-        self._copies = copies
+        self._replicator = replicator
         self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
         self._sent: dict[bytes, tuple[object, ...]] = {}
         self._sent_ahead: dict[int, int] = {}
@@ -138,7 +138,7 @@ class ReplicaStream:
         for path in paths:
             if path in self._pending or path in self._sent_first:
                 continue
-            if self.has_caught_up.is_set() and self._copies.is_large(path):
+            if self.has_caught_up.is_set() and self._replicator.is_large(path):
                 self._sent_first.add(path)
                 self._tasks.start(self._send_first(path))
             else:
@@ -168,11 +168,14 @@ class ReplicaStream:
     async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
         """Send the blocks that a large file gained. last: its checksums are needed next, and are computed at the same
         time."""
-        with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.locate(path)) as status:
+        with (
+            contextlib.suppress(OSError),
+            self._replicator.offers.offer(self._replicator.locate(path)) as status,
+        ):
             if status.st_size <= SMALL_BYTES_MAX:
                 return
             async with self._sending.setdefault(status.st_ino, asyncio.Lock()):
-                await all_of([self._send_ahead(status), *([self._copies.take(path)] if last else [])])
+                await all_of([self._send_ahead(status), *([self._replicator.take(path)] if last else [])])
 
     async def _send_ahead(self, status: os.stat_result) -> None:
         """Send the complete blocks that an offered file gained."""
@@ -184,8 +187,8 @@ class ReplicaStream:
 
         async def send_range(start: int) -> None:
             async with gate:
-                request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
-                await self._copies.peers.keep(
+                request = ReplicateAhead(self._replicator.me, inode, start, min(start + RANGE_BYTES, end))
+                await self._replicator.peers.replicate(
                     self.node, request, Deadline.after(transfer_limit_s(REPLICATE_LIMIT_S, RANGE_BYTES))
                 )
 
@@ -236,7 +239,7 @@ class ReplicaStream:
         if begin:
             self._sent.clear()
             self._sent_ahead.clear()
-            self.note(await self._copies.names())
+            self.note(await self._replicator.names())
         first, last = begin, False
         while not last:
             paths = list(self._pending)[:BATCH_NAMES]
@@ -275,17 +278,17 @@ class ReplicaStream:
     async def _snapshot_and_offer(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
         """Return a snapshot of a path. A large file is offered as well, so that the replica can fetch it after a rename
         or removal."""
-        snapshot = await self._copies.take(path)
+        snapshot = await self._replicator.take(path)
         for _ in range(SNAPSHOT_ATTEMPTS_MAX):
             if not snapshot.is_large:
                 break
             with contextlib.suppress(OSError):
                 if (
-                    offered.enter_context(self._copies.offers.offer(self._copies.locate(path))).st_ino
+                    offered.enter_context(self._replicator.offers.offer(self._replicator.locate(path))).st_ino
                     == snapshot.inode
                 ):
                     break
-            snapshot = await self._copies.take(path)  # another file has taken the name
+            snapshot = await self._replicator.take(path)  # another file has taken the name
         return snapshot
 
     def _removed_below(self, snapshot: Snapshot) -> list[Snapshot]:
@@ -295,7 +298,9 @@ class ReplicaStream:
             return []
         prefix = snapshot.path.rstrip(b"/") + b"/"
         below = [path for path in self._sent if path.startswith(prefix)]
-        return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.locate(path).exists()]
+        return [
+            Snapshot(path, EntryType.GONE) for path in below if not self._replicator.locate(path).exists()
+        ]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # present names precede absent ones: the replica finds a renamed file's blocks under its old name
@@ -303,9 +308,9 @@ class ReplicaStream:
         snapshots = sorted(
             snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
         )
-        request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
+        request = Replicate(self._replicator.me, snapshots, begin=begin, end=end)
         limit_s = transfer_limit_s(REPLICATE_LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
-        await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
+        await self._replicator.peers.replicate(self.node, request, Deadline.after(limit_s))
         for snapshot in snapshots:
             if snapshot.shape == EntryType.GONE:
                 self._sent.pop(snapshot.path, None)
@@ -314,7 +319,7 @@ class ReplicaStream:
             if snapshot.is_large:
                 self._sent_ahead[snapshot.inode] = snapshot.size_bytes
                 self._sending.pop(snapshot.inode, None)
-        self._copies.snapshots_sent += len(snapshots)
+        self._replicator.snapshots_sent += len(snapshots)
 
 
 class Replicator:
@@ -458,7 +463,7 @@ class Replicator:
             key = node.id, node.instance
             if key in self._streams or key in self._dropped:
                 continue
-            await self.peers.keep(
+            await self.peers.replicate(
                 node, Replicate(self.me, [], begin=True, end=True), Deadline.after(REPLICATE_LIMIT_S)
             )
             self._dropped.add(key)
