@@ -33,7 +33,7 @@ TOGETHER = {
 }
 
 
-NO_WARNINGS = ("unit", "conformance", "model")
+NO_WARNINGS = ("unit", "conformance", "model", "security")
 """The directories in which an unexpected warning fails a test."""
 
 

@@ -23,6 +23,11 @@ from headrace.origin.factory import build_origin
 from headrace.testing.waiting import until
 from headrace.wire.messages import Done, MountAdd
 
+pytestmark = pytest.mark.expected_warnings(
+    "a mount of the cluster could not be attached", "a remembered mount could not be attached"
+)
+
+
 MINIO = {"endpoint": "https://minio.example:9000", "profile": "training"}
 MOUNTS = {
     "/a": MountConfig("s3://training/images", MINIO),

@@ -28,6 +28,9 @@ from headrace.vfs.remote.cluster_client import ClusterClient
 from headrace.vfs.remote.http_connection import Address
 from tests.security.nobody import BECOME_NOBODY
 
+pytestmark = pytest.mark.expected_warnings("a record does not replace a configured mount")
+
+
 REAL = MountRecord("s3://training")
 
 

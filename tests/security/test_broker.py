@@ -46,6 +46,9 @@ from headrace.wire.broker_messages import (
 )
 from tests.security.nobody import NOBODY, as_nobody
 
+pytestmark = pytest.mark.expected_warnings("connections of other users can't be accepted now")
+
+
 EXAMPLES = 300 * int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 GOOD = encode(OpenFiles([b"/a"], 0, 1))
 

@@ -29,6 +29,9 @@ from headrace.s3.errors import S3Error
 from headrace.wire import frame, peer_frame
 from headrace.wire.messages import Failure
 
+pytestmark = pytest.mark.expected_warnings("a node record can't be decoded")
+
+
 NO_TEXT = b'{"id": "\xff"}'
 DEEP = b"[" * 100_000
 HOSTILE_JSON = [NO_TEXT, DEEP, b"{", b"", b'{"id": 1e999}', b'{"id": "\\ud800"}']

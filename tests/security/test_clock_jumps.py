@@ -34,6 +34,9 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.messages import PROTOCOL, Welcome
 
+pytestmark = pytest.mark.expected_warnings("the clock was set back")
+
+
 DAY_S = 86_400
 MIB = 1 << 20
 

@@ -26,7 +26,12 @@ from headrace.testing.servers import find_program, free_ports, running, wait_unt
 from headrace.testing.waiting import until
 from tests.certificates import authority, issued
 
-pytestmark = [pytest.mark.server("etcd"), pytest.mark.timeout(90), pytest.mark.uvloop]
+pytestmark = [
+    pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again"),
+    pytest.mark.server("etcd"),
+    pytest.mark.timeout(90),
+    pytest.mark.uvloop,
+]
 PASSWORD = "correct horse battery staple"
 
 

@@ -24,6 +24,9 @@ from headrace.identity.seals import Seals
 from tests.certificates import authority, issued
 from tests.security.nobody import as_nobody
 
+pytestmark = pytest.mark.expected_warnings("the old content stays in use")
+
+
 ANOTHER = 65534
 OTHERS_READ = r"other users can read or write it \(mode 0644\)"
 WITH_SECRET = '[mounts."/a"]\nurl = "s3://b/"\noptions = { secret_access_key = "x" }\n'

@@ -32,6 +32,9 @@ from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
 from headrace.webhdfs.tokens import token_file
 from tests.security.no_paths import NoPaths
 
+pytestmark = pytest.mark.expected_warnings("refused interface", "the old content stays in use")
+
+
 TOKEN, OLDER = "the-newest-token", "the-older-token"
 UNSHOWN = [
     "",

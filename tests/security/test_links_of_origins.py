@@ -17,6 +17,9 @@ from headrace.origin.origin import Absent, Origin
 from headrace.origin.source import BytesPutSource
 from tests.conformance.origin.origin_suite import listing_of, opened
 
+pytestmark = pytest.mark.expected_warnings("a symbolic link leads out")
+
+
 NEVER = Deadline.never()
 
 

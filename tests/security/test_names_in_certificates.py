@@ -40,7 +40,11 @@ from headrace.wire.peer_messages import (
 from tests.certificates import authority, issued, mutual, settings_of
 from tests.integration.peer_desk import CLUSTER, Serving, serving, soon
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
+pytestmark = [
+    pytest.mark.expected_warnings("refused interface", "the old content stays in use"),
+    pytest.mark.timeout(60),
+    pytest.mark.uvloop,
+]
 SPIFFE = "spiffe://example.org/headrace/{cluster}/{role}/{name}"
 
 

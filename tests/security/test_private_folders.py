@@ -13,7 +13,7 @@ from headrace.base.private_folder import make_private
 from headrace.store.volume import Volume
 from tests.security.nobody import NOBODY
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.expected_warnings("a directory was open to other users")]
 
 
 def mode_of(path: Path) -> int:

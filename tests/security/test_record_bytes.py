@@ -20,6 +20,9 @@ from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.replication.placement import PREFIX as HOLDERS
 from headrace.writeback.replication.placement import ReplicaSetRecords
 
+pytestmark = pytest.mark.expected_warnings("record can't be decoded")
+
+
 NONSENSE = [
     b"",
     b"{}",

@@ -26,7 +26,13 @@ from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.waiting import until
 from tests.certificates import authority, issued, mutual
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
+pytestmark = [
+    pytest.mark.expected_warnings(
+        "refused interface", "a node record was ignored", "a node record can't be decoded"
+    ),
+    pytest.mark.timeout(60),
+    pytest.mark.uvloop,
+]
 MOUNT = b'{"url":"s3://training","options":{}}'
 EVIL = b'{"url":"s3://evil","options":{}}'
 

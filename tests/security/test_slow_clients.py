@@ -40,7 +40,7 @@ from tests.integration.cli.host import wait_until
 from tests.integration.door.certificates import make_certificate
 from tests.integration.peer_desk import CLUSTER, serving
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.expected_warnings("refused interface")]
 BODY = b"what is read " * 1000
 LIMIT_S = 20.0
 

@@ -29,7 +29,16 @@ from headrace.writeback.replication.failover import Failover
 from headrace.writeback.replication.placement import ReplicaSetRecords
 from tests.certificates import authority, issued
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
+pytestmark = [
+    pytest.mark.expected_warnings(
+        "refused interface",
+        "the kept records can't be read",
+        "this node's record was deleted",
+        "replicated files of a node that left",
+    ),
+    pytest.mark.timeout(60),
+    pytest.mark.uvloop,
+]
 OBJECT = b'{"a":1}'
 LIST = b'["b","c"]'
 OF_NODE = ("nodes/a", "written/a", "copies/a", "jobs/7/parts/a")

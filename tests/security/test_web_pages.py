@@ -12,6 +12,9 @@ from headrace.s3.gateway import S3Gateway as S3Gateway
 from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
 from tests.security.no_paths import NoPaths
 
+pytestmark = pytest.mark.expected_warnings("refused interface")
+
+
 SENT_BY_PAGES = {
     "a form": "Origin: https://evil.example\r\nContent-Type: text/plain",
     "a form of a file's page": "Origin: null",
