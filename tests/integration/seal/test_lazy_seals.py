@@ -6,6 +6,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -255,3 +257,24 @@ def test_a_lost_index_loses_no_missing_file(host: Host) -> None:
     host.kill_all()
     drop_caches()
     host.assert_right(mount=sealed)
+
+
+def test_other_users_read_missing_files_where_they_may_enter(host: Host) -> None:
+    host.up()
+    with tempfile.TemporaryDirectory() as name:  # any user reaches it
+        folder = Path(name)
+        folder.chmod(0o755)
+        try:
+            host.ok("seal", host.mount, "--as", "all@1", "--lazy", "--at", folder / "private")
+            host.ok("seal", "mount", "all@1", "--at", folder / "shared", "--allow-other")
+            for path, status in ((folder / "private", 1), (folder / "shared", 0)):
+                command = ["cmp", path / "images/1/12.bin", "-"]
+                body = (host.truth / "images/1/12.bin").read_bytes()
+                done = subprocess.run(
+                    command, input=body, user=65534, group=65534, capture_output=True, check=False
+                )
+                assert (done.returncode != 0) == status, done.stderr
+        finally:
+            for path in seals_below(name):
+                device.unmount(path, detach=True)
+    wait_until(lambda: not layers(host))
