@@ -267,8 +267,8 @@ def test_other_users_read_missing_files_where_they_may_enter(host: Host) -> None
         try:
             host.ok("seal", host.mount, "--as", "all@1", "--lazy", "--at", folder / "private")
             host.ok("seal", "mount", "all@1", "--at", folder / "shared", "--allow-other")
-            for path, status in ((folder / "private", 1), (folder / "shared", 0)):
-                command = ["cmp", path / "images/1/12.bin", "-"]
+            for place, status in ((folder / "private", 1), (folder / "shared", 0)):
+                command = ["cmp", str(place / "images/1/12.bin"), "-"]
                 body = (host.truth / "images/1/12.bin").read_bytes()
                 done = subprocess.run(
                     command, input=body, user=65534, group=65534, capture_output=True, check=False
