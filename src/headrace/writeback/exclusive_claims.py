@@ -1,8 +1,8 @@
-"""Check that a directory can be exclusive: its programs see the upper layer alone, so no name of the origin may be
-missing there.
+"""Check that a directory can be exclusive. Its programs see only the upper layer, so that layer must have every name of
+the origin.
 
-A directory is claimed when that was checked once. The claim is kept beside the tree, because names that are missing
-later were removed by programs of this node, perhaps while no node ran.
+A directory is claimed when that was checked once. The claim is kept beside the tree: names that are missing later were
+removed by programs of this node, perhaps while no node ran.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 _CLAIMS = b"/exclusive"
 NAMES_MAX = 1000
-"""Foreign names that are counted before the search ends."""
+"""Foreign names after which the search ends."""
 _Foreign = list[bytes]
 
 
 class ExclusiveClaims:
-    """Claim the exclusive directories of a layer. limit_s: of a listing."""
+    """Claim the exclusive directories of a layer. limit_s: time limit of a listing."""
 
     def __init__(self, namespace: Namespace, layer: WritableLayer, *, limit_s: float) -> None:
         self._mounts = namespace.tree.mounts
@@ -48,8 +48,8 @@ class ExclusiveClaims:
 
     async def claim(self, *, again: bool) -> None:
         """Check all exclusive directories, and record them. again: the node was killed, and programs may use the
-        directories now, so a claimed one is not refused. UsageError where the origin has names that this node did not
-        write; the errors of a listing."""
+        directories now, so a claimed one is not refused. Raises UsageError if the origin has names that this node did
+        not write, and the errors of a listing."""
         claimed = self._read()
         for top in self._modes.exclusive_tops:
             self._check_mounts(top)
@@ -64,14 +64,15 @@ class ExclusiveClaims:
             if top not in claimed:
                 drop_markers(self._upper, top)
                 self._upper.at(top).make_folders(0o755)
-        kept = {top for top in claimed if self._modes.of(top) is WriteMode.OFF}  # nothing of it can change
+        kept = {top for top in claimed if self._modes.of(top) is WriteMode.OFF}  # they can't change
         for top in claimed.difference(self._modes.exclusive_tops, kept):
             self._hide_vanished(top)
         if claimed != kept.union(self._modes.exclusive_tops):
             self._write(kept.union(self._modes.exclusive_tops))
 
     def _hide_vanished(self, top: bytes) -> None:
-        """Hide what programs removed from a directory that is exclusive no more, and that its origin has still."""
+        """Hide names that programs removed from a directory that is no longer exclusive, and that its origin still
+        has."""
         with self._upper.lock:
             for path, row in sorted(self._journal.below(top).items()):
                 if not row.is_absent:
@@ -88,8 +89,8 @@ class ExclusiveClaims:
                 )
 
     async def _foreign(self, top: bytes, *, is_claimed: bool) -> _Foreign:
-        """Return names that the origin has and the directory would not show. Of a claimed one only the first level is
-        compared: it may have millions of names."""
+        """Return names that the origin has but the directory would not show. Only the first level of a claimed
+        directory is compared, because it may have millions of names."""
         place = self._mounts.find(top)
         if place is None:
             return []
@@ -128,8 +129,8 @@ class ExclusiveClaims:
     # ------------------------------------------------------------ the record
 
     def _read(self) -> set[bytes]:
-        """Return the claimed directories. A directory that was made again is not: what it lacks was lost with the first
-        one, and no program removed it."""
+        """Return the claimed directories. A directory that was created again is not claimed: its missing names were
+        lost with the first one, and no program removed them."""
         try:
             with open(self._upper.beside(_CLAIMS).open(os.O_RDONLY), "rb") as file:
                 inodes = decode_json(file.read(), dict[str, int])
@@ -141,7 +142,7 @@ class ExclusiveClaims:
         return {top for path, inode in inodes.items() if self._inode(top := os.fsencode(path)) == inode}
 
     def _inode(self, top: bytes) -> int:
-        """Return the inode number of a directory; 0: there is none."""
+        """Return the inode number of a directory; 0 if it does not exist."""
         status = self._upper.at(top).seen()
         return 0 if status is None else status.st_ino
 
@@ -170,7 +171,8 @@ def _not_empty(top: bytes, foreign: _Foreign) -> UsageError:
 
 
 def drop_markers(upper: Upper, top: bytes) -> None:
-    """Remove what other write modes left in a directory for names that do not exist: programs would see it."""
+    """Remove whiteouts and removed directories of other write modes from a directory, because programs would see
+    them."""
     for path, status in reversed(list(upper.walk(top))):
         safe_path = upper.at(path)
         try:

@@ -1,7 +1,8 @@
-"""Learn what programs change in exclusive directories, by fanotify, and mark it as dirty.
+"""Receive programs' changes in exclusive directories from fanotify, and mark the changed paths as dirty.
 
-An event is only a hint: the planner compares the path with the journal. Events may be lost, and none come for a store
-into a mapping, or for `truncate` of a path. The scan of the layer finds those. On the node's loop.
+An event is only a hint: the planner compares the path with the journal. Events may be lost, and the kernel sends none
+for a store into a mapping, or for `truncate` of a path. The scan of the layer finds those. Calls are on the node's
+loop.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from headrace.writeback.writeback import WriteBack
 log = logging.getLogger(__name__)
 
 GATHERED_S = 0.2
-"""Events wait that long in the kernel, which joins those of one entry."""
+"""Seconds for which events wait in the kernel, which joins those of one entry."""
 READS_MAX = 4
-"""Reads of the queue before other tasks of the loop have their turn."""
+"""Reads of the queue before other tasks of the loop run."""
 HANDLES_MAX = 100_000
+"""Most directories whose path is remembered."""
 _MOVES = MOVED_FROM | MOVED_TO | DELETE
 _NAMES = _MOVES | CREATE
 
 
 class NativeChanges:
-    """Watch the exclusive directories of a layer. changed: gets paths. rescan_below: marks what is dirty at and below a
-    path. rescan: marks all that is dirty."""
+    """Watch the exclusive directories of a layer. changed: called with changed paths. rescan_below: marks everything
+    dirty at and below a path. rescan: marks everything dirty."""
 
     def __init__(
         self,
@@ -62,8 +64,8 @@ class NativeChanges:
         self._ready = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to collect events; a later scan of the layer finds everything earlier. UsageError where the file system
-        reports none."""
+        """Begin to collect events. A later scan of the layer finds all earlier changes. Raises UsageError if the file
+        system reports no events."""
         if not self._tops:
             return
         try:
@@ -99,7 +101,9 @@ class NativeChanges:
                 self._paths.forget()
                 await self._rescan()
             except Exception:
-                log.exception("events of exclusive directories were not read")  # the next ones must come
+                log.exception(
+                    "events of exclusive directories were not read"
+                )  # the next ones must still be read
                 self._paths.forget()
                 await self._rescan()
 
@@ -120,7 +124,7 @@ class NativeChanges:
         paths: dict[bytes, bool] = {}
         for event in batch:
             if event.pid == os.getpid():
-                continue  # of this node, which knows its own changes
+                continue  # this node's own change, which it has noted
             path = self._path_of(event)
             if path is not None:
                 is_moved = bool(event.mask & ON_DIRECTORY and event.mask & _MOVES)
@@ -132,7 +136,7 @@ class NativeChanges:
                 await self._rescan_below(path)
 
     def _path_of(self, event: FileEvent) -> bytes | None:
-        """Return the path that an event is about; None outside of the exclusive directories, and for one of them
+        """Return the path that an event is about; None outside the exclusive directories, and for such a directory
         itself."""
         folder = self._paths.path_of(event.handle)
         if event.mask & ON_DIRECTORY and event.mask & _NAMES:
@@ -148,7 +152,7 @@ class NativeChanges:
 
 
 def native_changes_of(write: WriteBack) -> NativeChanges:
-    """Return what watches the exclusive directories that a node persists."""
+    """Return the watch of the exclusive directories that a node persists."""
     return NativeChanges(
         write.layer,
         changed=lambda paths: write.changed(paths, 0),
@@ -158,7 +162,7 @@ def native_changes_of(write: WriteBack) -> NativeChanges:
 
 
 class HandlePaths:
-    """The paths of directories of a layer by their handles."""
+    """Hold the paths of a layer's directories by their handles."""
 
     def __init__(self, upper: Upper) -> None:
         self._upper = upper

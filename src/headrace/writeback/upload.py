@@ -292,7 +292,7 @@ def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exce
     upper = layer.upper
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
     in_use = {path for path, fd in files.items() if layer.is_exclusive(path) and may_be_written(fd)}
-    for path in in_use:  # now: it is not sent to the disk each time that it is looked at
+    for path in in_use:  # close it now, so that its pages are not written back at each attempt
         os.close(files.pop(path))
     for fd in files.values():
         with contextlib.suppress(OSError):  # `write_back` below raises the same error
@@ -341,8 +341,8 @@ def _prepare(path: bytes, fd: int, *, later: bool, alone: bool) -> _Opened | Hea
 def _source_of(
     fd: int, status: os.stat_result, content: bytes | None, *, name: str, sync: bool, alone: bool
 ) -> FilePutSource:
-    """Return the source of an upload. alone: no session says when the file is complete, so it must be closed, and stay
-    as it is until its upload ends. FileInUseError."""
+    """Return the source of an upload. alone: no session reports when the file is complete. It must then be closed, and
+    stay unchanged until its upload ends. Raises FileInUseError."""
     if not alone:
         return FilePutSource(fd, status.st_size, name=name, content=content, sync=sync)
     if may_be_written(fd):
