@@ -74,7 +74,8 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hold the fields of a checkpoint that retention needs.
 
     full: it refers to no pack of another save. data_bytes: of all leaves. written_bytes: new bytes, in packs. packs:
-    every pack that any rank refers to. kind: state, or dcp (torch.distributed.checkpoint).
+    every pack that any rank refers to. kind: state, or dcp (torch.distributed.checkpoint). data: the sealed versions
+    that it was trained on, NAME@VERSION and the id of each.
     """
 
     step: int
@@ -88,6 +89,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     pack_bytes: list[int]
     kind: str = "state"
     metadata: dict[str, Any] = {}
+    data: dict[str, str] = {}
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.base.errors import CorruptCheckpointError
 from headrace.checkpoint import layout
+from headrace.checkpoint.data_versions import check_versions
 from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, RankPart
 
 NUMPY_KINDS = "biufcmMSU"
@@ -90,6 +91,7 @@ def _check_head(head: Head) -> None:
     _require(0 <= head.step <= layout.STEP_MAX, f"step {head.step}")
     _require(head.kind in ("state", "dcp"), f"kind {head.kind!r}")
     _check_packs(head.packs, head.pack_bytes)
+    check_versions(head.data)
 
 
 def _check_packs(packs: list[str], pack_bytes: list[int]) -> None:

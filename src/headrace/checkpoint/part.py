@@ -132,7 +132,13 @@ class PartSaver:
 
 
 def manifest_of(
-    attempt: Attempt, parts: list[RankPart], *, metadata: dict[str, Any], kind: str = "state", dcp: Any = None
+    attempt: Attempt,
+    parts: list[RankPart],
+    *,
+    metadata: dict[str, Any],
+    data: dict[str, str] | None = None,
+    kind: str = "state",
+    dcp: Any = None,
 ) -> Manifest:
     """Build the manifest from the parts of all ranks."""
     packs = {name: size for part in parts for name, size in zip(part.packs, part.pack_bytes, strict=True)}
@@ -148,6 +154,7 @@ def manifest_of(
         pack_bytes=[packs[name] for name in sorted(packs)],
         kind=kind,
         metadata=metadata,
+        data=data or {},
     )
     return Manifest(head, Body(parts, dcp))
 

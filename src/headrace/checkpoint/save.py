@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,6 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout, plan, prune
 from headrace.checkpoint.commit import Attempt
+from headrace.checkpoint.data_versions import resolve_versions
 from headrace.checkpoint.job import SaveJob, SlotInbox, StageEvent
 from headrace.checkpoint.manifest import Leaf, RankPart
 from headrace.checkpoint.open_storage import storage_at
@@ -45,6 +46,10 @@ from headrace.checkpoint.worker_pool import WorkerPool
 log = logging.getLogger(__name__)
 
 
+Data = Mapping[str, str] | Iterable[str] | None
+"""The sealed versions that a state was trained on; see `Saver.save`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
     """Hold the arguments of one save."""
@@ -53,14 +58,20 @@ class SaveRequest:
     metadata: dict[str, Any] = field(default_factory=dict)
     pinned: bool = False
     full: bool = False
+    data: dict[str, str] = field(default_factory=dict)
 
 
 def save(
-    state: Any, where: str | CheckpointStorage, step: int, *, options: SaveOptions | None = None
+    state: Any,
+    where: str | CheckpointStorage,
+    step: int,
+    *,
+    options: SaveOptions | None = None,
+    data: Data = None,
 ) -> SaveResult:
     """Save one checkpoint of one process, committed on return. See `Saver.save`."""
     with Saver(where, options=options) as saver:
-        return saver.save(state, step).wait()
+        return saver.save(state, step, data=data).wait()
 
 
 class Saver:
@@ -112,19 +123,22 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         pinned: bool = False,
         full: bool = False,
+        data: Data = None,
     ) -> SaveHandle:
         """Copy the state and return. A thread writes and commits it in the background (`SaveHandle.wait`).
 
         state: dicts, lists, tuples of tensors, arrays and plain values; NotSupportedError names a value that can't be
         saved. metadata: any JSON value; `headrace checkpoint show` prints it. pinned: exempt from retention. full:
-        refer to no older pack.
+        refer to no older pack. data: the sealed versions that it was trained on, as ["imagenet@3"], which rank 0 looks
+        up at the node; or with their ids, as {"imagenet@3": ID}.
 
         The commit replaces a checkpoint of the same step. If an earlier save failed and its error was not raised yet,
         it is raised first, before anything is done.
         """
         self._raise_unreported()
         start_s = time.perf_counter()
-        request = SaveRequest(step, _checked(metadata), pinned, full)
+        versions = resolve_versions(data) if self._rank == 0 else {}
+        request = SaveRequest(step, _checked(metadata), pinned, full, versions)
         save_id = layout.save_id(step, self._run, self._tries.get(step, 0))
         tree, leaves = flatten(state)
         self._tries[step] = self._tries.get(step, 0) + 1
@@ -267,7 +281,7 @@ class Saver:
         parts = attempt.gather() if self._ranks > 1 else [part]
         if request.pinned:
             folder.pin(self._storage, request.step)
-        attempt.publish(manifest_of(attempt, parts, metadata=request.metadata))
+        attempt.publish(manifest_of(attempt, parts, metadata=request.metadata, data=request.data))
 
     def _prune(self) -> None:
         if self._rank == 0:

@@ -103,6 +103,7 @@ def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
                 **row,
                 "save": saved.head.save,
                 "metadata": saved.head.metadata,
+                "data": saved.head.data,
                 "packs": packs,
                 "leaves": leaves,
             }
@@ -110,6 +111,7 @@ def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
         return
     lines = [(name, str(value)) for name, value in _for_people(row).items() if value != ""]
     lines += [("metadata", f"{name}: {value}") for name, value in saved.head.metadata.items()]
+    lines += [("data", f"{name}, id {id}") for name, id in saved.head.data.items()]
     lines += [("pack", f"{name}, {show_size(size)}") for name, size in packs.items()]
     print_lines(lines)
     for leaf in leaves[:LEAVES_SHOWN_MAX]:

@@ -187,7 +187,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "mount remove": _fields("path"),
     "node run": _fields("ready socket pid"),
     "checkpoint list": _CHECKPOINT,
-    "checkpoint show": (*_CHECKPOINT, "save", "metadata", "packs", "leaves"),
+    "checkpoint show": (*_CHECKPOINT, "save", "metadata", "data", "packs", "leaves"),
     "checkpoint verify": _fields("step bytes took_s problem"),
     "checkpoint prune": _fields("steps packs bytes corrupt"),
     "checkpoint export": _fields("step file tensors bytes left_out"),

@@ -32,7 +32,19 @@ _TREE = [
     "d",
     [[["s", "w"], ["a", 0]], [["s", "l"], ["l", [["a", 1], ["i", "0x1"], ["f", "1.5"], ["y", "YQ=="]]]]],
 ]
-_HEAD = Head(1, "000000000001-run-0", 5, 1, True, 59, 59, [_PACK], [4096], metadata={"epoch": 3})
+_HEAD = Head(
+    1,
+    "000000000001-run-0",
+    5,
+    1,
+    True,
+    59,
+    59,
+    [_PACK],
+    [4096],
+    metadata={"epoch": 3},
+    data={"a@1": "0" * 64},
+)
 _BODY = manifest.Body([RankPart(0, _TREE, _LEAVES, [_PACK], [4096], 59)])
 _DCP = {
     "tensors": {

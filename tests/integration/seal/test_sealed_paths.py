@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,18 @@ def test_a_lazy_seal_is_read_before_and_after_it_is_complete(caches: list[Cache]
     assert tree(caches[1], "/lazy@1") == live
     hosts[1].ok("seal", "complete", "lazy@1")
     assert tree(caches[1], "/lazy@1") == live
+
+
+def test_a_checkpoint_names_the_data_of_a_run(
+    caches: list[Cache], hosts: list[Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second node has the seal at its origin alone."""
+    checkpoint = pytest.importorskip("headrace.checkpoint")
+    (row,) = caches[0].seals()
+    for step, host in enumerate(hosts):
+        monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(host.run_folder))
+        checkpoint.save({"step": step}, str(tmp_path / "run"), step, data=["images@1"])
+        shown = host.json("checkpoint", "show", tmp_path / "run", step)
+        assert shown["data"] == {"images@1": row.id}
+        with pytest.raises(PathNotFoundError, match="neither the node nor an origin"):
+            checkpoint.save({}, str(tmp_path / "run"), 9, data=["images@7"])
