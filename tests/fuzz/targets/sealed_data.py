@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
-from typing import cast
 
 import msgspec
 
-from headrace.base.cache_names import lazy_name
 from headrace.base.decoding import decode_json
 from headrace.base.errors import InvalidImageError, UsageError
-from headrace.base.model import ROOT_ID, FileId
-from headrace.fuse.lazy_files import FOLDER_ID, CacheClient, LazyClient, LazyFiles
 from headrace.seal.catalogue import Place, SealId, SealRecord
 from headrace.seal.shared import LIST_BYTES_MAX, SharedRecord, decode_record, list_key, read_packed
 from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
@@ -57,32 +53,6 @@ def _read_packed(data: bytes) -> None:
     record = msgspec.structs.replace(_SHARED, packed_bytes=max(1, len(data)))
     size_bytes = sum(len(entry.path) for entry in read_packed(io.BytesIO(data), record))
     assert size_bytes <= record.list_bytes
-
-
-class _NoCache:
-    """Has no file, and needs to have none for names."""
-
-    generation = 1
-
-
-_MISSING = {3, 9, (1 << 47) - 2}
-_LAZY = LazyClient(
-    cast("CacheClient", _NoCache()),
-    LazyFiles("/a", [(SnapshotEntry(b"%d" % id, 0o100444, id, checksum=None), id) for id in [*_MISSING]]),
-)
-
-
-def _look_up_lazy(data: bytes) -> None:
-    """A name leads to a missing file, and to the same one, or to nothing. The first byte chooses the directory."""
-    folder = (ROOT_ID, FOLDER_ID, FileId(9))[data[0] % 3] if data else ROOT_ID
-    entry = _LAZY.lookup_fast(folder, data[1:])
-    if entry is None:
-        return
-    if folder == ROOT_ID:
-        assert (entry.id, data[1:]) == (FOLDER_ID, b"lazy")
-    else:
-        assert folder == FOLDER_ID and entry.id in _MISSING and entry.version.size_bytes == entry.id
-        assert lazy_name(entry.id) == b"lazy/" + data[1:]
 
 
 def _lists() -> list[bytes]:
@@ -133,13 +103,5 @@ FUZZERS = [
             gzip.compress(bytes(1 << 20), mtime=0),
         ],
         words=[b"\x1f\x8b\x08", b"\0" * 4, b"\xff\xff"],
-    ),
-    Fuzzer(
-        "lazy-names",
-        "names that the kernel asks the layer of a lazy seal for (fuse/lazy_files.py)",
-        _look_up_lazy,
-        (),
-        [b"\0lazy", *(b"\1%012x" % id for id in sorted(_MISSING)), b"\2%012x" % 9],
-        words=[b"lazy", b"..", b"/", b"0x", b"+", b"_", "²".encode(), b"\n"],
     ),
 ]
