@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.seal.catalogue import SealId
 
+Data = Mapping[str, str] | Iterable[str] | None
+"""The sealed versions that a state was trained on, as `resolve_versions` takes them."""
 VERSIONS_MAX = 100
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
-def resolve_versions(data: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
+def resolve_versions(data: Data) -> dict[str, str]:
     """Return the id of each version by its name. data: names as NAME@VERSION, which the node of this host or the
     origins of its mounts have; or names with ids, for which no node is needed. Raise UsageError, PathNotFoundError,
     NodeUnavailableError."""

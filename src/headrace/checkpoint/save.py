@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,7 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout, plan, prune
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.data_versions import resolve_versions
+from headrace.checkpoint.data_versions import Data, resolve_versions
 from headrace.checkpoint.job import SaveJob, SlotInbox, StageEvent
 from headrace.checkpoint.manifest import Leaf, RankPart
 from headrace.checkpoint.open_storage import storage_at
@@ -44,10 +44,6 @@ from headrace.checkpoint.tensors import HostLeaf, flatten
 from headrace.checkpoint.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
-
-
-Data = Mapping[str, str] | Iterable[str] | None
-"""The sealed versions that a state was trained on; see `Saver.save`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import layout, plan, tensors
 from headrace.checkpoint.commit import Attempt
+from headrace.checkpoint.data_versions import Data, resolve_versions
 from headrace.checkpoint.job import SaveJob, SlotInbox, StageEvent
 from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
@@ -115,13 +116,21 @@ class HeadraceWriter(StorageWriter):
     """Write checkpoints of torch.distributed.checkpoint, many with one writer.
 
     A writer keeps the staging memory and knows which chunks the last checkpoint has. where: the directory of all
-    checkpoints of this training. step: of the next save, where checkpoint_id does not name it.
+    checkpoints of this training. step: of the next save, where checkpoint_id does not name it. data: the sealed
+    versions that it is trained on, as for `Saver.save`; the coordinator looks them up when a save begins.
     """
 
     def __init__(
-        self, where: str | CheckpointStorage, *, step: int | None = None, options: SaveOptions | None = None
+        self,
+        where: str | CheckpointStorage,
+        *,
+        step: int | None = None,
+        options: SaveOptions | None = None,
+        data: Data = None,
     ) -> None:
         super().__init__()
+        self._data = data
+        self._versions: dict[str, str] = {}
         self._storage = storage_at(where)
         self._options = options or SaveOptions()
         self._step = step
@@ -146,6 +155,8 @@ class HeadraceWriter(StorageWriter):
             )
         if self._step is None:
             raise UsageError("checkpoint_id", why="it names no step", hint='for example checkpoint_id="4000"')
+        if is_coordinator:
+            self._versions = resolve_versions(self._data)
         self._end_attempt()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -230,7 +241,10 @@ class HeadraceWriter(StorageWriter):
         attempt = self._attempt
         assert attempt is not None
         dcp_metadata = encode_metadata(metadata, results)
-        attempt.publish(manifest_of(attempt, attempt.gather(), metadata={}, kind="dcp", dcp=dcp_metadata))
+        manifest = manifest_of(
+            attempt, attempt.gather(), metadata={}, data=self._versions, kind="dcp", dcp=dcp_metadata
+        )
+        attempt.publish(manifest)
         self._committed = True
         self._end_attempt()
         try:

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,6 +79,12 @@ class SealedPaths:
         self._client = client
         self._lower = lower
         self._known: dict[bytes, tuple[float, _OpenSeal | None]] = {}
+        self._opening = threading.Lock()
+        alive = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
+
+    def reset_after_fork(self) -> None:
+        """Reset a child after a fork: a thread that the child does not have may hold the lock."""
         self._opening = threading.Lock()
 
     def find(self, path: bytes) -> tuple[bytes, FileStat | None] | None:
@@ -214,6 +221,11 @@ class SealedPaths:
         )
         assert isinstance(answer, Resolved)
         return msgspec.structs.replace(entry, id=FileId(answer.id), source=b"")
+
+
+def _reset_after_fork(paths: SealedPaths | None) -> None:
+    if paths is not None:
+        paths.reset_after_fork()
 
 
 def _shown(sealed: SnapshotEntry, id: FileId = NO_ID, source: bytes = b"") -> SealedEntry:

@@ -45,3 +45,13 @@ def test_a_forged_manifest_is_refused(tmp_path: Path) -> None:
     for data in ({"a\n@1": ID}, {"a@1": "\x1b[2J"}, {f"a@{number}": ID for number in range(1, 200)}):
         with pytest.raises(CorruptCheckpointError):
             check_head(msgspec.structs.replace(head, data=data), "forged")
+
+
+def test_torch_names_them_too(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    from headrace.integrations.torch_checkpoint import HeadraceWriter
+
+    writer = HeadraceWriter(str(tmp_path), data={"imagenet@3": ID})
+    dcp.save({"weights": torch.arange(5.0)}, storage_writer=writer, checkpoint_id="7", no_dist=True)
+    assert manifest(storage_at(str(tmp_path)), 7).head.data == {"imagenet@3": ID}
