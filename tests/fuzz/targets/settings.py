@@ -65,6 +65,7 @@ def _modes(data: bytes) -> None:
     for path in (b"/", b"/a/b/c", *modes.tops()):
         assert again.of(path) is modes.of(path) and again.copies(path) == modes.copies(path) >= 1
         assert modes.of(path) is not WriteMode.OFF or not modes.waits(path)
+        assert again.is_exclusive(path) == modes.is_exclusive(path) <= (not modes.waits(path))
         modes.any_below(path)
         modes.persists_below(path)
 
@@ -127,8 +128,21 @@ FUZZERS = [
         "modes of writing by path (base/write_modes.py)",
         _modes,
         (UsageError,),
-        [b"back", b"off,/scratch=local,/checkpoints=back:2", b"through, /a/b = off"],
-        words=[b"off", b"local", b"back:2", b"through", b"=", b",", b"/a", b":", b"..", b"back:99", b"=back"],
+        [b"back", b"off,/scratch=local,/checkpoints=back:2", b"through, /a/b = off", b"/a=back,exclusive"],
+        words=[
+            b",exclusive",
+            b"off",
+            b"local",
+            b"back:2",
+            b"through",
+            b"=",
+            b",",
+            b"/a",
+            b":",
+            b"..",
+            b"back:99",
+            b"=back",
+        ],
         mutate=mutate_text,
         input_bytes_max=512,
     ),
