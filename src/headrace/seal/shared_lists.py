@@ -12,6 +12,8 @@ from headrace.base.private_folder import make_private, private
 from headrace.seal.catalogue import Catalogue
 
 KEPT_MAX = 16
+KEPT_BYTES_MAX = 1 << 30
+"""The newest list is kept, whatever its size is."""
 
 
 class SharedLists:
@@ -39,6 +41,16 @@ class SharedLists:
         finally:
             if os.path.lexists(draft):
                 os.unlink(draft)
-        lists = sorted(Path(self._folder).iterdir(), key=lambda file: file.stat().st_mtime_ns)
-        for old in lists[:-KEPT_MAX]:
-            old.unlink(missing_ok=True)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        rows = sorted(((file.stat(), file) for file in Path(self._folder).iterdir()), key=_age, reverse=True)
+        kept_bytes = 0
+        for number, (status, file) in enumerate(rows):
+            kept_bytes += status.st_size
+            if number >= KEPT_MAX or (number > 0 and kept_bytes > KEPT_BYTES_MAX):
+                file.unlink(missing_ok=True)
+
+
+def _age(row: tuple[os.stat_result, Path]) -> int:
+    return row[0].st_mtime_ns
