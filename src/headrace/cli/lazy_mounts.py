@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from headrace.seal.catalogue import SealId, SealRecord
 
 
-AGAIN_AFTER_S = 10.0
+AGAIN_AFTER_S_MAX = 8.0
+"""A mount that fails is tried again after a second, and after twice the time whenever it fails again."""
 
 
 def renew_mounts(node: SealNode, record: SealRecord) -> bool:
@@ -39,6 +40,7 @@ class LazyMounts:
         self._known: set[SealId] = set()
         self._lazy: set[SealId] = set()
         self._again_at_s: dict[SealId, float] = {}
+        self._failures: dict[SealId, int] = {}
 
     def look(self) -> None:
         """Renew the mounts that need it. Blocks for the disk, and for the start of a layer."""
@@ -52,8 +54,12 @@ class LazyMounts:
                 continue
             try:
                 record = node.catalogue.record(seal)
-                if not renew_mounts(node, record):
-                    self._again_at_s[seal] = time.monotonic() + AGAIN_AFTER_S
+                if renew_mounts(node, record):
+                    self._failures.pop(seal, None)
+                else:
+                    failures = self._failures[seal] = self._failures.get(seal, 0) + 1
+                    pause_s = min(AGAIN_AFTER_S_MAX, 0.5 * 2.0 ** min(failures, 8))
+                    self._again_at_s[seal] = time.monotonic() + pause_s
                 (self._lazy.add if record.is_lazy else self._lazy.discard)(seal)
             except PathNotFoundError:
                 self._lazy.discard(seal)
