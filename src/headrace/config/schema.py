@@ -476,11 +476,11 @@ def _check_write(config: Config) -> None:
             why="only root can keep the owners of other nodes' files",
             hint="use back, or leave out user",
         )
-    if modes.exclusive_tops and (config.user or os.geteuid()):
+    if modes.exclusive_tops and config.user:
         raise UsageError(
             f"setting write = {config.write!r}",
             why="only root can mount an exclusive directory",
-            hint="leave out exclusive, or run the node as root without user",
+            hint="leave out exclusive, or user",
         )
     if modes.exclusive_tops and config.cluster:
         raise UsageError(

@@ -49,7 +49,13 @@ class ExclusiveClaims:
     async def claim(self, *, again: bool) -> None:
         """Check all exclusive directories, and record them. again: the node was killed, and programs may use the
         directories now, so a claimed one is not refused. Raises UsageError if the origin has names that this node did
-        not write, and the errors of a listing."""
+        not write, or if this process is not root; and the errors of a listing."""
+        if self._modes.exclusive_tops and os.geteuid():
+            raise UsageError(
+                f"exclusive directory {os.fsdecode(self._modes.exclusive_tops[0])}",
+                why="only root can mount it",
+                hint="leave out exclusive, or run the node as root",
+            )
         claimed = self._read()
         for top in self._modes.exclusive_tops:
             self._check_mounts(top)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import UsageError
+from headrace.config.load import load
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.exclusive_claims import ExclusiveClaims
@@ -154,3 +155,16 @@ async def test_a_directory_that_was_made_again_is_no_removal_of_its_files(tmp_pa
     with pytest.raises(UsageError, match="/out/f among them"):
         await ExclusiveClaims(again.namespace, again.layer, limit_s=LIMIT_S).claim(again=True)
     again.crash()
+
+
+async def test_only_root_has_exclusive_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings themselves are read by all users' commands."""
+    layer = layer_of(tmp_path)
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="only root can mount it"):
+        patch.setattr("os.geteuid", lambda: 1000)
+        assert load({"write": MODES}).config.write == MODES
+        await claims.claim(again=False)
+    with pytest.raises(UsageError, match="only root can mount"):
+        load({"write": MODES, "user": "nobody"})
+    layer.crash()
