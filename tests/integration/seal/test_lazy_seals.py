@@ -74,7 +74,7 @@ def test_missing_files_come_on_first_use_and_then_no_process_is_needed(host: Hos
     host.ok("load", host.mount / "images/0")
     sealed = sealed_lazily(host)
     (layer,) = layers(host)
-    assert missing(host) == 32
+    assert missing(host) == 32 and "32 of them not cached yet" in host.ok("status")
     soft, hard = resource.prlimit(layer, resource.RLIMIT_NOFILE)
     assert soft == hard
     host.assert_right("images/1/11.bin", "images/0/5.bin", "images/large.tar", mount=sealed)
