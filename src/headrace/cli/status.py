@@ -109,7 +109,9 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines += _gateway_lines(report["gateways"])
     for seal in report.get("seals", ()):
         missing = f", {seal['missing_files']} of them not cached yet" if seal["missing_files"] else ""
-        lines.append(("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}{missing}"))
+        lines.append(
+            ("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}{missing}")
+        )
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     for name in report.get("seals_in_use", ()):
         lines.append(("seal", f"{name} was removed, and is still open in a process or container"))
