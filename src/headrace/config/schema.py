@@ -135,7 +135,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="`auto`: seal data sets of small files in place when they are cached as a whole and no longer "
-            "change. `off`: seal only by command. docs/seals.md explains it."
+            "change. `off`: seal only by command. docs/seals/automatic.md explains it."
         ),
     ] = "off"
     seal_quiet_s: Annotated[
