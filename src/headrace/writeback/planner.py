@@ -11,7 +11,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.keyed_lock import KeyedLock
 from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
-from headrace.writeback.reconcile import SyncStep, step_of
+from headrace.writeback.reconcile import SyncStep, UpperEntry, UpperKind, step_of
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
@@ -28,6 +28,7 @@ class StepPlanner:
     """Decide which step a path needs, from the upper layer and the journal."""
 
     def __init__(self, layer: WritableLayer) -> None:
+        self._layer = layer
         self._upper = layer.upper
         self._journal = layer.journal
         self._tops = {b"/", *layer.modes.tops()}
@@ -40,6 +41,10 @@ class StepPlanner:
     def step_by_row(self, path: bytes, status: os.stat_result, row: JournalRecord | None) -> SyncStep | None:
         """Return the same for a given row of the journal."""
         entry = upper_entry(path, self._upper.at(path), status, is_mode_root=path in self._tops)
+        if entry.kind is UpperKind.WHITEOUT and self._layer.is_exclusive(path):
+            entry = UpperEntry(
+                UpperKind.OTHER, status
+            )  # a program made it, as overlayfs does in its own layers
         return step_of(entry, row)
 
     def needs_work(self, path: bytes) -> bool:

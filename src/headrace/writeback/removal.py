@@ -255,7 +255,8 @@ class RemovalPropagator:
             if status is None:
                 return
             if is_whiteout(status):
-                safe_path.unlink()
+                if not self._layer.is_exclusive(path):  # there it is a device that a program made
+                    safe_path.unlink()
             elif not stat.S_ISREG(status.st_mode) and base_version(safe_path, path) is not None:
                 safe_path.removexattr(MARKS.base)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -290,7 +291,16 @@ def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exce
     through a mapping. Blocks.
     """
     upper = layer.upper
-    files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
+    files: dict[bytes, int] = {}
+    opened: dict[bytes, _Opened | Exception] = {}
+    for path in paths:
+        try:
+            fd = _open_file(upper.at(path))
+        except OSError as error:
+            opened[path] = _not_opened(path, error)
+        else:
+            if fd is not None:
+                files[path] = fd
     in_use = {path for path, fd in files.items() if layer.is_exclusive(path) and may_be_written(fd)}
     for path in in_use:  # close it now, so that its pages are not written back at each attempt
         os.close(files.pop(path))
@@ -301,7 +311,7 @@ def _open_files(layer: WritableLayer, paths: list[bytes]) -> list[_Opened | Exce
     if left_s:
         time.sleep(left_s)
     later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
-    opened: dict[bytes, _Opened | Exception] = {path: _open_for_writing(path) for path in in_use}
+    opened |= {path: _open_for_writing(path) for path in in_use}
     for path, fd in files.items():
         opened[path] = _prepare(path, fd, later=path in later, alone=layer.is_exclusive(path))
     return [opened.get(path) for path in paths]
@@ -361,10 +371,21 @@ def _at_rest(fd: int) -> os.stat_result:
     return status
 
 
+def _not_opened(path: bytes, error: OSError) -> FileInUseError | StoreError:
+    """Return why a file that exists cannot be uploaded now."""
+    if error.errno == errno.EWOULDBLOCK:
+        return FileInUseError(os.fsdecode(path), why="a program has a lease on it")
+    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
+
+
 def _open_file(safe_path: SafePath) -> int | None:
+    """Open a file; None if the path has no regular file. Raises OSError if it cannot be opened now."""
     try:
         fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
+        status = safe_path.seen()
+        if status is not None and stat.S_ISREG(status.st_mode):
+            raise
         return None
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode) and not (MARKS.single_owner and is_whiteout(status)):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
+import signal
+import stat
 from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import UsageError
+from headrace.base.beneath import SafePath
+from headrace.base.errors import StoreError, UsageError
 from headrace.config.load import load
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
@@ -168,3 +174,58 @@ async def test_only_root_has_exclusive_directories(tmp_path: Path, monkeypatch: 
     with pytest.raises(UsageError, match="only root can mount"):
         load({"write": MODES, "user": "nobody"})
     layer.crash()
+
+
+async def test_a_device_of_a_program_is_no_removal_and_stays(tmp_path: Path) -> None:
+    """Any user may make a device 0:0, as overlayfs does in its layers. Only in other modes it is a whiteout."""
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/f", b"ours")
+        await write.persist(b"/out")
+        await layer.hold(b"/out/theirs", b"theirs")
+        layer.upper.at(b"/out/f").unlink()
+        for path in (b"/out/f", b"/out/theirs", b"/out/new"):
+            layer.upper.at(path).mknod(stat.S_IFCHR | 0o600, 0)
+        write.changed([b"/out/f", b"/out/theirs", b"/out/new"], 0)
+        await write.persist(b"/out")
+        await write.rescan()
+        assert write.waiting(b"/") == (0, 0)
+        await assert_origin(layer, {b"/out/f": None, b"/out/theirs": b"theirs", b"/out/new": None})
+        assert sorted(layer.names(b"/out")) == [b"f", b"new", b"theirs"]
+    layer.crash()
+
+
+async def test_a_file_that_a_program_leases_stays_dirty(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    handler = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks for the lease
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/f", b"ours")
+        with open(tmp_path / "volume/upper/tree/out/f", "rb") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            persisting = asyncio.create_task(write.persist(b"/out"))
+            await pass_time(3.0)
+            assert not persisting.done() and layer.origin.count("put") == 0
+        await persisting
+        await assert_origin(layer, {b"/out/f": b"ours"})
+    signal.signal(signal.SIGIO, handler)
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
+async def test_a_file_that_cannot_be_opened_fails_its_persist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/out/f", b"ours")
+        with monkeypatch.context() as patch:
+            patch.setattr(SafePath, "open", _no_descriptor_is_left)
+            with pytest.raises(StoreError, match="Too many open files"):
+                await write.persist(b"/out")
+        await write.persist(b"/out")
+        await assert_origin(layer, {b"/out/f": b"ours"})
+    layer.crash()
+
+
+def _no_descriptor_is_left(path: SafePath, flags: int, mode: int = 0) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path.path)
