@@ -19,6 +19,7 @@ _CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
 _SET_STRING, _SET_FD, _CREATE = 1, 5, 6
 _RDONLY, _NOSUID, _NODEV = 1, 2, 4
 _FROM_EMPTY_PATH, _TO_EMPTY_PATH, _BENEATH = 0x4, 0x40, 0x200
+_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW of umount2(2)
 _LOG_BYTES_MAX = 8192
 
 Option = tuple[str, str | int]
@@ -58,6 +59,13 @@ def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
     beneath: put it under the mount whose root the directory is (Linux 6.5). OSError."""
     flags = _FROM_EMPTY_PATH | _TO_EMPTY_PATH | (_BENEATH if beneath else 0)
     _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
+
+
+def detach(mountpoint: str) -> None:
+    """Unmount the last mount at a path, which may not end in a link. Open files go on. OSError."""
+    if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
+        code = last_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _call(number: int, *arguments: object, context: int = -1) -> int:

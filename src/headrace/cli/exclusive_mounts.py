@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.beneath import Root
 from headrace.base.errors import MountError
-from headrace.base.libc import c_library, last_errno
-from headrace.base.mount_api import attach, detached_directory
+from headrace.base.mount_api import attach, detach, detached_directory
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.cli.render import warn
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 TREE = "/upper/tree"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 
 
 class ExclusiveMounts:
@@ -86,8 +84,10 @@ def unmount_exclusive(mountpoint: str) -> None:
     if os.geteuid() != 0:
         return  # only root mounts them
     for row in reversed(_rows_below(mountpoint)):
-        if c_library().umount2(os.fsencode(row.mountpoint), _DETACH | _NOFOLLOW) != 0:
-            warn(f"cannot unmount {row.mountpoint}: {os.strerror(last_errno())}")
+        try:
+            detach(row.mountpoint)
+        except OSError as error:
+            warn(f"cannot unmount {row.mountpoint}: {error.strerror}")
 
 
 def _rows_below(mountpoint: str) -> list[MountTableRow]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from headrace.base.errors import MountError
-from headrace.base.libc import c_library, last_errno
+from headrace.base.mount_api import detach
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.mount import attach_view, open_image, open_view
@@ -16,7 +16,6 @@ from headrace.seal.mounted import source_of, source_on_top
 from headrace.seal.stored_image import open_stored_image
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 
 
 class LazyLayer(NamedTuple):
@@ -57,8 +56,10 @@ def unmount_seal(mountpoint: str) -> None:
     """Unmount the seal that is the last mount at a path; open files go on. MountError where another file system is."""
     if not source_on_top(mountpoint):
         raise MountError(f"cannot unmount {mountpoint}", why="another file system is mounted over the seal")
-    if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
-        raise MountError(f"cannot unmount {mountpoint}", why=os.strerror(last_errno()))
+    try:
+        detach(mountpoint)
+    except OSError as error:
+        raise MountError(f"cannot unmount {mountpoint}", why=error.strerror or str(error)) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Two hosts over one origin."""
+"""A host with small files, and two hosts over one origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,22 @@ from tests.integration.cli.conftest import seaweed
 from tests.integration.cli.host import Host
 from tests.integration.seal.shared_origin import Origin
 
-__all__ = ["hosts", "origin", "seaweed"]
+__all__ = ["host", "hosts", "origin", "seaweed"]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host whose origin has small files, a larger one and an empty one; its node is not up."""
+    host = Host(tmp_path)
+    try:
+        for number in range(40):
+            host.put(f"images/{number // 10}/{number}.bin", 1000 + number * 997)
+        host.put("images/large.tar", (5 << 20) + 321)
+        host.put("images/empty", 0)
+        host.put("other", 5000)
+        yield host
+    finally:
+        host.close()
 
 
 @pytest.fixture(params=["directory", "seaweedfs"])

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,6 @@ from tests.integration.cli.host import Host, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 ALL = SealId("all", 1)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    """A host with a running node; its cache is empty."""
-    host = Host(tmp_path)
-    try:
-        for number in range(40):
-            host.put(f"images/{number // 10}/{number}.bin", 1000 + number * 997)
-        host.put("images/large.tar", (5 << 20) + 321)
-        host.put("images/empty", 0)
-        host.put("other", 5000)
-        yield host
-    finally:
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
-        host.close()
-        for path in reversed(seals_below(str(tmp_path))):
-            device.unmount(path, detach=True)
 
 
 def record_of(host: Host, seal: SealId = ALL) -> SealRecord:

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,6 @@ from headrace.seal.mounted import seals_below
 from tests.integration.cli.host import Host, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    """A host with a running node and some files at its origin."""
-    host = Host(tmp_path)
-    try:
-        for number in range(40):
-            host.put(f"images/{number // 10}/{number}.bin", 1000 + number * 997)
-        host.put("images/large.tar", (2 << 20) + 321)
-        host.put("images/empty", 0)
-        host.put("other", 5000)
-        yield host
-    finally:
-        host.close()
 
 
 def attributes(top: Path) -> dict[str, tuple[int, int, int]]:
