@@ -15,7 +15,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +25,7 @@ from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Versio
 from headrace.base.namespace_path import join
 from headrace.client.node_client import NodeClient
 from headrace.overlay.merged_view import FileStat
+from headrace.overlay.upper import Hidden
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.vfs.streams import Content
 from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 KNOWN_S = 1.0
 """A seal that was found, or was not, counts for this long, like the directories of origins."""
+KNOWN_MAX = 256
+"""Anybody may ask for any name, and an unpacked list takes room."""
 NO_ID = FileId(0)
 """The id of what has no cache file here: a directory of a seal, or a file whose sealed version is lost."""
 _SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
@@ -72,20 +75,46 @@ class _OpenSeal:
         return FileId(ids[0]) if ids else None
 
 
-class SealedPaths:
-    """The seals of a node by path. lower: returns what the origins have at a path now. Thread-safe."""
+@dataclass(slots=True)
+class _Known:
+    """Holds what is known of a name until a time: its seal, or that there is none. opening: held by the thread that
+    asks, so that an origin without an answer delays nobody who reads another seal."""
 
-    def __init__(self, client: NodeClient, lower: Callable[[bytes], Entry | None]) -> None:
+    until_s: float = 0.0
+    seal: _OpenSeal | None = None
+    opening: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self, open_now: Callable[[_OpenSeal | None], _OpenSeal | None]) -> _OpenSeal | None:
+        """Return what is known; first ask again unless it is new. open_now: called with what was known before."""
+        with self.opening:
+            if time.monotonic() >= self.until_s:  # no other thread has asked meanwhile
+                self.seal = open_now(self.seal)
+                self.until_s = time.monotonic() + KNOWN_S
+            return self.seal
+
+
+class SealedPaths:
+    """The seals of a node by path. lower, upper: return what the origins and the upper layer have at a path now.
+    Thread-safe."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        lower: Callable[[bytes], Entry | None],
+        upper: Callable[[bytes], os.stat_result | Hidden | None],
+    ) -> None:
         self._client = client
         self._lower = lower
-        self._known: dict[bytes, tuple[float, _OpenSeal | None]] = {}
-        self._opening = threading.Lock()
+        self._upper = upper
+        self._known: dict[bytes, _Known] = {}
+        self._adding = threading.Lock()
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     def reset_after_fork(self) -> None:
-        """Reset a child after a fork: a thread that the child does not have may hold the lock."""
-        self._opening = threading.Lock()
+        """Reset a child after a fork: a thread that the child does not have may hold a lock."""
+        self._adding = threading.Lock()
+        self._known = {name: _Known(known.until_s, known.seal) for name, known in self._known.items()}
 
     def find(self, path: bytes) -> tuple[bytes, FileStat | None] | None:
         """Return the plain path and what the seal has there, or None; None instead of both if the first name is no
@@ -147,14 +176,23 @@ class SealedPaths:
 
     def _open(self, name: bytes) -> _OpenSeal | None:
         known = self._known.get(name)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
-        with self._opening:
-            until_s = time.monotonic() + KNOWN_S
-            before = known[1] if known is not None else None
-            seal = None if self._lower(b"/" + name) is not None else self._opened(name, before)
-            self._known[name] = until_s, seal
-        return seal
+        if known is not None and time.monotonic() < known.until_s:
+            return known.seal
+        return (known or self._added(name)).look(
+            lambda before: None if self._has_name(b"/" + name) else self._opened(name, before)
+        )
+
+    def _has_name(self, path: bytes) -> bool:
+        """Return whether the namespace has a path at the top, which then is no seal's."""
+        status = self._upper(path)
+        return self._lower(path) is not None if status is None else not isinstance(status, Hidden)
+
+    def _added(self, name: bytes) -> _Known:
+        with self._adding:
+            if len(self._known) >= KNOWN_MAX:
+                others = (other for other, known in self._known.items() if known.seal is None)
+                del self._known[next(others, next(iter(self._known)))]
+            return self._known.setdefault(name, _Known())
 
     def _opened(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal | None:
         try:

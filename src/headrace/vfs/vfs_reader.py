@@ -46,7 +46,7 @@ class VfsReader:
         self._may_write = tree.modes.any
         self._lower = LowerPaths(client)
         self._directories = self._lower.directories
-        self.sealed = SealedPaths(client, self._lower_entry)
+        self.sealed = SealedPaths(client, self._lower_entry, lambda path: tree.view.lookup_upper(path))
 
     @property
     def closed(self) -> bool:
