@@ -9,6 +9,7 @@ from functools import partial
 
 from headrace.base.clock import monotonic_s
 from headrace.base.keyed_lock import KeyedLock
+from headrace.base.namespace_path import is_at_or_below
 from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.reconcile import SyncStep, UpperEntry, UpperKind, step_of
@@ -185,11 +186,17 @@ class LayerScan:
                 steps[row.path] = SyncStep.REMOVE_DIRECTORY if row.is_directory else SyncStep.REMOVE
 
     def _is_vanished(self, row: JournalRecord) -> bool:
+        """Return whether programs removed a path that the origin has. If its exclusive directory does not exist, an
+        administrator removed or moved the layer, which removes nothing at the origin."""
         return (
             not row.is_absent
             and self._layer.is_exclusive(row.path)
             and self._layer.persists(row.path)
             and self._upper.at(row.path).seen() is None
+            and any(
+                is_at_or_below(row.path, top) and self._upper.at(top).is_folder()
+                for top in self._layer.modes.exclusive_tops
+            )
         )
 
     def _drop_missing(self, path: bytes) -> None:

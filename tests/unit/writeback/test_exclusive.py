@@ -229,3 +229,18 @@ async def test_a_file_that_cannot_be_opened_fails_its_persist(
 
 def _no_descriptor_is_left(path: SafePath, flags: int, mode: int = 0) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path.path)
+
+
+async def test_a_layer_that_an_administrator_removes_is_no_removal_of_its_files(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/d/f", b"ours")
+        await write.persist(b"/out")
+        layer.upper.at(b"/out").throw_away()
+        write.changed([b"/out/d/f", b"/out/d"], 0)
+        await write.rescan()
+        await write.rescan_below(b"/out/d")
+        await pass_time(60.0)
+        assert write.waiting(b"/") == (0, 0)
+        await assert_origin(layer, {b"/out/d/f": b"ours"})
+    layer.crash()
