@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from headrace.cli.target import Target, find_target
 from headrace.client.connection import Connection
 from headrace.client.node_client import connect
-from headrace.client.path_reader import PathReader
 from headrace.wire.messages import Answer, Message
 
 if TYPE_CHECKING:
+    from headrace.client.path_reader import PathReader
     from headrace.vfs.remote.node import RemoteClient, RemoteConnection
 
 
@@ -37,7 +37,9 @@ def connection_to(where: str) -> Connection | RemoteConnection:
 def client_at(where: str) -> PathReader | RemoteClient:
     """Return a client of the node, as `connection_to` connects."""
     if "://" not in where and not where.startswith("unix:"):
-        return PathReader(connect(where, role="cli"))
+        from headrace.vfs.sealed_reader import SealedReader  # the vfs takes long to import
+
+        return SealedReader(connect(where, role="cli"))
     from headrace.vfs.remote.node import RemoteClient
 
     return RemoteClient(where)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,3 +158,29 @@ def test_a_checkpoint_names_the_data_of_a_run(
         assert shown["data"] == {"images@1": row.id}
         with pytest.raises(PathNotFoundError, match="neither the node nor an origin"):
             checkpoint.save({}, str(tmp_path / "run"), 9, data=["images@7"])
+
+
+def test_commands_read_sealed_paths(caches: list[Cache], hosts: list[Host], origin: Origin) -> None:
+    sealed = tree(caches[0], "/images@1")
+    origin.put("images/0/0.bin", os.urandom(3000))
+    origin.delete("images/1/1.bin")
+    for number, host in enumerate(hosts):
+        host.ok("sync", "/")
+        names = host.ok("ls", "-R", "/images@1").split()
+        assert [name for name in names if not name.endswith("/")] == sorted(sealed, key=_walk_order)
+        read = host.json("cat", "/images@1/large")
+        assert base64.b64decode(read["base64"]) == sealed["large"]
+        assert host.json("stat", "/images@1/large")["cached"] == "yes"
+        for name in ("0/0.bin", "1/1.bin", "empty"):
+            lost = number == 1 and name != "empty"
+            assert host.json("stat", f"/images@1/{name}")["size_bytes"] == len(sealed[name])
+            done = host.headrace("cat", f"/images@1/{name}", "--json")
+            assert (done.returncode != 0) is lost, done.stderr
+            if not lost:
+                assert base64.b64decode(json.loads(done.stdout)["base64"]) == sealed[name]
+        assert "no such" in host.headrace("cat", "/images@1/nothing").stderr
+        assert host.headrace("ls", "/images@1/large/x").returncode != 0
+
+
+def _walk_order(name: str) -> list[str]:
+    return name.split("/")
