@@ -40,7 +40,7 @@ from headrace.jobs.progress import JobProgress, each_file
 from headrace.jobs.sealed_objects import SealedObjects
 from headrace.jobs.walk import NAMES_AT_ONCE
 from headrace.namespace.namespace import Namespace
-from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
+from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord, drop_generation
 from headrace.seal.erofs import ImageEntry
 from headrace.seal.mounted import mountpoints, mounts_of
 from headrace.seal.probe import seal_trouble
@@ -294,10 +294,15 @@ class Sealing:
         drop_older_images(self._catalogue, record)
 
     def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:
-        """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks."""
+        """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks. Nothing
+        of it is left where that fails, as on a full disk."""
         draft = Draft(record.seal, os.path.join(self._catalogue.folder, str(record.seal)))
-        record, ids = self._write(draft, record, rows)
-        self._store.sync()
+        try:
+            record, ids = self._write(draft, record, rows)
+            self._store.sync()
+        except BaseException:
+            drop_generation(self._catalogue, record)
+            raise
         self._catalogue.renew(record)
         self._store.sealed.add(ids)
 

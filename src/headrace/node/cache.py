@@ -11,7 +11,7 @@ from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundE
 from headrace.base.model import FileId, Version
 from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
-from headrace.seal.catalogue import Catalogue
+from headrace.seal.catalogue import Catalogue, ids_now
 from headrace.store.index import Index
 from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.store import Store
@@ -51,7 +51,7 @@ def _seals_of(config: Config) -> StoredSeals:
 def _sealed_ids(catalogue: Catalogue) -> Iterator[Iterable[int]]:
     for seal in catalogue.seals():
         try:
-            yield catalogue.ids(catalogue.record(seal))
+            yield ids_now(catalogue, seal)
         except (HeadraceError, OSError) as error:
             log.warning("the files of a damaged seal may be evicted seal=%s error=%s", seal, error)
     yield from catalogue.ids_in_use()

@@ -309,6 +309,26 @@ class Catalogue:
             return []
 
 
+def ids_now(catalogue: Catalogue, seal: SealId) -> array[int]:
+    """Return the ids of the cache files of a seal that may be renewed at this moment. PathNotFoundError,
+    InvalidImageError."""
+    record = catalogue.record(seal)
+    while True:
+        try:
+            return catalogue.ids(record)
+        except InvalidImageError:
+            before, record = record, catalogue.record(seal)
+            if record == before:
+                raise
+
+
+def drop_generation(catalogue: Catalogue, record: SealRecord) -> None:
+    """Remove the list, the ids and the image of a generation that did not become the seal."""
+    for name in _OF_GENERATION:
+        with suppress(FileNotFoundError):
+            os.unlink(catalogue.path(record.seal, record.file_name(name)))
+
+
 def _seal_of(name: str) -> SealId | None:
     """Return the seal of a directory; None for what an administrator or an unfinished work left."""
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.base.errors import NoSpaceError, UsageError
@@ -16,6 +18,7 @@ from headrace.base.model import FileId
 from headrace.jobs.progress import JobProgress
 from headrace.seal.catalogue import SealId
 from headrace.seal.reader import read_entries
+from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import open_stored_image
 from headrace.testing.waiting import until
 from tests.unit.dataplane.read_fixture import MIB
@@ -181,6 +184,22 @@ async def test_a_file_that_is_lost_again_is_missing_again(node: SealingFixture) 
     finally:
         await node.jobs.lazy_seals.stop()
     assert (await node.run("verify-seal")).failed_files == 0
+
+
+async def test_a_renewal_that_fails_leaves_nothing(node: SealingFixture) -> None:
+    """A full disk must not stay full by what it could not finish."""
+    await make_lazy(node)
+    record, folder = node.catalogue.record(SEAL), node.catalogue.path(SEAL, "")
+    before = sorted(os.listdir(folder))
+
+    def rows() -> Iterator[tuple[SnapshotEntry, int]]:
+        yield next(node.catalogue.entries(record)), 0
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(OSError, match="no space"):
+        node.jobs.sealing.renew(msgspec.structs.replace(record, generation=1), rows())
+    assert sorted(os.listdir(folder)) == before
+    assert node.catalogue.record(SEAL) == record
 
 
 async def test_two_that_complete_a_seal_at_once_renew_it_once(node: SealingFixture) -> None:

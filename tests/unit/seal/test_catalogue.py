@@ -6,10 +6,11 @@ import os
 from array import array
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
-from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
+from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord, ids_now
 from headrace.seal.snapshot import SnapshotWriter
 from tests.unit.seal.snapshots import TREE
 
@@ -167,3 +168,28 @@ def test_damaged_ids_are_refused(catalogue: Catalogue, body: bytes | None) -> No
     path.unlink() if body is None else path.write_bytes(body)
     with pytest.raises(InvalidImageError):
         catalogue.ids(record)
+
+
+class RenewedMeanwhile(Catalogue):
+    """Renews the seal after its record was read, as the node does when all has arrived."""
+
+    def record(self, seal: SealId) -> SealRecord:
+        record = super().record(seal)
+        if not record.generation:
+            renewed = msgspec.structs.replace(record, generation=1)
+            for name in ("list", "ids", "image"):
+                old, new = (self.path(seal, each.file_name(name)) for each in (record, renewed))
+                with open(old, "rb") as source, open(new, "wb") as out:
+                    out.write(source.read())
+            Catalogue(self.folder).renew(renewed)
+        return record
+
+
+def test_ids_are_read_also_while_a_seal_is_renewed(catalogue: Catalogue) -> None:
+    """Else the cache might evict its files in that moment."""
+    publish(catalogue)
+    busy = RenewedMeanwhile(catalogue.folder)
+    assert ids_now(busy, SEAL) == IDS
+    os.unlink(catalogue.path(SEAL, "ids.1"))
+    with pytest.raises(InvalidImageError):
+        ids_now(busy, SEAL)
