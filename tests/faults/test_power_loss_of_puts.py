@@ -160,7 +160,7 @@ async def test_a_copy_is_on_the_disk_before_its_writer_hears_of_it(
             for number, (path, data) in enumerate(contents.items())
         ]
         await keeper.replicate(Replicate("writer", snapshots, begin=True, end=True))
-        keeper._layers["writer"].upper.lock.close()  # so that the disk can be unmounted
+        keeper._layers["writer"].upper.close()  # so that the disk can be unmounted
     disk.break_down()
     disk.mount_again()
     tree = folder / "kept/writer/tree"

@@ -15,7 +15,6 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,8 +50,7 @@ class SealedEntry(Entry, frozen=True, gc=False):
     source: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenSeal:
+class _OpenSeal(msgspec.Struct, frozen=True):
     """A seal that was opened. top: the path of the namespace of the directory that was sealed."""
 
     top: bytes
@@ -75,14 +73,13 @@ class _OpenSeal:
         return FileId(ids[0]) if ids else None
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(msgspec.Struct):
     """Holds what is known of a name until a time: its seal, or that there is none. opening: held by the thread that
     asks, so that an origin without an answer delays nobody who reads another seal."""
 
     until_s: float = 0.0
     seal: _OpenSeal | None = None
-    opening: threading.Lock = field(default_factory=threading.Lock)
+    opening: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     def look(self, open_now: Callable[[_OpenSeal | None], _OpenSeal | None]) -> _OpenSeal | None:
         """Return what is known; first ask again unless it is new. open_now: called with what was known before."""

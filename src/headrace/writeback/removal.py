@@ -283,6 +283,7 @@ class RemovalPropagator:
             return []
         row = JournalRecord.made(path, status.st_ino, self._journal.get(path), begun=True)
         self._journal.note(row)
+        self._layer.note_directories_above(path)
         await self._write_ahead.flush()
         try:
             if key:
@@ -317,7 +318,9 @@ class RemovalPropagator:
             return
         if self._layer.is_exclusive(path):
             await self._remove_below(path)
-        await self._remove_directory_at_origin(path)
+        if not await self._remove_directory_at_origin(path) and self._has_rows_below(path):
+            why = "an upload into it ended while it was removed"
+            raise DirectoryNotEmptyError(os.fsdecode(path), why=why)  # the next try removes that, too
         failpoint.hit("persist.unmade")
         entry = self._tree.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
@@ -332,6 +335,12 @@ class RemovalPropagator:
                     await self.unmake(below_path)
                 elif not row.is_absent:
                     await self.remove(below_path, self._upper.at(below_path))
+
+    def _has_rows_below(self, path: bytes) -> bool:
+        """Return whether an exclusive directory has entries of this node at the origin."""
+        return self._layer.is_exclusive(path) and not all(
+            row.is_absent for row in self._journal.below(path).values()
+        )
 
     async def remove_directory(self, path: bytes) -> bool:
         """Remove a directory that is marked as removed, once it is empty. Return False if it is not empty, or if
@@ -367,7 +376,7 @@ class RemovalPropagator:
         """Remove a directory that programs removed from an exclusive one. Return False while the origin has files of
         this node in it."""
         if self._upper.at(path).seen() is None:
-            if not all(row.is_absent for row in self._journal.below(path).values()):
+            if self._has_rows_below(path):
                 return False
             await self.unmake(path)
             self._names.invalidate(split(path)[0])

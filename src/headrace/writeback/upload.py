@@ -227,6 +227,7 @@ class Uploader:
             last = ABSENT if row is None else row.last_removed
             before = condition if isinstance(condition, Version) else last
             rows.append(_row_of(opened.path, opened.status, before, begun=True))
+            self._layer.note_directories_above(opened.path)
             begun.append(_Begun(opened, condition, rows[-1].put_id))
         self._journal.note_all(rows)
         await self._write_ahead.flush()

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -62,6 +63,25 @@ async def test_a_file_that_vanishes_during_its_put_is_removed_at_the_origin(tmp_
         await write.persist(b"/out")
         await assert_origin(layer, {b"/out/f": None})
         assert layer.names(b"/out") == []
+    layer.crash()
+
+
+async def test_directories_that_an_upload_made_are_removed_like_it(tmp_path: Path) -> None:
+    """Their own turn did not come before programs removed them, and an origin of files has them."""
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/out/a/b/f", b"ours")
+        write.changed([b"/out/a/b/f"], 0)
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_origin(layer, {b"/out/a/b/f": b"ours"})
+        requests = layer.origin.count("directory")
+        shutil.rmtree(tmp_path / "volume/upper/tree/out/a")
+        await write.rescan()
+        await write.persist(b"/out")
+        await assert_origin(layer, {b"/out/a/b/f": None})
+        assert layer.origin.count("directory") == requests + 2
+        rows = [layer.journal.get(path) for path in (b"/out/a", b"/out/a/b")]
+        assert [row is not None and row.is_absent for row in rows] == [True, True]
     layer.crash()
 
 
