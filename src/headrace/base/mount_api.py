@@ -7,8 +7,8 @@ include/uapi/linux/mount.h. Most C libraries lack these calls, but their numbers
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from headrace.base.libc import c_library, c_struct, last_errno
 
@@ -59,6 +59,15 @@ def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
     beneath: put it under the mount whose root the directory is (Linux 6.5). OSError."""
     flags = _FROM_EMPTY_PATH | _TO_EMPTY_PATH | (_BENEATH if beneath else 0)
     _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of a block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def detach(mountpoint: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.beneath import Root
 from headrace.base.errors import MountError
-from headrace.base.mount_api import attach, detach, detached_directory
+from headrace.base.mount_api import attach, closing_descriptor, detach, detached_directory
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.cli.render import warn
 
@@ -48,8 +48,8 @@ class ExclusiveMounts:
     def _mount_at(self, place: str, top: bytes) -> None:
         source = Root(os.fsencode(self._tree))
         try:
-            with _closing(source.at(top).open(_FOLDER)) as directory:
-                with _closing(detached_directory(directory)) as mount, _opened(place) as target:
+            with closing_descriptor(source.at(top).open(_FOLDER)) as directory:
+                with closing_descriptor(detached_directory(directory)) as mount, _opened(place) as target:
                     attach(mount, target)
         except OSError as error:
             raise MountError(
@@ -102,19 +102,11 @@ def _rows_below(mountpoint: str) -> list[MountTableRow]:
 
 
 @contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def _opened(path: str) -> Iterator[int]:
     """Open a directory without following a link anywhere in its path."""
     root = Root(b"/")
     try:
-        with _closing(root.at(os.fsencode(path)).open(_FOLDER)) as descriptor:
+        with closing_descriptor(root.at(os.fsencode(path)).open(_FOLDER)) as descriptor:
             yield descriptor
     finally:
         root.close()

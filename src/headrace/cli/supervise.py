@@ -46,7 +46,8 @@ BACKOFF_S_MAX = 10.0
 FD_STORE_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
 COVER_INTERVAL_S = 1.0
-"""How soon a seal that the node made by itself is mounted, and an exclusive directory whose mount was lost."""
+"""The seconds between two looks for a seal that the node made by itself, and for an exclusive directory whose mount
+was lost."""
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
 

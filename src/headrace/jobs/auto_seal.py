@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 5.0
 PAUSES_MAX = 64
-"""How many quiet times a data set waits at most, after seals of it were soon removed."""
+"""The most quiet times that a data set waits, after seals of it were soon removed."""
 
 
 @dataclass(slots=True)

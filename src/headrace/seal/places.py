@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from headrace.base.errors import MountError
-from headrace.base.mount_api import detach
+from headrace.base.mount_api import closing_descriptor, detach
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.mount import attach_view, open_image, open_view
@@ -42,11 +42,11 @@ def mount_seal(
     with ExitStack() as stack:
         folders = [stack.enter_context(_opened(f"{folder}/files")) for folder in volumes]
         target = stack.enter_context(_opened_place(place))
-        source = stack.enter_context(_closing(open_stored_image(catalogue, record)))
+        source = stack.enter_context(closing_descriptor(open_stored_image(catalogue, record)))
         cover = None if place.shared else stack.enter_context(_opened(catalogue.path(seal, "cover")))
-        image = stack.enter_context(_closing(open_image(source, record.image)))
+        image = stack.enter_context(closing_descriptor(open_image(source, record.image)))
         data = folders if layer is None else [*folders, layer.root]
-        view = stack.enter_context(_closing(open_view(image, data, source=label, cover=cover)))
+        view = stack.enter_context(closing_descriptor(open_view(image, data, source=label, cover=cover)))
         attach_view(view, target, beneath=bool(replaced))
         if replaced:
             unmount_seal(place.mountpoint)
@@ -62,16 +62,8 @@ def unmount_seal(mountpoint: str) -> None:
         raise MountError(f"cannot unmount {mountpoint}", why=error.strerror or str(error)) from error
 
 
-@contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _opened(path: str, flags: int = _FOLDER) -> AbstractContextManager[int]:
-    return _closing(os.open(path, flags))
+    return closing_descriptor(os.open(path, flags))
 
 
 @contextmanager
