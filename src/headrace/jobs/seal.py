@@ -30,7 +30,7 @@ from headrace.base.errors import (
     StoreError,
     UsageError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind, block_count
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.write_modes import WriteModes
 from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
@@ -47,7 +47,6 @@ from headrace.seal.probe import seal_trouble
 from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
 from headrace.seal.stored_image import drop_older_images, image_entry
 from headrace.seal.writer import write_image
-from headrace.store.checksum import block_checksum
 from headrace.store.reader import CacheReader
 from headrace.store.recovery import version_of
 from headrace.store.store import Store
@@ -349,10 +348,9 @@ class Sealing:
             return cached.checksum
         reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
         try:
-            sums = [reader.checksum(block) for block in range(block_count(size_bytes))]
+            return reader.file_checksum()
         finally:
             reader.close()
-        return block_checksum(b"".join(each.to_bytes(8, "little") for each in sums))
 
     # ------------------------------------------------------------ the steps of verify and remove
 

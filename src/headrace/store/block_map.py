@@ -77,6 +77,10 @@ class BlockMap:
         """Return the checksum of a present block."""
         return int(_CHECKSUM.unpack_from(self.map, self._checksums_at + 8 * block)[0])
 
+    def packed_checksums(self) -> bytes:
+        """Return the checksums of all blocks as they are stored."""
+        return self.map[self._checksums_at : self._checksums_at + 8 * self.blocks]
+
     def checksums(self) -> dict[int, int]:
         """Return the checksums of the present blocks."""
         return {block: self.checksum(block) for block in range(self.blocks) if self.has(block)}

@@ -7,6 +7,7 @@ import os
 from headrace.base.errors import PathNotFoundError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.store.block_map import HEADER_BYTES, BlockMap
+from headrace.store.checksum import block_checksum
 from headrace.store.schema import CachedFile
 from headrace.store.volume import data_path, map_path, part_path
 
@@ -72,6 +73,11 @@ class CacheReader:
     def checksum(self, block: int) -> int:
         """Return the xxh3 of a present block, as it was when it was fetched."""
         return self._checksum if self._map is None else self._map.checksum(block)
+
+    def file_checksum(self) -> int:
+        """Return the checksum of the whole file, all of which is present: that of its only block, or the xxh3 of the
+        checksums of its blocks, 8 bytes each."""
+        return self._checksum if self._map is None else block_checksum(self._map.packed_checksums())
 
     def present_share(self) -> float:
         """Return the present share of the file's blocks, 0 to 1."""

@@ -2,7 +2,7 @@
 
 Names and attributes come from the content list. Bytes come from the cache file that the namespace has for the sealed
 version, which the node fetches if its origin still has that version. Else they come from the cache file that this node
-sealed. A file that neither has is an error, and never other bytes.
+sealed. A file that neither has is an error, and never other bytes (`sealed_bytes.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from headrace.client.node_client import NodeClient
 from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Hidden
 from headrace.seal.snapshot import SnapshotEntry
+from headrace.vfs.sealed_bytes import OtherBytesError, SealedBytes
 from headrace.vfs.streams import Content
 from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
 
@@ -45,9 +46,10 @@ _SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
 
 class SealedEntry(Entry, frozen=True, gc=False):
     """A name of a seal. source: the path in the namespace of a file whose sealed version neither the index nor a seal
-    of this node has; b"" for any other name."""
+    of this node has; b"" for any other name. checksum: of its bytes, as the content list has it."""
 
     source: bytes = b""
+    checksum: int | None = None
 
 
 class _OpenSeal(msgspec.Struct, frozen=True):
@@ -103,6 +105,7 @@ class SealedPaths:
         self._client = client
         self._lower = lower
         self._upper = upper
+        self._bytes = SealedBytes(lambda id: client.local.reader(id, sums=True))
         self._known: dict[bytes, _Known] = {}
         self._adding = threading.Lock()
         alive = weakref.ref(self)
@@ -229,11 +232,16 @@ class SealedPaths:
 
     def content(self, path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
         """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError where no cache and no
-        origin has its sealed version; the reason is in the log, too."""
+        origin has its sealed bytes; the reason is in the log, too."""
         if not entry.version.size_bytes:
             return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         try:
-            return open_below(self._found_at_origin(entry) if entry.source else entry)
+            present = self._found_at_origin(entry) if entry.source else entry
+            if entry.checksum is None:
+                return open_below(present)
+            return self._bytes.open(path, present, entry.checksum, open_below)
+        except OtherBytesError:
+            raise
         except FileNotFoundError as error:  # the name has another id by now
             raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
         except VersionChangedError as error:
@@ -267,7 +275,8 @@ def _shown(sealed: SnapshotEntry, id: FileId = NO_ID, source: bytes = b"") -> Se
     kind = Kind.FILE if sealed.is_file else Kind.DIRECTORY
     name = sealed.path.rpartition(b"/")[2]
     attributes = Attributes(sealed.mtime_ns, sealed.mode & 0o7777, sealed.uid, sealed.gid)
-    return SealedEntry(id, ROOT_ID, name, kind, _version_of(sealed), attributes, source)
+    version, checksum = _version_of(sealed), sealed.checksum
+    return SealedEntry(id, ROOT_ID, name, kind, version, attributes, source, checksum)
 
 
 def _version_of(sealed: SnapshotEntry) -> Version:

@@ -56,15 +56,23 @@ def in_memory(fd: int, size_bytes: int) -> bool:
 
 class Content:
     """Reads one file, which the caller closes. Exactly one is given: fd has all bytes, file has those that may have
-    to be waited for. grows: a file of the upper layer, which may have a writer; otherwise the size is the origin's."""
+    to be waited for. grows: a file of the upper layer, which may have a writer; otherwise the size is the origin's.
+    check: called when bytes of `file` have arrived; what it raises is raised instead of returning them."""
 
     def __init__(
-        self, size_bytes: int, *, fd: int = -1, file: OpenFile | None = None, grows: bool = False
+        self,
+        size_bytes: int,
+        *,
+        fd: int = -1,
+        file: OpenFile | None = None,
+        grows: bool = False,
+        check: Callable[[OpenFile], None] | None = None,
     ) -> None:
         self.size_bytes = size_bytes
         self.file = file
         self.fd = fd
         self._grows = grows
+        self._check = check
 
     @classmethod
     def of_upper(cls, fd: int, path: bytes) -> Content:
@@ -80,20 +88,30 @@ class Content:
 
     def wait(self, start: int, end: int) -> int:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""
-        return self.fd if self.file is None else self.file.wait(start, end)
+        if self.file is None:
+            return self.fd
+        descriptor = self.file.wait(start, end)
+        if self._check is None:
+            return descriptor
+        self._check(self.file)
+        return self.file.wait(start, end)  # the check may have waited for other bytes
 
     def wait_whole(self, cancel: Cancel | None = None) -> int:
         """Return a descriptor that has all bytes. Raise CancelledByUserError."""
-        return self.fd if self.file is None else self.file.wait_whole(self.size_bytes, cancel)
+        if self.file is None:
+            return self.fd
+        descriptor = self.file.wait_whole(self.size_bytes, cancel)
+        if self._check is not None:
+            self._check(self.file)
+        return descriptor
 
     def read(self, start: int, end: int) -> bytes:
         """Read bytes start..end, fewer where the file ends before. Blocks until the bytes are available."""
         end = min(end, self.size_bytes)
-        file = self.file
-        if file is None:
+        if self.file is None:
             return read_range(self.fd, start, end, grows=self._grows)
         steps = ((offset, min(end, offset + STEP_BYTES)) for offset in range(start, end, STEP_BYTES))
-        return b"".join(read_range(file.wait(*step), *step) for step in steps)
+        return b"".join(read_range(self.wait(*step), *step) for step in steps)
 
     def read_into(self, target: memoryview, start: int) -> int:
         """Return the number of bytes read, like readinto: 0 at the end of the file."""

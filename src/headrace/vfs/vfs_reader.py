@@ -248,6 +248,8 @@ class VfsReader:
         if not isinstance(status, Entry):
             return self.content(full_path)
         cached = None if is_directory(status) else self.client.complete_path(status.id)
+        if isinstance(status, SealedEntry):
+            return status if cached is None else self.content_of(full_path, status)
         return (None if cached is None else self._cached_content(status, cached)) or status
 
     def open(self, path: bytes) -> ReadStream:

@@ -101,6 +101,47 @@ def test_what_changed_is_read_as_it_was_or_not_at_all(
     assert [stat.name for stat in caches[1].list("/images@2/1")] == ["3.bin", "5.bin", "7.bin"]
 
 
+@pytest.mark.parametrize("origin", ["directory"], indirect=True)
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_other_bytes_with_the_sealed_version_are_refused(
+    caches: list[Cache], hosts: list[Host], origin: Origin, is_cached: bool
+) -> None:
+    """A directory has no ETags: a file is replaced in place, and its time is set back."""
+    sealed = tree(caches[0], "/images@1")
+    changed = ("0/0.bin", "large")
+    for name in changed:
+        _replace_unseen(origin.folder / "images" / name)
+    host, cache = hosts[1], caches[1]
+    if is_cached:
+        live = tree(cache, "/images")
+        assert all(live[name] != sealed[name] for name in changed)
+    files = HeadraceFileSystem(socket=_socket(host))
+    for name in changed:
+        path = f"/images@1/{name}"
+        with pytest.raises(VersionChangedError, match="other bytes") as caught:
+            cache.read(path, 5, 100)
+        assert isinstance(caught.value, OSError)
+        with pytest.raises(VersionChangedError, match="other bytes"):
+            cache.open(path)
+        with pytest.raises(VersionChangedError, match="other bytes"):
+            files.cat_file(f"headrace://{path}")
+        (part,) = cache.read_many([path], on_error="return")
+        assert isinstance(part.error, VersionChangedError) and not part.data
+        done = host.headrace("cat", path)
+        assert done.returncode != 0 and "other bytes" in done.stderr
+        assert cache.read(f"/images/{name}") == (origin.folder / "images" / name).read_bytes()
+    for name in sealed.keys() - set(changed):
+        assert cache.read(f"/images@1/{name}") == sealed[name]
+    assert tree(caches[0], "/images@1") == sealed
+    assert base64.b64decode(hosts[0].json("cat", "/images@1/large")["base64"]) == sealed["large"]
+
+
+def _replace_unseen(file: Path) -> None:
+    before = file.stat()
+    file.write_bytes(os.urandom(before.st_size))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def test_a_program_seals_and_pushes(caches: list[Cache], hosts: list[Host], origin: Origin) -> None:
     first = caches[0].seals()[0]
     assert [row.seal for row in caches[1].seals()] == []
