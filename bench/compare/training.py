@@ -60,7 +60,7 @@ class Bench:
         words = [tool("headrace"), "bench", "training", name, folder, "--json"]
         words += ["--scale-sizes", f"{case.sizes:g}", "--scale-times", f"{case.times:g}"]
         words += ["--steps", str(max(3, round(case.steps * self.given.scale)))]
-        words += ["--accelerators", str(accelerators), "--epochs", str(EPOCHS), *more]
+        words += ["--version", "v2.0", "--accelerators", str(accelerators), "--epochs", str(EPOCHS), *more]
         result: dict[str, Any] = json.loads(run(words, timeout_s=600))
         if result["failed"]:
             raise NotRunError(f"{result['failed']} reads failed")

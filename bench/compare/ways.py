@@ -55,7 +55,8 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
 
 def compare(given: argparse.Namespace, place: Workplace, nas: list[str]) -> Any:
     """One run of all ways. Its page lies in the temporary folder. nas: the option of `nas_of`."""
-    words = [tool("headrace"), "bench", "compare", WORKLOAD, "--json", "--work", place.folder("work")]
+    words = [tool("headrace"), "bench", "compare", WORKLOAD, "--version", "v2.0", "--json"]
+    words += ["--work", place.folder("work")]
     words += ["--scale-sizes", f"{RATES * TIMES:g}", "--scale-times", f"{TIMES:g}"]
     words += ["--origin-rate", str(ORIGIN_BYTES_S)]
     words += ["--origin-latency-ms", str(LATENCY_MS), "--epochs", str(EPOCHS)]

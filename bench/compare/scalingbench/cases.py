@@ -93,7 +93,8 @@ def _training(bench: Bench, training_run: Run) -> None:
 
 def _one_training(bench: Bench, training_run: Run, nodes: int) -> None:
     steps = max(4, round(training_run.steps * bench.scale))
-    words = [tool("headrace"), "bench", "compare", WORKLOAD, "--only", "headrace", "--json"]
+    words = [tool("headrace"), "bench", "compare", WORKLOAD, "--version", "v2.0"]
+    words += ["--only", "headrace", "--json"]
     words += ["--nodes", str(nodes), "--rate", RATE, "--work", bench.place.root, "--cache", "4GiB"]
     words += ["--scale-sizes", f"{training_run.sizes:g}", "--scale-times", f"{training_run.times:g}"]
     words += ["--steps", str(steps), "--epochs", str(training_run.epochs)]

@@ -1,9 +1,9 @@
-"""Compute the sizes of the files that each rank writes in the checkpoints of MLPerf Storage v2.0. All functions are
-pure.
+"""Compute the sizes of the files that each rank writes in the checkpoints of MLPerf Storage. All functions are pure.
 
-The layout follows DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of the Submission
-Guidelines. A rank has a model file in fp16 (with pipeline stages, a file for each layer), and a file of optimizer
-states in fp32. With ZeRO 1 only the first data-parallel group writes the model; with ZeRO 3 each rank writes its part.
+The layout follows DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of v2.0's
+Submission Guidelines. v3.0 has the same models and files, and its closed submissions the same sums. A rank has a model
+file in fp16 (with pipeline stages, a file for each layer), and a file of optimizer states in fp32. With ZeRO 1 only the
+first data-parallel group writes the model; with ZeRO 3 each rank writes its part.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ MODELS: dict[str, Model] = {
         ),
     )
 }  # fmt: skip
-"""Models by name. Their sums are those of Table 2, except for 1t: its published dimensions give 15,427 GiB, and the
-table 18 TB."""
+"""Models by name. Their sums are those that runs of v3.0 report. Table 2 has the same, except for 1t: its dimensions
+give 15,427 GiB, as runs do, and the table says 18 TB."""
 
 
 def model(name: str) -> Model:

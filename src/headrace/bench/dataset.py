@@ -26,7 +26,7 @@ NOTE = "headrace-bench.json"
 """File name of the note."""
 NOTE_FORMAT = 1
 CLASSES = 100
-"""Number of directories for JPEGs."""
+"""Number of directories for JPEGs that are not flat."""
 TASK_BYTES = 64 << 20
 """Bytes that a process creates per task, so many that opening a client does not matter."""
 LARGE_BYTES = 256 << 20
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     """Describe a data set. sample_bytes, sd_bytes, sigma: those of Workload. samples_a_file: never 0, unlike
-    Workload's."""
+    Workload's. flat: all files are in one directory, as DLIO's are."""
 
     workload: str
     format: str
@@ -47,11 +47,14 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     sd_bytes: float
     sigma: float
     seed: int
+    flat: bool = False
     note_format: int = NOTE_FORMAT
 
     def name(self, number: int) -> str:
         stem = f"img_{number:0{len(str(self.files))}}_of_{self.files}"
-        if self.format == "jpeg":  # a directory for each class, as torchvision's ImageFolder wants it
+        if (
+            self.format == "jpeg" and not self.flat
+        ):  # a directory for each class, as torchvision's ImageFolder wants it
             return f"train/{number % CLASSES:03}/{stem}.jpeg"
         return f"train/{stem}.{'bin' if self.format == 'tokens' else self.format}"
 
@@ -91,6 +94,7 @@ def data_set(scaled: Workload, *, steps: int, accelerators: int, seed: int) -> D
         sd_bytes=scaled.sd_bytes,
         sigma=scaled.sigma,
         seed=seed,
+        flat=scaled.flat,
     )
 
 
@@ -141,7 +145,7 @@ def make(target: Where, wanted: DataSet, *, progress: Progress, processes: int =
 
 def check_same(root: str, existing: DataSet, wanted: DataSet) -> None:
     """Raise UsageError unless the existing data set is of the same kind and large enough."""
-    for name in ("workload", "format", "sample_bytes", "sd_bytes", "sigma", "seed", "note_format"):
+    for name in ("workload", "format", "sample_bytes", "sd_bytes", "sigma", "seed", "flat", "note_format"):
         mine, other = getattr(wanted, name), getattr(existing, name)
         if mine != other:
             raise UsageError(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.bench.workloads import VERSIONS
 from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def training_page(result: TrainingResult) -> str:
     mode = "in another order each epoch" if result.shuffle else "in a fixed order"
     lines = [
-        f"{result.called}: {result.workload} ({result.format}), {result.where}",
+        f"{result.called}: {result.workload} ({', '.join(filter(None, (result.version, result.format)))}), "
+        f"{result.where}",
         f"{result.accelerators} simulated {result.accelerator.upper()} on {_many(result.hosts, 'host')}, "
         f"{result.readers} readers each ({result.loader}), batch {result.batch}, "
         f"{result.compute_s * 1e3:.4g} ms of compute a step",
@@ -60,7 +62,7 @@ def training_page(result: TrainingResult) -> str:
     lines += ["", f"AU {100 * result.au:.2f} % (epochs {min(aus):.2f} to {max(aus):.2f}), {needed}: {word}"]
     if result.failed:
         lines.append(f"{result.failed} reads failed")
-    lines += ["", "Rules of MLPerf Storage v2.0, and ours:"]
+    lines += ["", f"Rules of MLPerf Storage {result.version or VERSIONS[-1]}, and ours:"]
     for rule in result.rules:
         line = f"  kept    {rule.text}: {rule.measured}"
         lines.append(line if rule.kept else f"  BROKEN  {rule.text}: {rule.measured}, {rule.needed} needed")

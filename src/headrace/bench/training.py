@@ -23,7 +23,7 @@ from headrace.bench.hosts import BenchHosts, MeetingPlace, address
 from headrace.bench.loader_spec import LOADERS, TENSORFLOW, TORCH, LoaderSpec, RankPlan
 from headrace.bench.metrics import EpochMetrics, EpochTimes, epoch_of
 from headrace.bench.storage import Where, check_folder, open_place
-from headrace.bench.workloads import ACCELERATORS, Rule, Workload
+from headrace.bench.workloads import Rule, Workload
 from headrace.testing.servers import free_ports
 
 EPOCHS = 5
@@ -40,14 +40,16 @@ Say = Callable[[str], None]
 class TrainingPlan:
     """Describe a run.
 
-    sizes, times: factors on sample sizes and on compute times. steps: per epoch. accelerators: per host. readers:
-    loader workers of each accelerator; None for the workload's number. generate: create a missing data set. drop: drop
-    the page cache before each epoch. loader: one of LOADERS.
+    version: of MLPerf Storage, empty for the newest that has the workload. accelerator: empty for the first that the
+    workload has. sizes, times: factors on sample sizes and on compute times. steps: per epoch. accelerators: per host.
+    readers: loader workers of each accelerator; None for the workload's number. generate: create a missing data set.
+    drop: drop the page cache before each epoch. loader: one of LOADERS.
     """
 
     workload: str
     where: Where
-    accelerator: str = "a100"
+    version: str = ""
+    accelerator: str = ""
     accelerators: int = 1
     steps: int = 100
     epochs: int = EPOCHS
@@ -63,7 +65,13 @@ class TrainingPlan:
 
     @property
     def scaled(self) -> Workload:
-        return workloads.workload(self.workload).scaled(sizes=self.sizes, times=self.times)
+        chosen = workloads.workload(self.workload, version=self.version, accelerator=self.accelerator)
+        return chosen.scaled(sizes=self.sizes, times=self.times)
+
+    @property
+    def kind(self) -> str:
+        """Return the accelerator that is simulated."""
+        return self.accelerator or next(iter(self.scaled.compute_s))
 
     @property
     def shuffled(self) -> bool:
@@ -75,10 +83,15 @@ class TrainingPlan:
 
 
 class TrainingResult(msgspec.Struct, kw_only=True):
-    """Hold the output of --json. au: mean of the epochs. passed: au is not below au_needed, and no read failed."""
+    """Hold the output of --json.
+
+    version: of MLPerf Storage, empty for a workload of ours. au: mean of the epochs. passed: au is not below au_needed,
+    and no read failed.
+    """
 
     called: str
     workload: str
+    version: str
     format: str
     where: str
     accelerator: str
@@ -177,7 +190,7 @@ def measure(
                 RankPlan(
                     feed=msgspec.structs.replace(feed, where=spot.where),
                     epochs=plan.epochs,
-                    compute_s=plan.scaled.compute_s[plan.accelerator],
+                    compute_s=plan.scaled.compute_s[plan.kind],
                     meet=meet,
                     first=number * plan.accelerators,
                     out=os.path.join(folder, "times.json"),
@@ -259,15 +272,16 @@ def result(
     return TrainingResult(
         called=workloads.called(scaled, kept),
         workload=scaled.name,
+        version=scaled.version,
         format=scaled.format,
         where=plan.where.root + (f" (by {plan.where.kind})" if plan.where.kind != "folder" else ""),
-        accelerator=plan.accelerator,
+        accelerator=plan.kind,
         accelerators=plan.world,
         hosts=plan.hosts.count,
         readers=scaled.readers if plan.readers is None else plan.readers,
         loader=plan.loader,
         batch=scaled.batch,
-        compute_s=scaled.compute_s[plan.accelerator],
+        compute_s=scaled.compute_s[plan.kind],
         sizes=plan.sizes,
         times=plan.times,
         shuffle=plan.shuffled,
@@ -288,7 +302,7 @@ def result(
 
 
 def _notes(plan: TrainingPlan, epochs: Sequence[EpochMetrics]) -> list[str]:
-    wanted_s = plan.scaled.compute_s[plan.accelerator]
+    wanted_s = plan.scaled.compute_s[plan.kind]
     late = max(epoch.compute_s for epoch in epochs) / wanted_s - 1
     if late < LATE_SHARE_NOTED:
         return []
@@ -304,8 +318,7 @@ def steps_by_the_rules(plan: TrainingPlan) -> int:
 
 
 def _check(plan: TrainingPlan) -> None:
-    if plan.accelerator not in ACCELERATORS:
-        raise UsageError(f"--accelerator {plan.accelerator}", why="unknown", hint=", ".join(ACCELERATORS))
+    workloads.workload(plan.workload, version=plan.version, accelerator=plan.accelerator)
     _check_loader(plan)
     check_numbers(plan)
     if not 0 <= plan.hosts.number < plan.hosts.count:

@@ -1,7 +1,9 @@
 """Define the workloads of `headrace bench training`, and the rules of a run that compares with MLPerf Storage.
 
-unet3d, resnet50 and cosmoflow are those of MLPerf Storage v2.0 (https://github.com/mlcommons/storage,
-configs/dlio/workload); imagefolder and tokens are Headrace's own. All functions are pure.
+Workloads with a version are those of that version of MLPerf Storage (https://github.com/mlcommons/storage,
+configs/dlio/workload). Values of v3.0 are those of the closed submissions in mlcommons/storage_results_v3.0, whose
+numbers of readers differ from the repository's of June 2026. Workloads without a version are Headrace's own. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from dataclasses import dataclass, replace
 
 from headrace.base.errors import UsageError
 
-ACCELERATORS = ("a100", "h100")
+VERSIONS = ("v2.0", "v3.0")
+"""Versions of MLPerf Storage, the newest last."""
 STEPS_MIN = 500
-"""Fewest steps of an epoch, by the Submission Guidelines, chapter 7."""
+"""Fewest steps of an epoch, in each version."""
 MEMORY_MULTIPLE = 5
-"""Least size of the data set, as a multiple of the memory of all hosts, by the same chapter."""
-EPOCHS_MIN = 5
-"""Fewest epochs, by the workloads' configuration."""
+"""Least size of the data set, as a multiple of the memory of all hosts, in each version."""
+CHAPTERS = {
+    "v2.0": ("Submission Guidelines 6.6", "Submission Guidelines 7"),
+    "v3.0": ("training/README.md", "training/README.md"),
+}
+"""Where a version states the size of the data set, and the steps of an epoch."""
 SCALED = "MLPerf Storage workload, scaled"
 UNSCALED = "MLPerf Storage workload"
 OURS = "Headrace's own workload"
@@ -26,16 +32,18 @@ OURS = "Headrace's own workload"
 class Workload:
     """Describe a workload.
 
-    sample_bytes: mean size of a sample. sd_bytes: its standard deviation. sigma: that of the logarithm, for log-normal
-    sizes. samples_a_file: 0 for one file of all samples. batch: samples of a step. readers: loader workers of an
-    accelerator. compute_s: sleep of a step, by accelerator. au_needed: utilization that a run needs to pass.
+    version: of MLPerf Storage; empty for ours. sample_bytes: mean size of a sample. sd_bytes: its standard deviation.
+    sigma: that of the logarithm, for log-normal sizes. samples_a_file: 0 for one file of all samples. batch: samples of
+    a step. readers: loader workers of an accelerator. compute_s: sleep of a step, by accelerator. epochs: fewest of a
+    run. au_needed: utilization that a run needs to pass.
 
-    handed_bytes: bytes of a sample that a loader worker passes to the trainer. npz: as in DLIO. JPEG: 224 x 224 pixels.
-    tfrecords: none, because TensorFlow's readers are threads of the trainer. shuffled: shuffle always, without
-    --shuffle. mlperf: a workload of MLPerf.
+    handed_bytes: bytes of a sample that a loader worker passes to the trainer. npz, and JPEG of MLPerf: as in DLIO.
+    JPEG of ours: 224 x 224 pixels. tfrecords: none, because TensorFlow's readers are threads of the trainer. shuffled:
+    shuffle always, without --shuffle. flat: JPEGs are in one directory, not in one for each class.
     """
 
     name: str
+    version: str = ""
     format: str
     sample_bytes: float
     sd_bytes: float = 0.0
@@ -44,10 +52,11 @@ class Workload:
     batch: int
     readers: int
     compute_s: dict[str, float]
+    epochs: int = 5
     au_needed: float = 0.9
     handed_bytes: int = 0
     shuffled: bool = False
-    mlperf: bool = True
+    flat: bool = False
 
     def scaled(self, *, sizes: float, times: float) -> Workload:
         """Return the workload with samples and compute multiplied by a factor each."""
@@ -90,38 +99,65 @@ class Workload:
         return sum(share * self.samples_a_file // self.batch for share in shares)
 
 
-WORKLOADS: dict[str, Workload] = {
-    defined.name: defined
-    for defined in (
-        Workload(
-            name="unet3d", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=4,
-            compute_s={"a100": 0.636, "h100": 0.323}, handed_bytes=2_097_152,
-        ),
-        Workload(
-            name="resnet50", format="tfrecord", sample_bytes=114_660, samples_a_file=1251, batch=400, readers=8,
-            compute_s={"a100": 0.435, "h100": 0.224},
-        ),
-        Workload(
-            name="cosmoflow", format="tfrecord", sample_bytes=2_828_486, sd_bytes=71_311, batch=1, readers=4,
-            compute_s={"a100": 0.00551, "h100": 0.00350}, au_needed=0.7,
-        ),
-        Workload(
-            name="imagefolder", format="jpeg", sample_bytes=110_000, sigma=0.5, batch=256, readers=8,
-            compute_s={"a100": 0.435, "h100": 0.224}, handed_bytes=150_528, shuffled=True, mlperf=False,
-        ),
-        Workload(
-            name="tokens", format="tokens", sample_bytes=16_384, samples_a_file=0, batch=64, readers=4,
-            compute_s={"a100": 0.05, "h100": 0.05}, handed_bytes=16_384, shuffled=True, mlperf=False,
-        ),
-    )
-}  # fmt: skip
+WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        name="unet3d", version="v2.0", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=4,
+        compute_s={"a100": 0.636, "h100": 0.323}, handed_bytes=2_097_152,
+    ),
+    Workload(
+        name="resnet50", version="v2.0", format="tfrecord", sample_bytes=114_660, samples_a_file=1251, batch=400,
+        readers=8, compute_s={"a100": 0.435, "h100": 0.224},
+    ),
+    Workload(
+        name="cosmoflow", version="v2.0", format="tfrecord", sample_bytes=2_828_486, sd_bytes=71_311, batch=1,
+        readers=4, compute_s={"a100": 0.00551, "h100": 0.00350}, au_needed=0.7,
+    ),
+    Workload(
+        name="unet3d", version="v3.0", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=32,
+        compute_s={"b200": 0.162}, handed_bytes=2_097_152, shuffled=True,
+    ),
+    Workload(
+        name="retinanet", version="v3.0", format="jpeg", sample_bytes=322_957, batch=24, readers=4,
+        compute_s={"b200": 0.04755}, epochs=8, au_needed=0.85, handed_bytes=322_957, shuffled=True, flat=True,
+    ),
+    Workload(
+        name="imagefolder", format="jpeg", sample_bytes=110_000, sigma=0.5, batch=256, readers=8,
+        compute_s={"a100": 0.435, "h100": 0.224}, handed_bytes=150_528, shuffled=True,
+    ),
+    Workload(
+        name="tokens", format="tokens", sample_bytes=16_384, samples_a_file=0, batch=64, readers=4,
+        compute_s={"a100": 0.05, "h100": 0.05}, handed_bytes=16_384, shuffled=True,
+    ),
+)  # fmt: skip
+"""All workloads. Of two of the same name, the one of the newer version is the later."""
 
 
-def workload(name: str) -> Workload:
-    """Return the workload of that name. Raises UsageError, which lists the workloads."""
-    if name not in WORKLOADS:
-        raise UsageError(f"workload {name}", why="there is none", hint=", ".join(WORKLOADS))
-    return WORKLOADS[name]
+def workload(name: str, *, version: str = "", accelerator: str = "") -> Workload:
+    """Return the workload of that name.
+
+    version: by default the newest that has the workload, for that accelerator if one is given. Workloads of ours are in
+    every version. Raises UsageError, which lists what there is.
+    """
+    named = [each for each in WORKLOADS if each.name == name]
+    if not named:
+        raise UsageError(f"workload {name}", why="there is none", hint=", ".join(names()))
+    if version and version not in VERSIONS:
+        raise UsageError(f"--version {version}", why="unknown", hint=", ".join(VERSIONS))
+    of_version = [each for each in named if each.version in ("", version) or not version]
+    if not of_version:
+        hint = f"--version {named[-1].version}"
+        raise UsageError(f"workload {name}", why=f"MLPerf Storage {version} has none", hint=hint)
+    fitting = [each for each in of_version if not accelerator or accelerator in each.compute_s]
+    if not fitting:
+        kinds = [kind for each in of_version for kind in each.compute_s]
+        why = f"{name} has no compute time for it"
+        raise UsageError(f"--accelerator {accelerator}", why=why, hint=", ".join(kinds))
+    return fitting[-1]
+
+
+def names() -> list[str]:
+    """Return the name of each workload once."""
+    return list(dict.fromkeys(each.name for each in WORKLOADS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,19 +187,20 @@ class Rule:
 def rules(scaled: Workload, run: Setting) -> list[Rule]:
     """Check each rule and return it with the measured value.
 
-    Chapters are those of the Submission Guidelines of v2.0.
+    Each rule names where its version states it. Workloads of ours are checked against the newest.
     """
     gib = 1 << 30
     needed, size = MEMORY_MULTIPLE * run.memory_bytes / gib, run.dataset_bytes / gib
+    of_size, of_steps = CHAPTERS[scaled.version or VERSIONS[-1]]
     listed = [
         Rule(
-            "data set of 5 times the hosts' memory (6.6)",
+            f"data set of 5 times the hosts' memory ({of_size})",
             f"{needed:.1f} GiB",
             f"{size:.1f} GiB",
             size >= needed,
         ),
-        Rule("500 steps an epoch (7)", str(STEPS_MIN), str(run.steps), run.steps >= STEPS_MIN),
-        Rule("5 epochs (workload)", str(EPOCHS_MIN), str(run.epochs), run.epochs >= EPOCHS_MIN),
+        Rule(f"500 steps an epoch ({of_steps})", str(STEPS_MIN), str(run.steps), run.steps >= STEPS_MIN),
+        Rule(f"{scaled.epochs} epochs (workload)", str(scaled.epochs), str(run.epochs), run.epochs >= scaled.epochs),
         Rule(
             "sizes and times as they are",
             "1, 1",
@@ -172,7 +209,7 @@ def rules(scaled: Workload, run: Setting) -> list[Rule]:
         ),
         Rule("page cache empty before an epoch (ours)", "yes", "yes" if run.cache_dropped else "no", run.cache_dropped),
     ]  # fmt: skip
-    if scaled.mlperf:
+    if scaled.version and not scaled.shuffled:
         listed.append(Rule("files in a fixed order", "yes", "no" if run.shuffle else "yes", not run.shuffle))
     return listed
 
@@ -180,6 +217,6 @@ def rules(scaled: Workload, run: Setting) -> list[Rule]:
 def called(scaled: Workload, kept: list[Rule]) -> str:
     """Return the name that a run may bear. It is never an MLPerf result: MLPerf's code makes those, and MLPerf reviews
     them."""
-    if not scaled.mlperf:
+    if not scaled.version:
         return OURS
     return UNSCALED if all(rule.kept for rule in kept) else SCALED

@@ -38,7 +38,8 @@ def register(app: typer.Typer) -> None:
 def training(
     workload: own.WorkloadName,
     where: own.Target,
-    accelerator: own.Accelerator = "a100",
+    version: own.Version = "",
+    accelerator: own.Accelerator = "",
     accelerators: own.Accelerators = 1,
     steps: own.Steps = 100,
     by_the_rules: own.ByTheRules = False,
@@ -84,6 +85,7 @@ def training(
     plan = bench.TrainingPlan(
         workload=workload,
         where=place_of(where, origin, by=by),
+        version=version,
         accelerator=accelerator,
         accelerators=accelerators,
         steps=steps,
@@ -171,7 +173,8 @@ def compare(
     price: own.Price = "aws-s3-same-region",
     prices: own.Prices = "",
     report: own.Report = "",
-    accelerator: own.Accelerator = "a100",
+    version: own.Version = "",
+    accelerator: own.Accelerator = "",
     accelerators: own.Accelerators = 1,
     steps: own.Steps = 100,
     epochs: own.Epochs = 3,
@@ -203,6 +206,7 @@ def compare(
         training=TrainingPlan(
             workload=workload,
             where=bench.NOWHERE,
+            version=version,
             accelerator=accelerator,
             accelerators=accelerators,
             steps=steps,

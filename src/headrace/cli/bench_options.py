@@ -11,7 +11,8 @@ from headrace.cli.options import define
 WorkloadName = Annotated[
     str,
     typer.Argument(
-        metavar="WORKLOAD", help="Workload to run: unet3d, resnet50, cosmoflow, imagefolder or tokens."
+        metavar="WORKLOAD",
+        help="Workload to run: unet3d, retinanet, resnet50, cosmoflow, imagefolder or tokens.",
     ),
 ]
 Target = Annotated[
@@ -21,8 +22,23 @@ Target = Annotated[
         help="Place of the data set: a directory, a mount, headrace:///PATH, s3://… or another fsspec URL.",
     ),
 ]
+Version = Annotated[
+    str,
+    define(
+        "--version",
+        "VERSION",
+        "Version of MLPerf Storage whose workload is run: v2.0 or v3.0.",
+        default="the newest that has the workload for the accelerator",
+    ),
+]
 Accelerator = Annotated[
-    str, define("--accelerator", "KIND", "Accelerator whose compute time is simulated: a100 or h100.")
+    str,
+    define(
+        "--accelerator",
+        "KIND",
+        "Accelerator whose compute time is simulated: b200 in v3.0, otherwise a100 or h100.",
+        default="the first that the workload has",
+    ),
 ]
 Accelerators = Annotated[
     int, define("--accelerators", "N", "Number of accelerators to simulate on each host.")

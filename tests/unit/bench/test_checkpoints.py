@@ -33,6 +33,21 @@ def test_sizes_are_those_that_mlperf_publishes(name: str, ranks: int, model: int
     assert list(sums(architecture)) == pytest.approx([model, optimizer], rel=0.004)
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama3-8b", 104.70452117919922),
+        ("llama3-70b", 911.2121276855469),
+        ("llama3-405b", 5292.248718261719),
+        ("llama3-1t", 15426.589264154434),
+    ],
+)
+def test_sizes_are_to_the_byte_those_of_closed_submissions_to_version_3(name: str, published: float) -> None:
+    # checkpoint_size_GB of closed/{Alluxio,NVIDIA}/results/*/checkpointing/*/*/summary.json, storage_results_v3.0
+    model = MODELS[name]
+    assert sum(sum(model.files(rank).values()) for rank in range(model.ranks)) / GIB == published
+
+
 def test_the_largest_model_follows_its_dimensions() -> None:
     # by hand: 128 layers of 2 h + h (h + 2 * 134 * 32) + h^2 + 3 h f, embedding and head, with h = 25872, f = 98304
     h, f = 25_872, 98_304
