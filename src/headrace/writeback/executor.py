@@ -142,7 +142,7 @@ class SyncExecutor:
                     noted = entry.noted
                     await work(path)
                     if entry.noted != noted and self._planner.needs_work(path):
-                        self._changes.note([path], self._changes.delay_s)  # it changed while the task ran
+                        self._changes.note([path], self._quiet_s(path))  # it changed while the task ran
                 return None
             except FileInUseError:
                 self._defer([path])
@@ -154,6 +154,11 @@ class SyncExecutor:
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
+
+    def _quiet_s(self, path: bytes) -> float:
+        """Return the delay of a path that changed during its task. A path without an entry has no writer to wait for,
+        and this node notes a directory itself when it removes it."""
+        return self._changes.delay_s if self._upper.at(path).exists() else 0.0
 
     def _note_failure(self, path: bytes, error: HeadraceError) -> None:
         """Count a failure, back off its path, and log the first and the fifth as a warning."""

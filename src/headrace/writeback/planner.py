@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from headrace.base.clock import monotonic_s
 from headrace.base.keyed_lock import KeyedLock
@@ -17,12 +19,23 @@ from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
 
+_T = TypeVar("_T")
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
 """Clean files: the row and the status of each."""
 STEPS_WITH_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Steps of a directory that may require steps for everything below it."""
 TURN_S = 0.05
 """Seconds after which a dirty path without an entry is planned again, if its upload still runs."""
+PATHS_PER_TURN = 100
+"""Paths that are compared before other tasks of the loop run. Each costs some 20 µs."""
+
+
+async def in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """Yield items, and let other tasks of the loop run in between."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % PATHS_PER_TURN:
+            await asyncio.sleep(0)
 
 
 class StepPlanner:
@@ -84,7 +97,7 @@ class LayerScan:
         in a thread."""
         self._journal.forget_old_removals()
         self.hide_unanswered()
-        rows = {row.path: row for row in self._journal.all()}
+        rows = {row.path: row for row in self._journal.rows()}
         dirty: list[tuple[bytes, int]]
         dirty, clean, size_bytes = await self._layer.in_thread(self._walk_all, rows)
         now_s = monotonic_s()
@@ -114,7 +127,7 @@ class LayerScan:
     async def scan_below(self, top: bytes) -> None:
         """Mark everything dirty at and below a path."""
         self.hide_unanswered()
-        rows = {top: self._journal.get(top), **self._journal.below(top)}
+        rows = {top: self._journal.get(top), **await self._rows_below(top)}
 
         def walk() -> list[tuple[bytes, int]]:
             dirty = [
@@ -126,9 +139,13 @@ class LayerScan:
             return dirty + [(row.path, 0) for row in rows.values() if row and self._is_vanished(row)]
 
         now_s = monotonic_s()
-        is_directory = self._upper.at(top).is_folder()
-        for path, size in await self._layer.in_thread(walk) if is_directory else walk():
+        is_tree = len(rows) > 1 or self._upper.at(top).is_folder()
+        for path, size in await self._layer.in_thread(walk) if is_tree else walk():
             self._dirty.add(path, now_s, size)
+
+    async def _rows_below(self, path: bytes) -> dict[bytes, JournalRecord]:
+        """Return the rows below a path, and let other tasks run meanwhile. A row may be older than the return."""
+        return {row.path: row async for row in in_turns(self._journal.rows(path))}
 
     def hide_unanswered(self) -> None:
         """Hide the names of uploads whose answer was lost and whose file no longer exists here."""
@@ -141,11 +158,12 @@ class LayerScan:
             with self._upper.lock:
                 self._changes.hide(find())
 
-    def steps_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
+    async def steps_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
         """Return the step that each path needs now. Paths that need none become clean. A new, moved or removed
-        directory adds the paths below it."""
+        directory adds the paths below it. Between two paths other tasks run, never between the look at a path and the
+        decision that it is clean."""
         steps: dict[bytes, SyncStep] = {}
-        for path in paths:
+        async for path in in_turns(paths):
             entry = self._dirty.get(path)
             if entry is None or path in steps:  # or a directory before it added the path
                 continue
@@ -154,7 +172,7 @@ class LayerScan:
                 if path in self._turns:  # its upload still runs, and handles it
                     self._dirty.defer([path], TURN_S)
                 elif self._layer.is_exclusive(path):
-                    self._plan_vanished(path, steps)
+                    await self._plan_vanished(path, steps)
                 else:
                     self._drop_missing(path)
                 continue
@@ -165,20 +183,21 @@ class LayerScan:
                 steps[path] = step
                 self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)
             if step in STEPS_WITH_CHILDREN:
-                self._add_children(path, steps)
+                await self._add_children(path, steps)
         return steps
 
-    def _plan_vanished(self, path: bytes, steps: dict[bytes, SyncStep]) -> None:
+    async def _plan_vanished(self, path: bytes, steps: dict[bytes, SyncStep]) -> None:
         """Plan what removes at the origin what programs removed from an exclusive directory: no marker hides it."""
         row = self._journal.get(path)
+        if row is None or not self._is_vanished(row):
+            self._dirty.drop(path)
         rows = [] if row is None else [row]
         if row is None or not row.is_file:
-            rows += self._journal.below(path).values()
-        vanished = [row for row in rows if self._is_vanished(row)]
-        if not any(row.path == path for row in vanished):
-            self._dirty.drop(path)
+            rows += (await self._rows_below(path)).values()
         now_s = monotonic_s()
-        for row in vanished:
+        async for row in in_turns(rows):
+            if not self._is_vanished(row):
+                continue
             self._dirty.resize(self._dirty.add(row.path, now_s), 0)
             if row.path in self._turns:
                 self._dirty.defer([row.path], TURN_S)
@@ -204,13 +223,15 @@ class LayerScan:
         self._dirty.drop(path)
         self._hide(partial(self._removals.rows_without_entry, path))
 
-    def _add_children(self, top: bytes, steps: dict[bytes, SyncStep]) -> None:
+    async def _add_children(self, top: bytes, steps: dict[bytes, SyncStep]) -> None:
         """Add the steps of everything below a directory."""
-        now_s, rows = monotonic_s(), self._journal.below(top)
-        for path, status in self._upper.walk(top):
+        now_s, rows = monotonic_s(), await self._rows_below(top)
+        async for path, status in in_turns(self._upper.walk(top)):
             if path == top or path in steps:
                 continue
             step = self._planner.step_by_row(path, status, rows.get(path))
+            if step is not None:  # another round may have persisted it since the rows were read
+                step = self._planner.step(path, status)
             if step is not None:
                 entry = self._dirty.add(path, now_s)
                 self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)

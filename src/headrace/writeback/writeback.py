@@ -187,7 +187,7 @@ class WriteBack:
     async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
         """Persist these paths in one round, and notify the observers, even after errors. Return the errors."""
         self._scan.hide_unanswered()
-        steps = self._scan.steps_of(paths)
+        steps = await self._scan.steps_of(paths)
         folders = self._executor.folders_of(steps)
         try:
             return await self._executor.run(steps)

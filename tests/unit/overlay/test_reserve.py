@@ -76,7 +76,7 @@ def test_the_table_is_written_on_a_full_disk(disk: Path) -> None:
     table.close()
     fill(disk)  # what the log had is gone
     table = reserve.spend(lambda: SyncJournal(str(disk / "known.db"), reserve))
-    assert sum(1 for _ in table.all()) == 2000
+    assert sum(1 for _ in table.rows()) == 2000
     assert table.get(noted[7][3].path) == noted[7][3]
     table.close()
 
@@ -88,7 +88,7 @@ def test_a_table_that_has_no_room_says_so_and_goes_on_when_it_has(disk: Path) ->
         table.note_all(rows(2000, "many"))
     (disk / "ballast").unlink()
     table.note_all(rows(2000, "many"))
-    assert sum(1 for _ in table.all()) == 2000
+    assert sum(1 for _ in table.rows()) == 2000
     table.close()
 
 

@@ -19,6 +19,7 @@ from headrace.config.load import load
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.exclusive_claims import ExclusiveClaims
+from headrace.writeback.planner import PATHS_PER_TURN, in_turns
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture
 
@@ -264,3 +265,19 @@ async def test_a_layer_that_an_administrator_removes_is_no_removal_of_its_files(
         assert write.waiting(b"/") == (0, 0)
         await assert_origin(layer, {b"/out/d/f": b"ours"})
     layer.crash()
+
+
+async def test_other_tasks_run_while_many_paths_are_compared() -> None:
+    """A program that removes a directory of a million files must not stop the node's answers."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    paths = [path async for path in in_turns(range(5 * PATHS_PER_TURN))]
+    counting.cancel()
+    assert paths == list(range(5 * PATHS_PER_TURN)) and turns >= 5

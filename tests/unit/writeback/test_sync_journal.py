@@ -28,7 +28,7 @@ def test_rows_survive(tmp_path: Path) -> None:
     assert [(record.path, record.mtime_ns, record.put_id) for record in table.begun()] == [(b"/b", 11, "8-9")]
     table.drop(PATH)
     assert table.get(PATH) is None
-    assert [record.path for record in table.all()] == [b"/b"]
+    assert [record.path for record in table.rows()] == [b"/b"]
     table.close()
 
 
@@ -85,7 +85,7 @@ def test_removed_paths_are_remembered_and_the_oldest_forgotten(
     assert JournalRecord.removed(b"/x").is_absent
     assert not JournalRecord.removed(b"/x").is_directory
     table.forget_old_removals()
-    assert sorted(record.path for record in table.all()) == [b"/3", b"/4", b"/begun", b"/kept"]
+    assert sorted(record.path for record in table.rows()) == [b"/3", b"/4", b"/begun", b"/kept"]
     table.close()
 
 
@@ -150,4 +150,4 @@ def test_rows_of_one_transaction_are_all_noted_or_none(tmp_path: Path) -> None:
         table.note_all([JournalRecord(b"/a", 1, 1, 1, Version(1, 1)), broken])
     assert table.get(b"/a") is None
     table.note(JournalRecord(b"/c", 1, 1, 1, Version(1, 1)))
-    assert [row.path for row in table.all()] == [b"/c"]
+    assert [row.path for row in table.rows()] == [b"/c"]

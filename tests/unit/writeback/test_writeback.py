@@ -215,3 +215,18 @@ async def test_the_next_round_recovers_from_a_crash_at_each_step(
         assert again.kept() == []
         assert again.names() == [b"d", b"replaced"]
     again.crash()
+
+
+async def test_a_directory_that_was_removed_leaves_nothing_dirty_until_the_delay(layer: LayerFixture) -> None:
+    """The node itself notes it when it drops its mark. Other nodes took it for unpersisted as long as that lasted."""
+    version = await layer.hold(b"/away/f", b"theirs")
+    layer.upper.at(b"/away").make_folders(0o755)
+    hide(layer.upper, b"/away/f", version)
+    layer.upper.mark_removed(b"/away")
+    async with layer.running(layer.write_back(delay_s=600.0)) as write:
+        write.changed([b"/away"], 1)
+        await write.persist(b"/")
+        await pass_time(5.0)
+        assert write.waiting(b"/") == (0, 0)
+        await assert_tree(layer, {b"/away/f": None})
+        assert layer.names() == []

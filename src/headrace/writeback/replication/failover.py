@@ -180,7 +180,7 @@ class Failover:
                     forget_persisted(folder)
                 return FailoverReport([])
             with contextlib.closing(SyncJournal(path)) as table:
-                rows = [row for row in table.all() if row.version.size_bytes >= 0][:REPORT_FILES_MAX]
+                rows = [row for row in table.rows() if row.version.size_bytes >= 0][:REPORT_FILES_MAX]
         return FailoverReport(
             [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
         )
@@ -198,7 +198,7 @@ def _record_persisted(folder: str) -> None:
         contextlib.closing(SyncJournal(os.path.join(folder, JOURNAL_FILE))) as known,
         contextlib.closing(SyncJournal(os.path.join(folder, PERSISTED_FILE))) as persisted,
     ):
-        for row in known.all():
+        for row in known.rows():
             own = copy_of(upper.at(row.path))
             if len(own) == 3 and row.is_there and not row.begun:
                 persisted.note(JournalRecord(row.path, *own, row.version))
