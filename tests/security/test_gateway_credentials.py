@@ -140,9 +140,9 @@ def test_a_page_in_a_browser_with_a_certificate_is_refused(page: str, tokens: To
 
 
 def _pages(request: Request) -> str:
-    from headrace.http.sender import trouble_with_sender
+    from headrace.http.sender import sender_refusal
 
-    return trouble_with_sender(request, (), loopback=False)
+    return sender_refusal(request, (), loopback=False)
 
 
 # ---------------------------------------------------------------- files

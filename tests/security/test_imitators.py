@@ -110,9 +110,9 @@ def test_each_lock_is_of_one_mount_and_role(tmp_path: Path) -> None:
     try:
         assert os.read(ready, 1) == b"."
         assert data.pids(Role.SESSION) == [process.pid]
-        assert (data.pids(Role.HOLDER), other.any()) == ([], False)
+        assert (data.pids(Role.FD_STORE), other.any()) == ([], False)
         pidfd = data.pidfd(Role.SESSION, process.pid)
-        assert (pidfd >= 0, data.pidfd(Role.HOLDER, process.pid)) == (True, -1)
+        assert (pidfd >= 0, data.pidfd(Role.FD_STORE, process.pid)) == (True, -1)
         assert end(pidfd, 10)
         assert process.wait() == -signal.SIGTERM
         assert data.pids(Role.SESSION) == []

@@ -467,9 +467,9 @@ def test_what_is_held_longest_goes_first() -> None:
     assert held.hold(d, 61) == [c]
     assert held.hold(d, 101) == [d]
     memory = Memory(100)
-    assert [memory.take(60), memory.take(60)] == [True, False]
-    memory.give_back(60)
-    assert memory.take(100)
+    assert [memory.reserve(60), memory.reserve(60)] == [True, False]
+    memory.release(60)
+    assert memory.reserve(100)
 
 
 def test_work_of_one_address_leaves_threads_to_others() -> None:

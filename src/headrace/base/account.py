@@ -78,7 +78,7 @@ class Account:
                 self.become()
                 answer = {"result": call()}
             except HeadraceError as error:
-                answer = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+                answer = error.as_report()
             with open(writing, "wb") as out:
                 out.write(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001 - the child ends here in any case

@@ -19,7 +19,7 @@ FOLDER_NAME = "%010x"
 DATA_NAME = b"%010x/%012x"
 """Formatted with id >> TOGETHER_BITS and id: the cache file. A hit has no time to build a complete path."""
 
-LAZY_FOLDER = b"lazy"
+LAZY_DIRECTORY = b"lazy"
 """The directory in the layer of a lazy seal where the kernel finds what the cache lacks (`fuse/lazy_layer.py`)."""
 _LAZY = re.compile(rb"[0-9a-f]{12}")
 
@@ -30,7 +30,7 @@ def data_name(id: int) -> bytes:
 
 def lazy_name(id: int) -> bytes:
     """Return the path of a file in the layer of a lazy seal: no cache volume has such a directory."""
-    return b"%s/%012x" % (LAZY_FOLDER, id)
+    return b"%s/%012x" % (LAZY_DIRECTORY, id)
 
 
 def lazy_id(name: bytes) -> int | None:

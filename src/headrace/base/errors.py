@@ -29,6 +29,10 @@ class HeadraceError(Exception):
         was raised."""
         return type(self)(self.what, why=self.why, hint=self.hint)
 
+    def as_report(self) -> dict[str, object]:
+        """Return the fields of the JSON line by which a process reports its failure to the one that started it."""
+        return {"error": self.code, "what": self.what, "why": self.why, "hint": self.hint}
+
     def __str__(self) -> str:
         line = self.what
         if self.why:

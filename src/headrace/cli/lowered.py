@@ -136,7 +136,7 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
     from headrace.cli.state import may_be_served
     from headrace.fuse import device, handover_state, mount, probe
 
-    path = mount.place_of(mountpoint)
+    path = mount.mountpoint_path(mountpoint)
     if not only_root_moves(path):
         raise MountError(
             f"cannot mount at {path}",

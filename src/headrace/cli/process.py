@@ -164,7 +164,7 @@ def start_fd_store(
     words = ["headrace.fuse.fd_store", "--mountpoint", mountpoint, "--socket", socket]
     words += ["--io", options.io, "--lock-fd", str(lock_fd)]
     if mounted:
-        words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]
+        words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-handover-fd", str(fds[1])]
     else:
         words += ["--fds", str(fds[0]), str(fds[1])]
         words += ["--allow-other"] * options.allow_other

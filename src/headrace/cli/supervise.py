@@ -124,11 +124,11 @@ class Supervisor:
             from headrace.fuse import device, handover_state, mount
             from headrace.fuse.servers import Servers
 
-            self._servers = Servers.open(self._run_folder, mount.place_of(self.state.mountpoint))
+            self._servers = Servers.open(self._run_folder, mount.mountpoint_path(self.state.mountpoint))
             if self._mounted is not None:
                 self.state.mountpoint, self._mount_fds = self._mounted.mountpoint, self._mounted.fds
             else:
-                self._uncover_dead(mount.place_of(self.state.mountpoint))
+                self._uncover_dead(mount.mountpoint_path(self.state.mountpoint))
                 self.state.mountpoint = mount.prepare(  # while the node starts
                     self.state.mountpoint,
                     is_served=lambda path: may_be_served(self._run_folder, path),
@@ -309,12 +309,12 @@ class Supervisor:
                 return
             # A session that the FD store forked just before it died takes its lock a moment later. So a result counts
             # only if two rounds agree; one look could miss that session, and start a second one on the same mount.
-            pid = _first(self._servers.pids(Role.HOLDER))
+            pid = _first(self._servers.pids(Role.FD_STORE))
             session_pid = _first(self._servers.pids(Role.SESSION))
             if before != (pid, session_pid):
                 before = pid, session_pid
             elif pid:
-                self._fd_store_exit_fd = self._servers.pidfd(Role.HOLDER, pid)
+                self._fd_store_exit_fd = self._servers.pidfd(Role.FD_STORE, pid)
             elif not session_pid:
                 self._fd_store = self._start_fd_store(mounted=True)
                 self._fd_store_exit_fd, pid = self._fd_store.exit_fd, self._fd_store.pid

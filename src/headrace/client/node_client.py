@@ -117,7 +117,7 @@ class NodeClient:
     def entry(self, id: FileId) -> Entry | None:
         return self.local.index.entry(id)
 
-    def known(self, parent: FileId, name: bytes) -> Entry | None:
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None:
         """Return the entry that the index has, however old the index is."""
         return self.local.index.lookup(parent, name)
 

@@ -151,7 +151,8 @@ INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 PAGE_BYTES = 4096
 READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with the header it fits a pipe of 1 MiB, which needs no privilege
 REQUEST_BYTES_MAX = 16384
-"""The request buffer of a read-only mount, where max_write is one page. The kernel requires at least 8192 bytes."""
+"""Size of the request buffer of a read-only mount, where max_write is one page. The kernel requires 8192 bytes or
+more."""
 WRITE_BYTES_MAX = 1 << 20
 WRITABLE_REQUEST_BYTES_MAX = WRITE_BYTES_MAX + (1 << 16) + PAGE_BYTES
-"""The size of the request buffer of a writable mount: max_write, or an extended attribute with its name."""
+"""Size of the request buffer of a writable mount. It holds max_write, or an extended attribute with its name."""

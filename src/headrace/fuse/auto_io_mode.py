@@ -18,7 +18,9 @@ from headrace.fuse.client_protocol import ReadingClient
 
 LIMIT_S = 0.4
 FILES_MIN, FILES_MAX = 64, 2000
+"""Fewest files that the sample decides by, and the most that it looks at."""
 SMALL_BYTES, LARGE_BYTES = 1 << 20, 8 << 20
+"""Files are small if half of them have at most SMALL_BYTES and none has more than LARGE_BYTES."""
 
 
 def small_files(client: ReadingClient) -> str:

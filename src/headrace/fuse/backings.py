@@ -52,7 +52,7 @@ class OwnBackings:
         device.backing_close(self._fuse_fd, backing_id)
 
 
-class AskedBackings:
+class FdStoreBackings:
     """Registers files through the FD store, over the session's end of a SOCK_SEQPACKET pair. Thread-safe."""
 
     def __init__(self, fd_store: socket.socket) -> None:
@@ -80,9 +80,9 @@ class AskedBackings:
 
 
 class BackingsKeeper:
-    """Registers and releases files for one session: the FD store's end of the socket pair. The session is not trusted:
-    it can only register files of its user and release its own, and nothing here blocks on it. read_only: of the mount;
-    on a writable one it registers nothing, as the kernel would open the file for writing without a check."""
+    """Registers and releases files for one session, at the FD store's end of the socket pair. The session is not
+    trusted: it can only register files of its user and release its own, and nothing here blocks on it. On a mount that
+    is not `read_only` it registers nothing, because the kernel would open the file for writing without a check."""
 
     def __init__(self, fuse_fd: int, *, read_only: bool) -> None:
         self._own = OwnBackings(fuse_fd)

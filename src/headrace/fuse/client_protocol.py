@@ -58,7 +58,7 @@ class WritingClient(ReadingClient, Protocol):
     @property
     def source(self) -> int: ...
 
-    def known(self, parent: FileId, name: bytes) -> Entry | None:
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None:
         """Look the name up in the index, however old the listing is."""
         ...
 

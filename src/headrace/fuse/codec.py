@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,9 +12,9 @@ from headrace.base.model import FILE_ID_MAX, Entry, Kind
 from headrace.fuse import abi
 
 FOREVER_S = 1 << 31
-"""The lifetime of attributes of an id of the index: they never change."""
+"""Seconds for which the kernel keeps attributes of an id of the index: they never change."""
 UPPER_TTL_S = 1
-"""The seconds for which the kernel keeps names and attributes of the upper layer. Another session may change them."""
+"""Seconds for which the kernel keeps names and attributes of the upper layer. Another session may change them."""
 _FILE_MODE = stat.S_IFREG | 0o444
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _DT = {Kind.FILE: 8, Kind.DIRECTORY: 4}
@@ -235,7 +235,3 @@ def inval_inode(node: int) -> bytes:
 
 def resend() -> bytes:
     return abi.OUT_HEADER.pack(16, abi.Notify.RESEND, 0)
-
-
-def total_bytes(parts: Iterable[bytes]) -> int:
-    return sum(map(len, parts))

@@ -60,8 +60,8 @@ def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
 
 
 def backing_open(fd: int, file_fd: int) -> int:
-    """Register a file for passthrough; return its backing id. OSError: EPERM without root, ELOOP on stacked
-    overlayfs."""
+    """Register a file for passthrough, and return its backing id. Raises OSError: EPERM without root, ELOOP for a file
+    on stacked overlayfs."""
     # only with a mutable argument does ioctl return the call's own result, which is the id
     return int(fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0))))
 
@@ -73,22 +73,24 @@ def backing_close(fd: int, backing_id: int) -> None:
         pass  # closed already
 
 
-def set_read_ahead(mountpoint: str, kib: int = READ_AHEAD_KB) -> bool:
-    """Set the kernel's read-ahead of cached mode, which is 128 KiB by default. Return False without sysfs."""
+def set_read_ahead(mountpoint: str) -> bool:
+    """Set the kernel's read-ahead of cached mode to READ_AHEAD_KB; the default is 128 KiB. Return False without
+    sysfs."""
     row = mounted_at(mountpoint)
-    return row is not None and _set_read_ahead(row.device, kib)
+    return row is not None and _set_read_ahead(row.device)
 
 
-def set_read_ahead_of(root: int, kib: int = READ_AHEAD_KB) -> bool:
-    """Set it for a file system that is mounted nowhere, by a descriptor of its root. The session must be answering."""
+def set_read_ahead_of(root: int) -> bool:
+    """Set it for a file system that is mounted nowhere, by a descriptor of its root. Blocks until the session answers
+    the kernel."""
     number = os.fstat(root).st_dev
-    return _set_read_ahead(f"{os.major(number)}:{os.minor(number)}", kib)
+    return _set_read_ahead(f"{os.major(number)}:{os.minor(number)}")
 
 
-def _set_read_ahead(device: str, kib: int) -> bool:
+def _set_read_ahead(device: str) -> bool:
     try:
         with open(f"/sys/class/bdi/{device}/read_ahead_kb", "w") as file:
-            file.write(str(kib))
+            file.write(str(READ_AHEAD_KB))
     except OSError:
         return False
     return True

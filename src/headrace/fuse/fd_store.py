@@ -30,28 +30,33 @@ from headrace.fuse.backings import BackingsKeeper
 from headrace.fuse.servers import Role, Servers, is_zombie
 
 BACKOFF_S_MAX = 5.0
+"""Longest pause before a session is started again, in seconds."""
 POLL_S = 0.5
+"""Seconds between two checks whether the session's main thread has ended."""
 REAP_S = 0.5
+"""Most seconds that the FD store waits for the end of a session that it killed."""
 STEADY_S = 10.0
+"""A session that served for this many seconds did not fail at its start: the next one is started without a pause."""
 STOP_LIMIT_S = 3.0
+"""Seconds that a session has to end after SIGTERM, before it is killed."""
 MESSAGE_BYTES_MAX = 65536
 _CLIENT = "headrace.client.node_client:connect"
 
 
 ALONE = "alone"
-"""The value of `rights` for an FD store that keeps CAP_SYS_ADMIN while its sessions run as the same user without it."""
+"""Value of `rights` for an FD store that keeps CAP_SYS_ADMIN while its sessions run as the same user without it."""
 
 
 class FdStore:
-    """Serves one mount: it holds the mount's descriptors, and has one session running. `fuse_fd` and `ledger_fd` come
+    """Serves one mount: it holds the mount's descriptors, and has one session running. `fuse_fd` and `handover_fd` come
     from the process that started this one, or from a dead FD store by way of its session."""
 
-    def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
+    def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, handover_fd: int) -> None:
         self._arguments = arguments
         self._servers = Servers(arguments.lock_fd, arguments.mountpoint)
-        self._servers.enter(Role.HOLDER)
+        self._servers.enter(Role.FD_STORE)
         self._fuse_fd = fuse_fd
-        self._ledger_fd = ledger_fd
+        self._ledger_fd = handover_fd
         self._control: socket.socket | None = None
         self._backings: BackingsKeeper | None = None
         """Registers files for the session where only this process has CAP_SYS_ADMIN."""
@@ -88,7 +93,7 @@ class FdStore:
         own_end, session_end = socket.socketpair()
         command = module_command("headrace.fuse.session_main", "--mountpoint", a.mountpoint)
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
-        command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(session_end.fileno())]
+        command += ["--handover-fd", str(self._ledger_fd), "--control-fd", str(session_end.fileno())]
         command += ["--lock-fd", str(a.lock_fd)]
         fds = [self._fuse_fd, self._ledger_fd, session_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else [])]
         if a.rights == ALONE:
@@ -231,7 +236,7 @@ class FdStore:
 
 
 def report(fd: int | None, message: dict[str, object]) -> None:
-    """Write one JSON line to `fd`, or an error to stderr where there is no descriptor."""
+    """Write a message to `fd` as one JSON line. Without a descriptor, write an error to stderr, and nothing else."""
     if fd is None or fd < 0:
         if "error" in message:
             sys.stderr.write(f"{message['what']}: {message['why']} ({message['hint']})\n")
@@ -262,7 +267,7 @@ def run_fd_store(
     signal handlers, so it needs a process of its own.
 
     - `fds`: /dev/fuse, not mounted yet, and the descriptor of a handover state; the caller keeps both open. The mount
-      then outlives an FD store and a session that die together: `--adopt-fuse-fd`, `--adopt-ledger-fd` resume it.
+      then outlives an FD store and a session that die together: `--adopt-fuse-fd`, `--adopt-handover-fd` resume it.
     - `lock_fd`: the descriptor for `servers.py`; -1 when nobody supervises the mount.
     - `rights`: ALONE where only this process of the mount has CAP_SYS_ADMIN; root has then mounted `fds` already.
     - `passthrough`: see `session_main.py`.
@@ -281,15 +286,15 @@ def run_fd_store(
     try:
         if rights != ALONE:
             arguments.mountpoint = mount.prepare(mountpoint, is_served=lambda _: True)
-        fuse_fd, ledger_fd = fds or (device.open_device(), handover_state.create())
-        for fd in (fuse_fd, ledger_fd):
+        fuse_fd, handover_fd = fds or (device.open_device(), handover_state.create())
+        for fd in (fuse_fd, handover_fd):
             os.set_inheritable(fd, False)
         if rights != ALONE:
             device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:
-        report(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        report(ready_fd, error.as_report())
         return 1
-    fd_store = FdStore(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
+    fd_store = FdStore(arguments, fuse_fd=fuse_fd, handover_fd=handover_fd)
     fd_store.start_session()
     return fd_store.run()
 
@@ -297,7 +302,7 @@ def run_fd_store(
 def _adopt(arguments: argparse.Namespace) -> int:
     for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd):
         os.set_inheritable(fd, False)
-    fd_store = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
+    fd_store = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, handover_fd=arguments.adopt_ledger_fd)
     if arguments.adopt_control_fd < 0:
         fd_store.resume()
     else:
@@ -319,7 +324,7 @@ def main() -> int:
     parser.add_argument("--lock-fd", type=int, default=-1)
     parser.add_argument("--rights", default="")
     parser.add_argument("--passthrough", default="")
-    for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
+    for name in ("fuse-fd", "handover-fd", "control-fd", "pid"):
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
     if a.rights == ALONE:

@@ -28,14 +28,13 @@ from headrace.overlay.syscalls import fallocate
 FH_UPPER = 3
 _HIDDEN = tuple(prefix.encode() for prefix in HIDDEN_FROM_USERS)
 FALLOCATED_AT_ONCE_BYTES = 8 << 20
-"""The longest range that the hot thread allocates. A longer one may be many extents, or many pages of a hole to
-drop."""
+"""Longest range that the hot thread allocates. A longer one may be many extents, or many pages of a hole to drop."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _ATTRIBUTES = (
     abi.FATTR_MODE | abi.FATTR_UID | abi.FATTR_GID | abi.FATTR_SIZE | abi.FATTR_ATIME | abi.FATTR_MTIME
 )
-"""A SETATTR without these bits requests to drop the set-id bits: the kernel sends it when it writes or allocates
-itself."""
+"""Bits of `valid` that change attributes. The kernel sends a SETATTR without any of them when it wrote or allocated by
+itself: the session then drops the set-id bits."""
 
 
 class WritableOperations(NamespaceOperations):
@@ -57,7 +56,7 @@ class WritableOperations(NamespaceOperations):
                 _drop_set_ids(fd)
             file_stat = as_given(os.fstat(fd), fd)
             file_node = UPPER | file_stat.st_ino
-            generation = self._nodes.learn(file_node, node, name, new=new)
+            generation = self._nodes.remember(file_node, node, name, new=new)
             if not self._tree.other_nodes.is_published(path):
                 self._awaited_paths.append(path)
             opened = self._opened_upper(file_node, fd, flags, new=new)
@@ -159,12 +158,12 @@ class WritableOperations(NamespaceOperations):
         if path is None or ctime == file.durable_ctime_ns or not self._tree.modes.waits(path):
             return 0
 
-        def secure(cancel: Cancel) -> Answer:
+        def ensure_durable(cancel: Cancel) -> Answer:
             self._writer.secure(path, cancel)
             file.durable_ctime_ns = ctime
             return 0
 
-        return secure
+        return ensure_durable
 
     def fsync(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         if not node & UPPER:
@@ -371,8 +370,8 @@ def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:
 
 def _drop_set_ids(target: bytes | int) -> None:
     """Drop the set-id bits as the kernel does when a user other than root changes a file
-    (setattr_should_drop_suidgid), and as chown(2) does for every caller. So for a device, whose bits are in an
-    extended attribute."""
+    (setattr_should_drop_suidgid), and as chown(2) does for every caller. The bits of a device are in an extended
+    attribute, and are dropped there."""
     mode = as_given(os.stat(target), target).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and not stat.S_ISDIR(mode):

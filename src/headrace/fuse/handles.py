@@ -16,11 +16,12 @@ from headrace.base.model import FileId
 from headrace.fuse.client_protocol import CacheFile, ReadingClient
 
 IDLE_FILES_MAX = 2048
+"""Most handles that stay open without a read."""
 
 
 class Handle:
-    """Holds an open cache file. `file` is None for a complete one, whose `fd` the handle owns. `users` counts the
-    reads now."""
+    """Holds an open cache file. `file` is None for a complete one, whose `fd` the handle owns. `users` counts the reads
+    in progress."""
 
     __slots__ = ("complete_fd", "file", "size_bytes", "stale", "users")
 
@@ -44,7 +45,8 @@ class Handle:
         return self.file is None or count == 0 or self.file.present(offset, offset + count)
 
     def fd_with(self, offset: int, count: int, cancel: Cancel | None = None) -> int:
-        """Wait until these bytes are present. Return the descriptor to read them from; others may have a hole there."""
+        """Wait until these bytes are present. Return the descriptor to read them from. Other descriptors of the file
+        may have a hole there."""
         if self.file is None or count == 0:
             return self.fd
         return self.file.wait(offset, offset + count, cancel)
@@ -57,17 +59,16 @@ class Handle:
 
 
 class HandleCache:
-    """Finds and opens the handles of files by id, and keeps up to `idle_max` of them open."""
+    """Finds and opens the handles of files by id, and keeps up to IDLE_FILES_MAX of them open. Thread-safe."""
 
-    def __init__(self, client: ReadingClient, *, idle_max: int = IDLE_FILES_MAX) -> None:
+    def __init__(self, client: ReadingClient) -> None:
         self._client = client
-        self._idle_max = idle_max
         self._lock = threading.Lock()
         self._handles: OrderedDict[int, Handle] = OrderedDict()
 
-    def take(self, id: FileId) -> Handle | None:
-        """Acquire the handle of a complete cache file, without blocking on the node. Return None when `take_blocking`
-        must open it. The caller releases it by `give`."""
+    def acquire(self, id: FileId) -> Handle | None:
+        """Acquire the handle of a complete cache file, without blocking on the node. Return None if only
+        `acquire_blocking` can open it. The caller releases it by `release`."""
         with self._lock:
             handle = self._handles.get(id)
             if handle is not None:
@@ -83,8 +84,8 @@ class HandleCache:
             return None
         return self.put(id, Handle(fd, None, os.fstat(fd).st_size))
 
-    def take_blocking(self, id: FileId, cancel: Cancel) -> Handle:
-        handle = self.take(id)
+    def acquire_blocking(self, id: FileId, cancel: Cancel) -> Handle:
+        handle = self.acquire(id)
         if handle is not None:
             return handle
         return self.put(id, self.wrap(id, self._client.open(id, cancel)))
@@ -101,7 +102,7 @@ class HandleCache:
             handle.users += 1
             if handle is not new:
                 surplus.append(new)
-            while len(self._handles) > self._idle_max:
+            while len(self._handles) > IDLE_FILES_MAX:
                 oldest = next((key for key, kept in self._handles.items() if kept.users == 0), None)
                 if oldest is None:
                     break
@@ -110,21 +111,21 @@ class HandleCache:
             unused.close()
         return handle
 
-    def give(self, handle: Handle) -> None:
+    def release(self, handle: Handle) -> None:
         with self._lock:
             handle.users -= 1
             close = handle.stale and handle.users == 0
         if close:
             handle.close()
 
-    def kept_if_present(self, handle: Handle, offset: int, size_bytes: int) -> bool:
+    def check_present(self, handle: Handle, offset: int, size_bytes: int) -> bool:
         """Return whether the bytes are present. If they are not, or the check fails, release the handle."""
         is_present = False
         try:
             is_present = handle.present(offset, size_bytes)
         finally:
             if not is_present:
-                self.give(handle)
+                self.release(handle)
         return is_present
 
     def ids(self) -> list[int]:
@@ -155,18 +156,18 @@ class Directory:
         """The names of the upper layer when the reading began; None when it begins now."""
         self._page: tuple[int, list[bytes]] = (2, [])
 
-    def note(self, offset: int, name: bytes) -> None:
+    def record_page_end(self, offset: int, name: bytes) -> None:
         """Record that a page ended after `name`, so that the next one begins at `offset`."""
         if offset > self._offsets[-1]:
             self._offsets.append(offset)
             self._names.append(name)
 
-    def note_page(self, offset: int, names: list[bytes]) -> None:
+    def record_page(self, offset: int, names: list[bytes]) -> None:
         """Record the names of the page that began at `offset`. A reader may continue from any of them. Counting from
         the start would skip some names, if names are removed while it reads."""
         self._page = (offset, names)
         if names:
-            self.note(offset + len(names), names[-1])
+            self.record_page_end(offset + len(names), names[-1])
 
     def seek(self, offset: int) -> tuple[bytes, int]:
         """Return the name to continue after, and how many names to skip from there."""
@@ -193,7 +194,8 @@ class Directories:
             return fh
 
     def get(self, fh: int) -> Directory:
-        """Return the position of a handle. One of an earlier session has no page starts: slower, and still correct."""
+        """Return the position of a handle. The position of an earlier session's handle has no starts of pages, so it is
+        slower, and still correct."""
         with self._lock:
             return self._open.setdefault(fh, Directory())
 

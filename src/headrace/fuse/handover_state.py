@@ -85,7 +85,7 @@ class HandoverState:
     def count(self, slot: int, opens: int) -> None:
         _COUNT.pack_into(self._map, _SLOTS_AT + 12 + slot * 16, opens)
 
-    def note_release(self, unique: int) -> None:
+    def record_release(self, unique: int) -> None:
         """Record a RELEASE before it is counted. If the session dies in between, the count is too high, not too low."""
         self._release = (self._release + 1) % _RELEASES
         _RELEASE.pack_into(self._map, _RELEASES_AT + self._release * 8, unique)

@@ -1,7 +1,7 @@
 """Assign node ids and their incarnations, and choose the I/O mode of each inode in the kernel.
 
 The kernel's rules are in its iomode.c. An inode with a passthrough open accepts no cached open and no other backing
-id. An inode with a cached open (also one that lives on as a mapping only) accepts no passthrough open: the user gets
+id. An inode with a cached open (also one that exists only as a mapping) accepts no passthrough open: the user gets
 EIO. So the mode of an open is chosen here, under one lock, from the opens that the kernel has not yet released.
 """
 
@@ -17,11 +17,14 @@ from headrace.fuse.handover_state import HandoverState
 
 NODE_SHIFT = 48
 UPPER = 1 << 47
-"""Ids of the upper layer have this bit; ids of the index are below it. A file of the upper layer is always open in
+"""Bit that all ids of the upper layer have; ids of the index are below it. A file of the upper layer is always open in
 one mode, so it has no incarnations."""
 IDLE_BACKINGS_MAX = 16384
+"""Most backing ids that stay registered while nobody has the file open."""
 REFUSED_MAX = 1 << 20
+"""Most nodes that are remembered as refused with ESTALE once."""
 INVALIDATED_INCARNATIONS_MAX = 256
+"""Most incarnations of a damaged file whose pages are invalidated in the kernel, newest first."""
 
 
 class Backing:
@@ -74,7 +77,8 @@ class InodeIoModes:
         )
 
     def open_hit(self, node: int) -> int:
-        """Count an open of a node with a backing id, and return the id; 0 without one. This is the hot path of OPEN."""
+        """Count an open of a node that has a backing id, and return that id; otherwise return 0. This is the hot path
+        of OPEN."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None:
@@ -100,7 +104,7 @@ class InodeIoModes:
             backing = self._backings.get(node)
             if backing is None:
                 return False
-            self._handover.note_release(unique)
+            self._handover.record_release(unique)
             backing.opens = opens = max(0, backing.opens - 1)
             self._handover.count(backing.slot, opens)
             backing.evicted |= not keep

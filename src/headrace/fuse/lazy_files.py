@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from headrace.base.cache_names import LAZY_FOLDER, lazy_id
+from headrace.base.cache_names import LAZY_DIRECTORY, lazy_id
 from headrace.base.cancel import Cancel
 from headrace.base.errors import CancelledByUserError, HeadraceError, OriginError, PathNotFoundError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
@@ -25,17 +25,18 @@ from headrace.wire.messages import Invalidated, Written
 
 log = logging.getLogger(__name__)
 
-FOLDER_ID = FileId((1 << 47) - 1)
-"""The id of the only directory. No file has it: a node counts ids up from 1."""
+DIRECTORY_ID = FileId((1 << 47) - 1)
+"""Id of the only directory. No file has it, because a node counts ids up from 1."""
 NAME_TTL_S = 3600.0
-_FOLDERS = {
+_DIRECTORIES = {
     ROOT_ID: Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 0)),
-    FOLDER_ID: Entry(FOLDER_ID, ROOT_ID, LAZY_FOLDER, Kind.DIRECTORY, Version(0, 0)),
+    DIRECTORY_ID: Entry(DIRECTORY_ID, ROOT_ID, LAZY_DIRECTORY, Kind.DIRECTORY, Version(0, 0)),
 }
 
 
 class LazyFile(NamedTuple):
-    """A missing file. path: of the namespace. mtime_ns: not before 1970, as content lists have it."""
+    """Describes a missing file. path: its path in the namespace. mtime_ns: not before 1970, as content lists have
+    it."""
 
     id: FileId
     path: bytes
@@ -50,10 +51,11 @@ class LazyFile(NamedTuple):
 
 
 class LazyFiles:
-    """The missing files of a seal, by id. A file takes its path, its token and some 40 bytes of memory."""
+    """Finds the missing files of a seal by id. Each takes its path, its token and some 40 bytes of memory."""
 
     def __init__(self, top: str, files: Iterable[tuple[SnapshotEntry, int]]) -> None:
-        """Keep the missing ones of all files of a seal, which come with their ids. top: its path in the namespace."""
+        """Store the missing files. files: all files of the seal with their ids. top: the seal's path in the
+        namespace."""
         self._top = os.fsencode(top.rstrip("/"))
         self._texts = bytearray()
         rows: list[tuple[int, int, int, int]] = []
@@ -95,7 +97,7 @@ class CacheClient(Protocol):
 
 
 class LazyClient:
-    """Gives a session the names by id, and the bytes by the client of the node. Thread-safe.
+    """Serves a session the missing files as names by id, and their bytes through the client of the node. Thread-safe.
 
     After the index of the node was lost, a file has another id there. It is found by its path, and keeps its sealed id
     in this tree.
@@ -114,22 +116,22 @@ class LazyClient:
 
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | None:
         if parent == ROOT_ID:
-            return _FOLDERS[FOLDER_ID] if name == LAZY_FOLDER else None
-        id = lazy_id(name) if parent == FOLDER_ID else None
+            return _DIRECTORIES[DIRECTORY_ID] if name == LAZY_DIRECTORY else None
+        id = lazy_id(name) if parent == DIRECTORY_ID else None
         return None if id is None else self._file_entry(FileId(id))
 
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
         return self.lookup_fast(parent, name)
 
     def entry(self, id: FileId) -> Entry | None:
-        return _FOLDERS.get(id) or self._file_entry(id)
+        return _DIRECTORIES.get(id) or self._file_entry(id)
 
     def _file_entry(self, id: FileId) -> Entry | None:
         file = self._files.get(id)
         if file is None:
             return None
         version = Version(file.size_bytes, file.mtime_ns)
-        return Entry(id, FOLDER_ID, b"%012x" % id, Kind.FILE, version)
+        return Entry(id, DIRECTORY_ID, b"%012x" % id, Kind.FILE, version)
 
     def name_ttl_s(self, parent: FileId) -> float:
         return NAME_TTL_S
@@ -154,8 +156,8 @@ class LazyClient:
         return path if file is not None and self._has(file, here) else None
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
-        """Open a file at its sealed version. PathNotFoundError for an id that is not missing in the seal; OriginError
-        if the sealed bytes can't be had."""
+        """Open a file at its sealed version. Raises PathNotFoundError for an id that is not missing in the seal, and
+        OriginError if neither the cache nor the origin has the sealed bytes. Blocks on the node."""
         file = self._files.get(id)
         if file is None:
             raise PathNotFoundError(f"file {id:x} of a lazy seal")
@@ -200,7 +202,7 @@ class LazyClient:
         self._client.forgot(receipt)
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None:
-        """Pass on what concerns files. What changes names in the namespace changes none here."""
+        """Pass on the events of files. A change of a name in the namespace changes no name of this tree."""
 
         def pass_on(event: object) -> None:
             if not isinstance(event, Invalidated | Written):
@@ -212,5 +214,5 @@ class LazyClient:
         return {}
 
     def statistics(self) -> tuple[int, int, int]:
-        """Return no figures: the kernel asks for them when it mounts, and must not wait for the node."""
+        """Return zeros: the kernel requests statistics when it mounts, and must not wait for the node."""
         return 0, 0, 0

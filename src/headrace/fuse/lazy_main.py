@@ -1,7 +1,7 @@
 """Run the layer of a lazy seal: `python -m headrace.fuse.lazy_main`, started by the command that mounts the seal.
 
-It makes a FUSE file system that is mounted nowhere, and sends a descriptor of its root over the control socket, or says
-why there is none. It ends by itself when no view uses that file system any more. No process waits for its end.
+It makes a FUSE file system that is mounted nowhere, and sends a descriptor of its root, or an error, over the control
+socket. It ends by itself when no view uses that file system any more. No process waits for its end.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import argparse
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
 
+from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import HeadraceError, MountError
 from headrace.base.logs import log_to_stderr
 from headrace.base.mount_api import detached_mount
-from headrace.client.node_client import PATIENCE_S, connect
+from headrace.client.node_client import connect
 from headrace.fuse import abi, device, handover_state
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.lazy_files import LazyClient, LazyFiles
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def make_layer(client: LazyClient) -> tuple[Session, int]:
-    """Return the session of a new layer, which answers from then on only if it is served, and a descriptor of its root.
-    MountError."""
+    """Return the session of a new layer, and a descriptor of the layer's root. The caller must serve the session before
+    any call on that descriptor. Raises MountError."""
     fd = device.open_device()
     options = {"fd": str(fd), "rootmode": "40000", "user_id": str(os.getuid()), "group_id": str(os.getgid())}
     options |= {"max_read": str(abi.READ_BYTES_MAX), "source": "headrace-lazy"}
@@ -57,7 +57,7 @@ def _serve(arguments: argparse.Namespace, control: socket.socket) -> None:
     record = catalogue.record(SealId.parse(arguments.seal))
     files = (entry for entry in catalogue.entries(record) if entry.is_file)
     lazy = LazyFiles(record.path, zip(files, catalogue.ids(record), strict=False))
-    client = LazyClient(connect(arguments.socket, role="session", patience_s=PATIENCE_S), lazy)
+    client = LazyClient(connect(arguments.socket, role="session"), lazy)
     session, root = make_layer(client)
     session.start()
     thread = threading.Thread(target=session.serve, name="session")
@@ -75,17 +75,15 @@ def main() -> int:
     control = socket.socket(fileno=arguments.control_fd)
     control.set_inheritable(False)
     if os.fork():
-        os._exit(0)  # nobody waits for the layer, so its parent is init
+        os._exit(0)  # no process waits for the layer, so its parent becomes init
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it lives as long as the mounts that need it
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        signal.signal(number, signal.SIG_IGN)  # it runs as long as a mount needs it
+    raise_descriptor_limit()
     log_to_stderr("warning", format="lazy %(levelname)s %(message)s")
     try:
         _serve(arguments, control)
     except HeadraceError as error:
-        answer = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
-        control.sendall(json.dumps(answer).encode())
+        control.sendall(json.dumps(error.as_report()).encode())
         return 1
     return 0
 

@@ -12,9 +12,10 @@ from headrace.base.mount_table import mounted_at
 from headrace.fuse import device
 
 ANSWER_LIMIT_S = 5.0
+"""Seconds after which a mount that did not answer statvfs counts as hanging."""
 
 
-def place_of(mountpoint: str) -> str:
+def mountpoint_path(mountpoint: str) -> str:
     """Return the path by which the kernel knows a mountpoint, without a call on what is mounted there."""
     path = os.path.abspath(mountpoint)
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -23,7 +24,7 @@ def place_of(mountpoint: str) -> str:
 def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
     """Return the real path of a directory to mount at, or raise MountError. `is_served` says whether a process may
     serve a Headrace mount there."""
-    path = place_of(mountpoint)
+    path = mountpoint_path(mountpoint)
     mounted = mounted_at(path)
     if mounted is not None and mounted.kind.startswith("fuse"):
         is_headrace = mounted.kind == device.FSTYPE
@@ -51,8 +52,8 @@ def _check_directory(path: str) -> None:
 
 
 def _is_dead(path: str, is_served: Callable[[], bool]) -> bool:
-    """Return whether no process serves the mount. The kernel answers ENOTCONN at once for a connection that nobody
-    holds. A mount that hangs may be alive, and must stay. But it also hangs after all its processes were killed while
+    """Return whether no process serves the mount. The kernel answers ENOTCONN at once if no process has the connection
+    open. A mount that hangs may be served, and must stay. But it also hangs after all its processes were killed, while
     a thread of one still waits for a reply."""
     results: list[int] = []
 

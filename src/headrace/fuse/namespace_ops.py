@@ -70,7 +70,7 @@ OnChanged = Callable[[list[bytes]], None]
 class NamespaceOperations(Operations):
     """Answers the requests that look up, list, create, rename or remove names of a writable mount.
 
-    build_tree: builds the merged tree, with the function that the tree calls with the paths of each change.
+    build_tree: builds the merged tree. Its argument is the function that the tree calls with the paths of a change.
     """
 
     def __init__(
@@ -154,26 +154,26 @@ class NamespaceOperations(Operations):
         if entry is None and self._tree.modes.of(path) is not WriteMode.OFF:
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._nodes.learn(entry.id, *place)
+            self._nodes.remember(entry.id, *place)
         return self._entry_reply(unique, parent, entry)
 
     def _upper_entry_reply(
         self, unique: int, parent: int, name: bytes, path: bytes, upper: os.stat_result, *, new: bool = False
     ) -> bytes:
         node = self._nodes.node_of(path, upper)
-        generation = self._nodes.learn(node, parent, name, new=new)
+        generation = self._nodes.remember(node, parent, name, new=new)
         return self._encode.stat_entry_reply(unique, node, upper, generation)
 
     def _path(self, node: int) -> bytes:
-        """Return the path of a node. OSError ESTALE when it has no name any more."""
+        """Return the path of a node. Raises ESTALE if it no longer has a name."""
         path = self._nodes.path(node)
         if path is None:
             raise OSError(errno.ESTALE, "the node has no name")
         return path
 
     def _path_to_change(self, node: int) -> bytes:
-        """Return the path of a node that is to be changed. OSError ESTALE when it has no name any more. The same
-        error for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
+        """Return the path of a node that is to be changed. Raises ESTALE if it no longer has a name. Raises ESTALE,
+        too, for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
         now. The kernel then looks the name up again."""
         if node & UPPER or not node >> NODE_SHIFT:
             return self._path(node)
@@ -183,7 +183,7 @@ class NamespaceOperations(Operations):
         return path
 
     def _lower_directory(self, node: int, path: bytes) -> FileId | Miss | None:
-        """Return the index's id of a directory, None without one at the origin, or MISS if only the node knows."""
+        """Return the index's id of a directory, None if the origin lacks it, or MISS if only the node can decide."""
         if not node & UPPER and self._writer.path_of(FileId(node)) == path:
             return FileId(node)
         id = ROOT_ID
@@ -234,7 +234,9 @@ class NamespaceOperations(Operations):
         if upper is None:
             return super().getattr(unique, node, request)
         if not stat.S_ISDIR(upper.st_mode):
-            self._nodes.node_of(path, upper)  # learns which inode number the file shows, after a takeover
+            self._nodes.node_of(
+                path, upper
+            )  # after a takeover this records which inode number the file shows
         return self._encode.stat_attr_reply(unique, node, upper)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -285,7 +287,7 @@ class NamespaceOperations(Operations):
             names.append(name)
             remaining -= len(part)
             position += 1
-        handle.note_page(max(2, offset), names)
+        handle.record_page(max(2, offset), names)
         return codec.data_reply(unique, b"".join(parts))
 
     def _merged(
@@ -309,13 +311,13 @@ class NamespaceOperations(Operations):
             assert lower is not None
             if plus:
                 if lower.kind is Kind.DIRECTORY:
-                    self._nodes.learn(lower.id, parent, name)
+                    self._nodes.remember(lower.id, parent, name)
                 return self._direntplus(lower, offset, self._client.name_ttl_s(lower.parent))
             return codec.dirent(lower.id, name, lower.kind, offset)
         node = self._nodes.node_of(path, upper)
         if not plus:
             return codec.stat_dirent(name, self._encode.number_of(node), upper, offset)
-        generation = self._nodes.learn(node, parent, name)
+        generation = self._nodes.remember(node, parent, name)
         return self._encode.stat_direntplus(name, node, upper, generation, offset)
 
     def _parent_node(self, node: int) -> int:
@@ -652,8 +654,8 @@ def owner_of(request: bytearray) -> Owner:
 
 
 def single_owner_of(request: bytearray) -> Owner:
-    """Return the owner of a new file in a layer whose files all belong to this process's user. EPERM for a request of
-    another user: that user's file would have an owner who did not make it. Root may: its files are squashed."""
+    """Return the owner of a new file in a layer whose files all belong to this process's user. Raises EPERM for a
+    request of another user, whose file would have the wrong owner. Root may create files: they are squashed."""
     uid = abi.IN_HEADER.unpack_from(request)[4]
     if uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))

@@ -1,8 +1,8 @@
 """Map the node ids of a writable mount to names: the kernel's requests name ids, the upper layer has paths.
 
 A file of the upper layer has the id UPPER | inode number. So has a directory, except one that the origin had first,
-which keeps its id of the index. The table learns names from the replies to the kernel, and drops them when the kernel
-forgets the node. A session that took over has no names at first: it looks in the index, or searches the upper layer.
+which keeps its id of the index. The table stores the names that replies to the kernel had, and drops them when the
+kernel forgets the node. After a takeover it is empty: it looks names up in the index, or searches the upper layer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from headrace.overlay.upper import Upper
 
 _INODE_MAX = UPPER - 1
 SEARCHED_PATHS_MAX = 1 << 16
-DEPTH_MAX = 4096  # of a path; names learnt at different times may form a cycle
+"""Most paths that are remembered after a search of the upper layer."""
+DEPTH_MAX = 4096
+"""Most names of a path. Names that were stored at different times may form a cycle."""
 
 
 class NodeRecord:
-    """Holds what the kernel knows of one node: its names, newest last, and how often it was looked up."""
+    """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
     __slots__ = ("generation", "lookups", "names", "removed", "removed_fd")
 
@@ -63,7 +65,7 @@ class NodeTable:
                 self.numbers.pop(node, None)
         return node
 
-    def learn(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
+    def remember(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
         """Count a lookup that is about to be sent to the kernel, and return the generation to send. With `new` the
         file was created just now: an older node of the same inode number, not yet forgotten, is another file."""
         with self._lock:

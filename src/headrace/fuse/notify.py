@@ -17,6 +17,7 @@ from headrace.fuse import codec
 log = logging.getLogger(__name__)
 
 FLUSH_LIMIT_S = 10.0
+"""Most seconds that `flush` waits."""
 
 
 class Notifier:

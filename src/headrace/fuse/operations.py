@@ -32,8 +32,8 @@ Method = Callable[[int, int, bytearray], "Answer | Deferred | DiskTask | Pending
 
 @dataclass(frozen=True, slots=True)
 class DiskTask:
-    """Holds work that waits at most for this machine's disk, never for the node. If it finds that it needs the node,
-    it returns a callable that waits for it."""
+    """Holds work that waits at most for the host's disk, never for the node. If it needs the node, it returns a
+    callable that waits for that."""
 
     work: Callable[[], Answer | Deferred]
 
@@ -51,9 +51,11 @@ _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
 _CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
 _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
 _SOCKET_XATTR = b"user.headrace.socket"
-"""Leads sdk/mapped_files.py to the node. It is not listed, because a copy with all attributes is not in the mount."""
+"""Attribute with which sdk/mapped_files.py finds the node. It is not listed, so that no program copies it to a file
+outside the mount."""
 PENDING_READ_BYTES_MAX = 256 << 10
-"""A larger READ is copied in a thread of the pool, because there the copy costs more than the change of threads."""
+"""Largest READ that the hot thread answers. The copy of a larger one costs more than a change of threads, so the pool
+does it."""
 _WRITES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
     *(Opcode.LINK, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE, Opcode.FALLOCATE),
@@ -71,7 +73,7 @@ class Mode(StrEnum):
 
 class Operations:
     """Answers the requests of a read-only mount. `register` registers the path of a cache file and returns a backing
-    id (OSError when the kernel refuses). `send` replies to a READ with bytes of a file (FileReplies.send)."""
+    id; it raises OSError if the kernel refuses. `send` replies to a READ with bytes of a file (FileReplies.send)."""
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class Operations:
         if path is not None:
             file.close()
             return self._open_complete(unique, node, path)
-        self._files.give(self._files.put(id, self._files.wrap(id, file)))
+        self._files.release(self._files.put(id, self._files.wrap(id, file)))
         return self._open_cached(unique, node)
 
     def release(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -212,24 +214,24 @@ class Operations:
     def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> PendingRead | None:
         """Start the read of a complete file, or return None. A read that must wait may be cancelled, so the pool
         acquires its own handle for it."""
-        handle = self._files.take(FileId(node & FILE_ID_MAX))
+        handle = self._files.acquire(FileId(node & FILE_ID_MAX))
         if handle is None:
             return None
         if handle.file is not None:
-            self._files.give(handle)
+            self._files.release(handle)
             return None
         os.posix_fadvise(handle.fd, *extent, os.POSIX_FADV_WILLNEED)
         return PendingRead(lambda: self._answer_read(unique, handle, extent))
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
         """Reply with bytes that are present; defer the others, so that an origin that hangs delays no cached file."""
-        handle = self._files.take(FileId(node & FILE_ID_MAX))
-        if handle is not None and self._files.kept_if_present(handle, *extent):
+        handle = self._files.acquire(FileId(node & FILE_ID_MAX))
+        if handle is not None and self._files.check_present(handle, *extent):
             return self._answer_read(unique, handle, extent)
         return lambda cancel: self._read_blocking(unique, node, extent, cancel)
 
     def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
-        handle = self._files.take_blocking(FileId(node & FILE_ID_MAX), cancel)
+        handle = self._files.acquire_blocking(FileId(node & FILE_ID_MAX), cancel)
         return self._answer_read(unique, handle, extent, cancel)
 
     def _answer_read(
@@ -241,7 +243,7 @@ class Operations:
             count = handle.within(*extent)
             return self._send(unique, handle.fd_with(offset, count, cancel), offset, count)
         finally:
-            self._files.give(handle)
+            self._files.release(handle)
 
     # ------------------------------------------------------------ directories
 
@@ -289,7 +291,7 @@ class Operations:
             remaining -= len(part)
             position, last = position + 1, entry.name
         _close(children)
-        directory.note(position, last)
+        directory.record_page_end(position, last)
         return codec.data_reply(unique, b"".join(parts))
 
     def _direntplus(self, entry: Entry, offset: int, ttl_s: float) -> bytes:

@@ -21,6 +21,7 @@ from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 
 LIMIT_S = 2.0
+"""Seconds after which the test fails."""
 _BACKING_BYTES = b"headrace passthrough probe\n" * 512
 _SESSION_BYTES = b"?" * len(_BACKING_BYTES)
 _FILE = Entry(FileId(2), FileId(1), b"probe", Kind.FILE, Version(len(_BACKING_BYTES), 0))
@@ -29,7 +30,7 @@ _ROOT = Entry(FileId(1), FileId(1), b"", Kind.DIRECTORY, Version(0, 0))
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Says whether passthrough works, and why."""
+    """Tells whether passthrough works, and why."""
 
     works: bool
     reason: str

@@ -16,16 +16,17 @@ from enum import IntEnum
 from headrace.base.proc_stat import state_of
 
 _PID_BITS = 22
-"""The bits of a pid: PID_MAX_LIMIT of the kernel."""
+"""Bits of a pid: PID_MAX_LIMIT of the kernel."""
 _MOUNT_BITS = 39
+"""Bits of the hash of a mountpoint, so that each mount has its own range of bytes to lock."""
 _FLOCK = struct.Struct("@hhqqi4x")
-"""struct flock of fcntl(2)."""
+"""Layout of struct flock of fcntl(2)."""
 
 
 class Role(IntEnum):
-    """Names what a process does for a mount: HOLDER is the FD store."""
+    """Names what a process does for a mount: FD_STORE is the FD store."""
 
-    HOLDER = 0
+    FD_STORE = 0
     SESSION = 1
 
 

@@ -17,11 +17,11 @@ import gc
 import logging
 import os
 import select
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.model import FileId
 from headrace.base.write_modes import WriteModes
 from headrace.client.event_stream import EventsLost
 from headrace.fuse import abi, codec, device
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 DISK_THREADS = 32
 PENDING_READS_MAX = 32
-"""The requests that the hot thread reads, some of them begun reads, before it waits for the oldest of these reads."""
+"""Requests that the hot thread reads before it waits for the oldest begun read."""
 STACK_DEPTH = 2  # cache files may lie on overlayfs; the kernel then allows no overlayfs on top of the mount
 _REQUESTED_FLAGS = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
@@ -306,9 +306,8 @@ class Session:
         self._forget_files(self._files.ids())
 
     def _forget_files(self, ids: list[int]) -> None:
-        drop: Callable[[Any], None] = self._files.drop
         for id in ids:
-            drop(id)
+            self._files.drop(FileId(id))
 
 
 def _unknown(unique: int, node: int, request: bytearray) -> Answer:
@@ -329,8 +328,5 @@ def _failed(opcode: int, error: Exception) -> int:
     if isinstance(error, HeadraceError):
         log.info("request failed opcode=%d reason=%s", opcode, error)
         return errno_of(error)
-    if isinstance(error, OSError) and error.errno:
-        log.error("request failed opcode=%d", opcode, exc_info=error)
-        return error.errno
     log.error("request failed opcode=%d", opcode, exc_info=error)
-    return errno.EIO
+    return (error.errno if isinstance(error, OSError) else None) or errno.EIO

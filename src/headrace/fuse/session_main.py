@@ -18,12 +18,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
 from headrace.base.logs import log_to_stderr
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import auto_io_mode, probe
-from headrace.fuse.backings import AskedBackings
+from headrace.fuse.backings import FdStoreBackings
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.operations import Mode
@@ -32,7 +33,6 @@ from headrace.fuse.servers import Role, Servers
 log = logging.getLogger(__name__)
 
 DEFAULT_CLIENT = "headrace.client.node_client:connect"
-PATIENCE_S = 60.0
 
 
 def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
@@ -55,7 +55,7 @@ def load_client(name: str, socket_path: str) -> Any:
     if name == DEFAULT_CLIENT:
         from headrace.client.node_client import connect
 
-        return connect(socket_path, role="session", patience_s=PATIENCE_S)
+        return connect(socket_path, role="session")
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(socket_path)
 
@@ -72,10 +72,10 @@ class FdStoreWatch:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # the FD store died; `follow` notices it
+            pass  # the FD store died; `follow` starts another
 
     def follow(self) -> None:
-        threading.Thread(target=self._follow, daemon=True, name="holder-watch").start()
+        threading.Thread(target=self._follow, daemon=True, name="fd-store-watch").start()
 
     def _follow(self) -> None:
         while True:
@@ -85,7 +85,7 @@ class FdStoreWatch:
             except OSError:
                 pass
             if self._arguments.backings_fd >= 0:
-                log.warning("the FD store died, and only it may register files: `up` starts both again")
+                log.warning("the FD store died and only it may register files, headrace up starts both again")
                 logging.shutdown()
                 os._exit(1)
             log.warning("the FD store died, starting another")
@@ -96,10 +96,15 @@ class FdStoreWatch:
         own_end, fd_store_end = socket.socketpair()
         command = module_command("headrace.fuse.fd_store", "--mountpoint", a.mountpoint, "--socket", a.socket)
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
-        command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(fd_store_end.fileno())]
+        command += [
+            "--adopt-handover-fd",
+            str(a.handover_fd),
+            "--adopt-control-fd",
+            str(fd_store_end.fileno()),
+        ]
         command += ["--adopt-pid", str(os.getpid())]
         command += ["--lock-fd", str(a.lock_fd)]
-        fds = (a.fuse_fd, a.ledger_fd, fd_store_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
+        fds = (a.fuse_fd, a.handover_fd, fd_store_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
         subprocess.Popen(command, pass_fds=fds, start_new_session=True)
         fd_store_end.close()
         self._control.close()
@@ -113,7 +118,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--io", default="auto")
     parser.add_argument("--client", default=DEFAULT_CLIENT)
     parser.add_argument("--fuse-fd", type=int, required=True)
-    parser.add_argument("--ledger-fd", type=int, required=True)
+    parser.add_argument("--handover-fd", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, default=-1)
     parser.add_argument(
@@ -124,7 +129,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
-    handover = HandoverState(arguments.ledger_fd)
+    handover = HandoverState(arguments.handover_fd)
     from headrace.fuse.session import Session
 
     client = load_client(arguments.client, arguments.socket)
@@ -136,7 +141,7 @@ def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
         mode, why = choose_mode(arguments.io, client, probed)
     backings = None
     if arguments.backings_fd >= 0:
-        backings = AskedBackings(socket.socket(fileno=arguments.backings_fd))
+        backings = FdStoreBackings(socket.socket(fileno=arguments.backings_fd))
     session = Session(arguments.fuse_fd, handover, client, mode=mode, backings=backings)
     session.start()
     watch.follow()
@@ -148,27 +153,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the FD store handles a terminal's ^C
     log_to_stderr("warning", format="session %(levelname)s %(message)s")
     arguments = _arguments()
-    for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
+    for fd in (arguments.fuse_fd, arguments.handover_fd, arguments.control_fd):
         os.set_inheritable(fd, False)
     for fd in (arguments.lock_fd, arguments.backings_fd):
         if fd >= 0:
             os.set_inheritable(fd, False)
     Servers(arguments.lock_fd, arguments.mountpoint).enter(Role.SESSION)
-    _raise_file_limit()
+    raise_descriptor_limit()
     watch = FdStoreWatch(arguments)
     try:
         _serve(arguments, watch)
     except HeadraceError as error:
-        watch.report({"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        watch.report(error.as_report())
         return 1
     return 0
-
-
-def _raise_file_limit() -> None:
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _exit(call: Callable[[], int]) -> None:

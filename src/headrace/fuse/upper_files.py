@@ -33,7 +33,7 @@ class OpenUpper:
 
 class UpperFiles:
     """Counts the opens of files of the upper layer. Thread-safe. `register` registers a descriptor and returns a
-    backing id (OSError when the kernel refuses)."""
+    backing id; it raises OSError if the kernel refuses."""
 
     def __init__(self, inodes: InodeIoModes, register: Callable[[int], int]) -> None:
         self._inodes = inodes
@@ -81,7 +81,7 @@ class UpperFiles:
             file.users += 1
         return _Used(self, node, file)
 
-    def give(self, node: int, file: OpenUpper) -> None:
+    def end_use(self, node: int, file: OpenUpper) -> None:
         with self._lock:
             file.users -= 1
             if file.users or file.opens > 0:
@@ -92,8 +92,8 @@ class UpperFiles:
 
 
 class _Used:
-    """Keeps a file open within a `with` statement. As a generator it would cost small requests more than all else
-    here."""
+    """Keeps a file open within a `with` statement. A generator would cost small requests more than the rest of this
+    module."""
 
     __slots__ = ("_file", "_files", "_node")
 
@@ -104,4 +104,4 @@ class _Used:
         return self._file
 
     def __exit__(self, *_: object) -> None:
-        self._files.give(self._node, self._file)
+        self._files.end_use(self._node, self._file)

@@ -21,9 +21,9 @@ from headrace.fuse.operations import Deferred
 
 THREADS = 80
 USER_THREADS_MAX = 64
-"""The threads for the calls of one user. Further calls of that user wait, and leave threads to other users."""
-LOOK_S = 0.25
-"""The seconds between two checks of the callers. A call that is answered sooner costs no check."""
+"""Most threads for the calls of one user. Further calls of that user wait, and leave threads to other users."""
+CHECK_INTERVAL_S = 0.25
+"""Seconds between two checks of the callers. A call that is answered sooner costs no check."""
 _EXITING = 4  # PF_EXITING, of the flags in proc(5)
 _MASKS = (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigIgn", b"SigCgt")
 
@@ -36,7 +36,7 @@ class Caller(NamedTuple):
 
 
 class WaitingCall:
-    """Holds one call that waits. `work` is the rest of its work; `begun` says that a thread has it."""
+    """Holds one call that waits. `work` is the rest of its work; `begun` tells that a thread does it."""
 
     __slots__ = ("begun", "caller", "cancel", "opcode", "since_s", "unique", "work")
 
@@ -57,7 +57,7 @@ class WaitingCalls:
     def __init__(self, run: Callable[[WaitingCall], None], disk: Executor) -> None:
         self._run = run
         self._disk = disk
-        self._turns: FairPool[int] = FairPool(
+        self._pool: FairPool[int] = FairPool(
             ThreadPoolExecutor(THREADS, thread_name_prefix="miss"), share=USER_THREADS_MAX
         )
         self._calls: dict[int, WaitingCall] = {}
@@ -70,7 +70,7 @@ class WaitingCalls:
         with self._lock:
             self._calls[call.unique] = call
             call.begun = False
-        self._turns.submit(call.caller.user, lambda: self._begin(call))
+        self._pool.submit(call.caller.user, lambda: self._begin(call))
         if not self._any.is_set():
             self._any.set()
 
@@ -92,7 +92,7 @@ class WaitingCalls:
     def _watch(self) -> None:
         while True:
             self._any.wait()
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
             with self._lock:
                 calls = list(self._calls.values())
                 if not calls:
@@ -100,7 +100,7 @@ class WaitingCalls:
             self._cancel_killed(calls)
 
     def _cancel_killed(self, calls: list[WaitingCall]) -> None:
-        long_ago_s = time.monotonic() - LOOK_S
+        long_ago_s = time.monotonic() - CHECK_INTERVAL_S
         waiting = [call for call in calls if call.since_s < long_ago_s]
         killed = {caller for caller in {call.caller for call in waiting} if is_killed(caller.thread)}
         for call in waiting:
@@ -135,7 +135,7 @@ def _will_be_killed(status: bytes) -> bool:
 
 def _dies_of_a_signal(numbers: list[str]) -> bool:
     """Return whether a signal ends a thread; `numbers` are proc(5)'s `stat` from the third field on. It closes its
-    files, and nobody waits for the result of that FLUSH. A program that exits by itself does wait."""
+    files, and no program waits for the result of that FLUSH. A program that exits by itself does wait."""
     flags, exit_code = int(numbers[6]), int(numbers[49])
     return bool(flags & _EXITING and exit_code & 0x7F)
 

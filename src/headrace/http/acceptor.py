@@ -14,12 +14,13 @@ from headrace.http.admission import Admission, Connection, reset
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.002
+"""Seconds for which new connections are accepted before the waiting thread polls again."""
 
 
 class Acceptor:
     """Accepts connections of a listening socket that does not block, and resets those of an address that opens too
-    many a second. It pauses when the process has no descriptor left, or the waiting thread would spin. On the waiting
-    thread. name: of the server, for the log."""
+    many a second. It pauses when the process has no descriptor left, or the waiting thread would spin. Only the waiting
+    thread uses it. name: the server's name, for the log."""
 
     def __init__(
         self,

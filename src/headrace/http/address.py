@@ -8,10 +8,11 @@ import socket
 from headrace.base.errors import UsageError
 
 BACKLOG = 1024
+"""Most connections that the kernel completes before the server accepts them."""
 
 
 def split_address(address: str, setting: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT or [HOST]:PORT. Raise UsageError."""
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raise UsageError for another text, which names `setting`."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if (

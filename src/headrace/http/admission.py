@@ -19,19 +19,24 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 CONNECTIONS_MAX = 8192
+"""Most connections of a server."""
 ADDRESS_CONNECTIONS_MAX = 2048
-"""A host has many workers with many connections each. Behind a proxy all clients have one address."""
+"""Most connections of one address. A host has many workers with many connections each. Behind a proxy all clients have
+one address."""
 UNAUTHENTICATED_MAX = 1024
+"""Most connections that have not authenticated."""
 ARRIVALS_MAX = ADDRESS_CONNECTIONS_MAX
-"""Connections of an address in a second that do not authenticate: as many as it may have open."""
+"""Most new connections of an address in WINDOW_S that do not authenticate: as many as it may have open."""
 WINDOW_S = 1.0
 BUFFERED_BYTES_MAX = 16 << 20
+"""Most bytes of incomplete requests that a server buffers."""
 WHOLE_BODIES_BYTES_MAX = 32 << 20
+"""Most bytes of bodies that a process holds until they are complete."""
 _RESET = struct.pack("ii", 1, 0)
 
 
 class CountedConnection(Protocol):
-    """Is a connection that Admission counts. address: the address from `count_address`."""
+    """Is a connection that Admission counts. address: the result of `count_address`."""
 
     address: str
 
@@ -195,20 +200,21 @@ class Memory:
         self._lock = threading.Lock()
         self._left_bytes = bytes_max
 
-    def take(self, size_bytes: int) -> bool:
+    def reserve(self, size_bytes: int) -> bool:
+        """Reserve memory; return False if less is left."""
         with self._lock:
             if size_bytes > self._left_bytes:
                 return False
             self._left_bytes -= size_bytes
             return True
 
-    def give_back(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         with self._lock:
             self._left_bytes += size_bytes
 
 
 WHOLE_BODIES = Memory()
-"""The limit of this process."""
+"""Memory for such bodies in this process."""
 
 
 def reset(sock: socket.socket) -> None:

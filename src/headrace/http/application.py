@@ -16,11 +16,11 @@ class Application(Protocol):
         """Return an answer that needs no wait, or None when `answer` must be called. Runs on the waiting thread."""
 
     def admit(self, request: Request) -> Response | None:
-        """Return the refusal that follows from the head alone, or None to go on. Never waits. Calls
-        `authenticate` of the request."""
+        """Return the refusal that follows from the head alone, or None to continue. Never waits. Calls `authenticate`
+        of the request."""
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
-        """Return the answer, in a thread of the pool, which may wait. pieces: the body. Raise HungUpError."""
+        """Return the answer. Called in a thread of the pool, so it may wait. pieces: the body. Raises HungUpError."""
 
     def refuse(self, error: BadRequestError) -> Response:
         """Return the answer to an invalid request."""

@@ -10,21 +10,23 @@ from headrace.http.errors import BadRequestError, HttpFault
 from headrace.http.messages import HEAD_END, Request, is_number
 
 LINE_BYTES_MAX = 4096
+"""Longest line of a chunked body's framing."""
 CHUNK_BYTES_MAX = 1 << 30
 TRAILERS_MAX = 16
 PIECE_BYTES = 256 << 10
 GATHER_BYTES = 64 << 10
-"""A body up to this length is complete before a thread takes the request up; of a longer body, this much has
-arrived."""
+"""Bytes of a body that have arrived before a thread serves the request; a shorter body is complete then."""
 _HEX = re.compile(rb"[0-9a-fA-F]{1,16}")
 _SHORT = "the body ended before its length"
 
 
 @dataclass(slots=True)
 class BodyFraming:
-    """Tells how long the body of the last request is, and how much of it is still to come. left_bytes: the bytes that
-    were not taken yet; 0 for a chunked body. owes_continue: the client waits for "100 Continue". is_reusable: another
-    request may follow. is_plain: it may, and there is no body."""
+    """Describes the body of the last request, and the part of it that was not read yet.
+
+    left_bytes: unread bytes; 0 for a chunked body. owes_continue: the client waits for "100 Continue". is_reusable:
+    another request may follow on the connection. is_plain: that is so, and the request has no body.
+    """
 
     left_bytes: int = 0
     is_chunked: bool = False
@@ -41,7 +43,7 @@ class BodyFraming:
         return not self.is_chunked and not self.owes_continue and self.left_bytes <= len(buffer)
 
     def needs_more(self, buffer: bytearray) -> bool:
-        """Return whether more bytes must arrive before a thread takes the request up."""
+        """Return whether more bytes must arrive before a thread serves the request."""
         if self.owes_continue:
             return False
         if self.is_chunked:  # every chunked body ends like this

@@ -29,13 +29,14 @@ from headrace.http.pace import TransferPace
 
 RECEIVE_BYTES = 256 << 10
 LINGER_BYTES_MAX = 5 << 20
-"""How much a refused client may still send. It is received and dropped, so that the client sees the answer."""
+"""Most bytes that a refused client may still send. They are received and dropped, so that the client sees the
+answer."""
 ROOM_WAIT_MS = 100
-"""How long a thread itself waits for room in a socket: on a fast link that is cheaper than a handover."""
+"""Milliseconds that a thread itself waits for room in a socket: on a fast link that is cheaper than a handover."""
 COPIED_BYTES_MAX = 32 << 10
-"""Small answers are copied, head and bytes in one call: cheaper than a second call that copies nothing."""
+"""Largest answer that is copied, head and bytes in one call: that is cheaper than a second call that copies nothing."""
 STEP_BYTES = 8 << 20
-"""How much of content that is not complete is waited for at a time."""
+"""Most bytes of incomplete content that are waited for at a time."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _DISCARDED = bytearray(RECEIVE_BYTES)
 """The waiting thread receives unneeded bytes here; with MSG_TRUNC the kernel drops them without a copy."""
@@ -53,12 +54,12 @@ class ConnectionPhase(enum.Enum):
 
 class HttpServerConnection:
     """Holds the state of one connection. client: its address. address: the address by which its connections are
-    counted. framing: of the last request's body."""
+    counted. framing: the framing of the last request's body."""
 
     secure = False
-    """Whether the connection is encrypted."""
+    """Tells whether the connection is encrypted."""
     certificate = ""
-    """The name in the client's certificate."""
+    """Name in the client's certificate; "" without one."""
 
     def __init__(self, sock: socket.socket, address: str = "") -> None:
         sock.setblocking(False)
@@ -88,8 +89,8 @@ class HttpServerConnection:
     # ------------------------------------------------------------ in
 
     def next_request(self) -> Request | None:
-        """Return the next request, or None when its head is not complete. Raise BadRequestError for an invalid one;
-        the connection can't be used any more then."""
+        """Return the next request, or None if its head is not complete. Raise BadRequestError for an invalid one; the
+        caller must then close the connection."""
         end = self.buffer.find(HEAD_END)
         if end < 0 and len(self.buffer) <= HEAD_BYTES_MAX:
             return None
@@ -106,7 +107,7 @@ class HttpServerConnection:
         try:
             self.framing = framing_of(request)
         except BadRequestError:
-            self.framing = BodyFraming(is_chunked=True)  # nobody knows where its body ends
+            self.framing = BodyFraming(is_chunked=True)  # its body may end anywhere
             raise
         if self.framing.has_body:
             self.pace = TransferPace()
@@ -249,9 +250,9 @@ class HttpServerConnection:
             self.unsent, self.offset = head if response.bodiless else head + response.body, response.end
 
     def send_rest(self, response: Response) -> bool:
-        """Send until the kernel has the complete answer; return False when the socket has no room for a while.
-        Content that is missing is waited for, step by step. An error there breaks the connection off, because the
-        head has been sent. Raise HungUpError."""
+        """Send until the kernel has the complete answer; return False if the socket has no room for a while. Blocks
+        until missing content is there. The caller must end the connection after an error of the content, because the
+        head has been sent. Raises HungUpError if the client disconnected."""
         content, end = response.content, response.end
         while True:
             if not self._push(more=self.offset < end):
@@ -316,7 +317,8 @@ class HttpServerConnection:
         self.deadline_s = self.parked_s + limit_s
 
     def park_answer(self, response: Response) -> None:
-        """Park until there is room for the rest of the answer. Raise HungUpError for a client that reads too slowly."""
+        """Park until the socket has room for the rest of the answer. Raise HungUpError for a client that reads too
+        slowly."""
         sent = self.offset - len(self.unsent)
         if self.response is response:
             self.pace.moved(sent - self._parked_bytes)

@@ -11,8 +11,8 @@ from headrace.http.admission import Admission, Buffered
 from headrace.http.connection import ConnectionPhase, HttpServerConnection
 
 LINGERING_MAX = 256
-"""Ending connections whose input is still received and dropped, so that the client sees the reason. Further ones are
-closed at once."""
+"""Most ending connections whose input is still received and dropped, so that the client sees the reason. Further ones
+are closed at once."""
 IN_PROGRESS = (ConnectionPhase.BODY, ConnectionPhase.ANSWER)
 
 
@@ -75,7 +75,7 @@ class ConnectionTable:
         self.add(connection)
 
     def add(self, connection: HttpServerConnection) -> None:
-        """Give a parked connection to the waiting thread."""
+        """Hand a parked connection to the waiting thread."""
         with self._lock:
             if not self._is_stopping or connection.phase in IN_PROGRESS:
                 self.waiting[connection.fd] = connection
@@ -105,7 +105,7 @@ class ConnectionTable:
     # ------------------------------------------------------------ ending
 
     def drop(self, connection: HttpServerConnection) -> None:
-        """Close a connection that waits, or that the calling thread has."""
+        """Close a connection that waits, or that the calling thread claimed."""
         self.claim(connection)
         self._leave(connection)
         connection.close()

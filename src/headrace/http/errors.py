@@ -1,4 +1,4 @@
-"""Errors in what a client sent, found before its request is known."""
+"""Define the errors of a client, and of its connection, that are detected before its request is parsed."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class BadRequestError(Exception):
 
 
 class HungUpError(Exception):
-    """The client disconnected, or was inactive for too long: nobody receives an answer."""
+    """The client disconnected, or was inactive for too long: no answer can be sent."""

@@ -22,16 +22,19 @@ from headrace.http.errors import BadRequestError, HttpFault
 HEAD_BYTES_MAX = 64 << 10
 """S3 itself accepts 8 KiB of headers; presigned URLs and percent-encoded keys of 1 KiB are added to that."""
 KEPT_CHARACTERS_MAX = 256
-"""The limit for a text of a request that is cached, because anybody can send requests."""
+"""Longest text of a request that is cached: any client can send requests, so the cache must not grow by them."""
 HEAD_END = b"\r\n\r\n"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Request(msgspec.Struct):
-    """Describes a request. path: percent-decoded. headers: names in lower case; repeated values are joined with
-    commas. secure: it came over TLS. address: the client's. certificate: the name in the client's certificate, ""
-    without one. takes_chunks: the answer may be chunked. who, call: see `authenticate`."""
+    """Describes a request.
+
+    path: percent-decoded. headers: names in lower case; repeated values are joined with commas. secure: the request
+    came over TLS. address: the client's address. certificate: the name in the client's certificate, "" without one.
+    takes_chunks: the answer may be chunked. who, call: see `authenticate`.
+    """
 
     method: str
     target: bytes
@@ -46,15 +49,15 @@ class Request(msgspec.Struct):
     who: str = ""
     call: object = None
     arguments: dict[str, str] = {}
-    """The query, with the first value of each name."""
+    """Parameters of the query, with the first value of each name."""
 
     def __post_init__(self) -> None:
         if self.query:
             self.arguments = dict(reversed(self.query))
 
     def authenticate(self, who: str, call: object = None) -> None:
-        """Record the credential that the application accepted, and what it parsed of the request then, so that no later
-        step verifies it again."""
+        """Record the credential that the application accepted, and the call that it parsed, so that no later step
+        verifies or parses the request again."""
         self.who, self.call = who, call
 
     def argument(self, name: str, default: str = "") -> str:
@@ -69,8 +72,8 @@ class Request(msgspec.Struct):
 
 
 class SendableContent(Protocol):
-    """Gives access to the bytes of a file (`vfs/streams.py`). fd: a descriptor with all bytes; -1 when some may have
-    to be waited for."""
+    """Gives access to the bytes of a file (`vfs/streams.py`). fd: a descriptor with all bytes; -1 if some may be
+    missing."""
 
     fd: int
 
@@ -81,15 +84,15 @@ class SendableContent(Protocol):
         """Return whether a read most likely needs no disk."""
 
     def read_now(self, start: int, end: int) -> bytearray | None:
-        """Return these bytes when a read needs no wait. Return None when it would, or when the file is shorter."""
+        """Return these bytes if a read needs no wait. Return None otherwise, or if the file is shorter."""
 
     def close(self) -> None: ...
 
 
 class Response(msgspec.Struct):
-    """Describes an answer: body, or bytes start..end of content, or pieces, which are sent in chunks as they are
-    made. The sender closes content. An error in pieces breaks the connection off. bodiless: only the head is sent,
-    with length_bytes (HEAD). request_id: set when the body names it."""
+    """Describes an answer: body, or bytes start..end of content, or pieces, each of which is sent as a chunk once it
+    exists. The sender closes content. An error in pieces ends the connection. bodiless: only the head is sent, with
+    length_bytes (HEAD). request_id: set if the body has the id of the request."""
 
     status: int
     headers: list[tuple[str, str]] = []
@@ -170,7 +173,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _keeps_alive(connection: str, version: str) -> bool:
-    """Return whether the connection stays open. The parser can't tell: it knows only while it parses."""
+    """Return whether the connection stays open. The parser can answer that only while it parses."""
     return "close" not in connection and (version != "1.0" or "keep-alive" in connection)
 
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,12 +35,6 @@ class Ready:
 
 Serve = Callable[[Config, str, Callable[[Ready], None]], None]
 """Serves until it is stopped. Arguments: the settings, the node's socket, and a function to call once it listens."""
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the maximum. Each connection and each file that is sent has a descriptor."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run_until_signal(server: HttpServer) -> None:
@@ -77,7 +70,7 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
             ),
         )
     except HeadraceError as error:
-        _report(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        _report(ready_fd, error.as_report())
         log.error("the gateway did not start error=%s", error)
         status = 1
     logging.shutdown()

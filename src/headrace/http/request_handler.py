@@ -25,19 +25,20 @@ from headrace.http.tls import TlsConnection
 log = logging.getLogger(__name__)
 
 THREADS = 256
-"""Requests that wait for the node or the disk at one time. Further requests wait for a thread."""
+"""Most requests that wait for the node or the disk at one time. Further requests wait for a thread."""
 BODY_THREADS = 256
-"""Bodies beyond their beginning that are received at one time."""
+"""Most long bodies whose rest is received at one time."""
 ADDRESS_BODIES_MAX = 128
-"""This many of them may come from one address. Further ones wait, which leaves room for other addresses."""
+"""Most of them from one address. Further ones wait, which leaves threads to other addresses."""
 NEWCOMER_THREADS = 4
+"""Threads for unauthenticated connections."""
 ADDRESS_NEWCOMERS_MAX = 2
-"""Threads for the unauthenticated connections of one address."""
+"""Most threads for the unauthenticated connections of one address."""
 
 
 class RequestHandler:
     """Serves the connections that the waiting thread passes on. Each method gets a connection that the caller has
-    claimed, and returns at once. name: of the interface, for thread names."""
+    claimed, and returns at once. name: the interface, for the names of threads."""
 
     def __init__(
         self,
@@ -46,12 +47,10 @@ class RequestHandler:
         refusals: Refusals,
         *,
         name: str,
-        idle_s: float,
     ) -> None:
         self._application = application
         self._table = table
         self._refusals = refusals
-        self._idle_s = idle_s
         self._lock = threading.Lock()
         self._working = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
@@ -195,7 +194,9 @@ class RequestHandler:
             is_sent = connection.send_rest(response)
             if not is_sent:
                 connection.park_answer(response)
-        except HeadraceError as error:  # the head was sent, so the connection must be broken off
+        except (
+            HeadraceError
+        ) as error:  # the head was sent, so only the end of the connection can report the error
             path = b"" if connection.request is None else connection.request.path
             log.warning("a response was interrupted path=%s error=%s", path, error)
             response.release()
@@ -232,7 +233,7 @@ class RequestHandler:
             return
         if request is None:
             is_idle = connection.is_authenticated and not connection.buffer
-            limit_s = self._idle_s if is_idle else deadlines.HEAD_S
+            limit_s = deadlines.IDLE_S if is_idle else deadlines.HEAD_S
             self._table.park(connection, ConnectionPhase.HEAD, limit_s)
             return
         self.begin(connection, request)

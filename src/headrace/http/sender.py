@@ -1,8 +1,8 @@
 """Refuse requests that web pages send to a gateway without credentials.
 
 A page that a user of the host views can make the browser send requests to the host's loopback address. Browsers mark
-such requests with `Origin` and `Sec-Fetch-Site`, unless the page's owner points a name of his own at loopback (DNS
-rebinding). Those requests carry that name as their Host.
+such requests with `Origin` and `Sec-Fetch-Site`, unless a name of the page's owner resolves to loopback (DNS
+rebinding). The Host header of those requests has that name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.http.messages import Request
 _OF_PAGES = ("cross-site", "same-site")
 
 
-def trouble_with_sender(request: Request, domains: tuple[str, ...], *, loopback: bool) -> str:
+def sender_refusal(request: Request, domains: tuple[str, ...], *, loopback: bool) -> str:
     """Return why a request must be refused, or "" when no page sent it. domains: names of the gateway. loopback: the
     gateway listens on loopback only, so Host must name loopback or one of the domains."""
     headers = request.headers

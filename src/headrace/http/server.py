@@ -34,18 +34,21 @@ from headrace.http.tls import ServerTls, TlsConnection
 log = logging.getLogger(__name__)
 
 NEWCOMER_SLICE_S = 0.002
-"""How long the waiting thread serves unauthenticated connections before it polls again."""
+"""Seconds for which the waiting thread serves unauthenticated connections before it polls again."""
 SMALL_BYTES = 64 << 10
-"""An answer that fits the buffer of an idle connection is sent without a thread."""
+"""Largest answer that the waiting thread sends itself: it fits the buffer of an idle connection."""
 RECEIVE_BYTES = 64 << 10
 TICK_S = 1.0
+"""Seconds between two checks of the deadlines of connections."""
 CLEAN_EVERY_S = 600.0
+"""Seconds between two cleanups of the application."""
 STOP_S = 10.0
+"""Seconds that requests in progress have to end when the server stops."""
 
 
 class HttpServer:
-    """Serves an application on a listening socket, which it owns. name: of the interface, for thread names and the
-    log. tls: None for plain connections."""
+    """Serves an application on a listening socket, which it owns. name: the interface, for the names of threads and
+    the log. tls: None for plain connections."""
 
     def __init__(
         self,
@@ -54,15 +57,13 @@ class HttpServer:
         *,
         name: str,
         tls: ServerTls | None = None,
-        idle_s: float = deadlines.IDLE_S,
     ) -> None:
         self._application = application
         self._tls = tls
-        self._idle_s = idle_s
         self._refusals = Refusals(log, name)
         self._table = ConnectionTable(self._refusals)
         self._epoll = self._table.epoll
-        self._handler = RequestHandler(application, self._table, self._refusals, name=name, idle_s=idle_s)
+        self._handler = RequestHandler(application, self._table, self._refusals, name=name)
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._acceptor = Acceptor(listener, self._epoll, self._table.admission, self._refusals, name=name)
         self._is_stopping = False
@@ -191,7 +192,7 @@ class HttpServer:
             while (request := connection.next_request()) is not None:
                 if not self._answer_now(connection, request):
                     return
-                connection.deadline_s, had_bytes = time.monotonic() + self._idle_s, False
+                connection.deadline_s, had_bytes = time.monotonic() + deadlines.IDLE_S, False
         except BadRequestError as error:
             self._table.claim(connection)
             self._handler.begin_refusal(connection, error)

@@ -29,9 +29,12 @@ ALPN = ["http/1.1"]
 
 
 class ServerTls:
-    """Creates TLS connections. context: returns the context for the next connection. admit: reads the client's
-    certificate after the handshake and returns when it expires, in wall-clock time; it raises StrangerError for a
-    client that must not be served. None: clients need no certificate."""
+    """Creates TLS connections.
+
+    context: returns the context for the next connection. admit: reads the client's certificate after the handshake and
+    returns the Unix time at which it expires; it raises StrangerError for a client that must not be served. None:
+    clients need no certificate.
+    """
 
     def __init__(
         self, context: Callable[[], ssl.SSLContext], *, admit: Callable[[ssl.SSLSocket], float] | None = None
@@ -50,7 +53,7 @@ class ServerTls:
         )
 
     def admit(self, sock: ssl.SSLSocket) -> float:
-        """Return until when the client may be served. Raise HungUpError when it must not be served."""
+        """Return the Unix time until which the client may be served. Raise HungUpError if it must not be served."""
         try:
             return math.inf if self._admit is None else self._admit(sock)
         except StrangerError as error:

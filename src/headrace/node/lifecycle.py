@@ -22,7 +22,7 @@ def say_ready(ready_fd: int | None, socket_path: str) -> None:
 
 
 def say_failed(ready_fd: int | None, error: HeadraceError) -> None:
-    _say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+    _say(ready_fd, error.as_report())
 
 
 def _say(ready_fd: int | None, line: dict[str, object]) -> None:

@@ -30,7 +30,7 @@ class Lower(Protocol):
     """Provide the names and bytes of the origins, as the client has them. `known` reads the index, however old it
     is."""
 
-    def known(self, parent: FileId, name: bytes) -> Entry | None: ...
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None: ...
     def entry(self, id: FileId) -> Entry | None: ...
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None: ...
@@ -65,7 +65,7 @@ class MergedView:
         for name in filter(None, path.split(b"/")):
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 return None
-            entry = self._lower.known(entry.id, name)
+            entry = self._lower.lookup_stale(entry.id, name)
         return entry
 
     def names(self, directory: bytes) -> list[tuple[bytes, bool]]:

@@ -271,7 +271,7 @@ def _body_of(request: Request, operation: Operation, pieces: Iterator[bytes]) ->
         for piece in pieces:
             if len(data) + len(piece) > BODY_BYTES_MAX:
                 raise RefusedError(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
-            if not WHOLE_BODIES.take(len(piece)):
+            if not WHOLE_BODIES.reserve(len(piece)):
                 raise RefusedError(
                     503, HeadraceError("body", why="too many bodies are being read", hint="try again later")
                 )
@@ -280,7 +280,7 @@ def _body_of(request: Request, operation: Operation, pieces: Iterator[bytes]) ->
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise _malformed("body", str(error)[:300]) from error
     finally:
-        WHOLE_BODIES.give_back(len(data))
+        WHOLE_BODIES.release(len(data))
 
 
 def _malformed(subject: str, why: str) -> RefusedError:

@@ -12,13 +12,14 @@ import socket
 import threading
 from collections.abc import Callable
 
+from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.tokens import Tokens
 from headrace.client.node_client import NodeClient
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
-from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
-from headrace.http.sender import trouble_with_sender
+from headrace.http.process import Ready, run_as_process, run_until_signal
+from headrace.http.sender import sender_refusal
 from headrace.http.server import HttpServer
 from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -73,7 +74,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         unix_thread.start()
         on_ready(Ready(bound_to(tcp)))
         loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
-        pages = functools.partial(trouble_with_sender, domains=(), loopback=loopback)
+        pages = functools.partial(sender_refusal, domains=(), loopback=loopback)
         run_until_signal(HttpServer(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
         unix_server.stop()
         unix_thread.join()

@@ -138,7 +138,7 @@ class Payload:
         for piece in self:
             if self._held_bytes + len(piece) > bytes_max:
                 raise S3Error("EntityTooLarge", f"the body has more than {bytes_max} bytes")
-            if not WHOLE_BODIES.take(len(piece)):
+            if not WHOLE_BODIES.reserve(len(piece)):
                 raise S3Error("SlowDown", "Please reduce your request rate.")
             self._held_bytes += len(piece)
             parts.append(piece)
@@ -146,7 +146,7 @@ class Payload:
 
     def release(self) -> None:
         """Give back the memory of the body that was read."""
-        WHOLE_BODIES.give_back(self._held_bytes)
+        WHOLE_BODIES.release(self._held_bytes)
         self._held_bytes = 0
 
     def checksums(self) -> list[Checksum]:

@@ -20,7 +20,7 @@ from headrace.base.refusals import Refusals
 from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response, is_number
-from headrace.http.sender import trouble_with_sender
+from headrace.http.sender import sender_refusal
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import AttributesOperation
@@ -239,7 +239,7 @@ class S3Gateway:
         """Raise S3Error for a request of a web page, where no key is required."""
         if self._access.secrets is not None:
             return
-        trouble = trouble_with_sender(request, self._access.domains, loopback=self._access.loopback)
+        trouble = sender_refusal(request, self._access.domains, loopback=self._access.loopback)
         if trouble:
             raise S3Error("AccessDenied", f"Access Denied: {trouble}; s3_insecure is set")
 

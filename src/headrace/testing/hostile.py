@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import errno
 import json
-import resource
 import select
 import signal
 import socket
@@ -21,6 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
 
@@ -217,8 +217,7 @@ def main() -> None:
     )
     parser.add_argument("kind", nargs="*", help="The kinds of connections; all of them by default.")
     arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptor_limit()
     all_kinds = kinds_for_peers() if arguments.peers else kinds_of(arguments.target)
     kinds = [all_kinds[name] for name in arguments.kind or all_kinds]
     host, _, port = arguments.address.rpartition(":")

@@ -14,7 +14,7 @@ from headrace.base.tokens import Tokens
 from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
-from headrace.http.sender import trouble_with_sender
+from headrace.http.sender import sender_refusal
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
@@ -81,7 +81,7 @@ class WebHdfsGateway:
 
     def _check(self, request: Request) -> None:
         """Raise RemoteError where access is denied, also for a web page whose browser has a certificate."""
-        trouble = trouble_with_sender(request, (), loopback=self._loopback)
+        trouble = sender_refusal(request, (), loopback=self._loopback)
         if trouble:
             raise RemoteError("AccessControlException", trouble)
         if self._tokens is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import UsageError
 from headrace.base.secret_file import create_secret
 from headrace.base.tokens import Tokens, make_token
@@ -12,7 +13,7 @@ from headrace.client.node_client import NodeClient
 from headrace.client.request_stats import StatsReporter
 from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
-from headrace.http.process import Ready, raise_descriptor_limit, run_as_process, run_until_signal
+from headrace.http.process import Ready, run_as_process, run_until_signal
 from headrace.http.server import HttpServer
 from headrace.http.tls import server_tls
 from headrace.vfs.local_vfs import LocalVfs

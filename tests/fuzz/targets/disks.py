@@ -35,7 +35,7 @@ _CACHED = schema.CachedFile(
 _BLOCKS_BYTES = 5 << 20
 _SLOTS = 8
 _RELEASES_AT = 64 + _SLOTS * 16
-"""Of a small ledger: a real one has 65536 slots, and takes 0.1 s to read."""
+"""Of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
 
 
 def _index_values(data: bytes) -> None:
@@ -102,7 +102,7 @@ def _hand_over(data: bytes) -> None:
         for slot, _, _, opens in state.inherited_slots():
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert state.raise_incarnation(state.incarnation + 1) > 0
-        state.note_release(5)
+        state.record_release(5)
     finally:
         os.close(fd)
 

@@ -16,13 +16,13 @@ from headrace.fuse.abi import Opcode
 from headrace.fuse.handles import HandleCache
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import InodeIoModes
-from headrace.fuse.lazy_files import FOLDER_ID, CacheClient, LazyClient, LazyFiles
+from headrace.fuse.lazy_files import DIRECTORY_ID, CacheClient, LazyClient, LazyFiles
 from headrace.fuse.operations import DiskTask, Mode, Operations, PendingRead
 from headrace.seal.snapshot import SnapshotEntry
 from tests.fuzz.fuzzer import Fuzzer
 
 MISSING = {3, 9, (1 << 47) - 2}
-_NODES = (ROOT_ID, FOLDER_ID, 9, 1 << 48 | 9, 4, (1 << 64) - 1)
+_NODES = (ROOT_ID, DIRECTORY_ID, 9, 1 << 48 | 9, 4, (1 << 64) - 1)
 
 
 class _EmptyCache:
@@ -74,14 +74,14 @@ _OPCODES = sorted(Opcode)
 
 def _look_up(data: bytes) -> None:
     """A name leads to a missing file, and to the same one, or to nothing. The first byte chooses the directory."""
-    folder = (ROOT_ID, FOLDER_ID, FileId(9))[data[0] % 3] if data else ROOT_ID
+    folder = (ROOT_ID, DIRECTORY_ID, FileId(9))[data[0] % 3] if data else ROOT_ID
     entry = _CLIENT.lookup_fast(folder, data[1:])
     if entry is None:
         return
     if folder == ROOT_ID:
-        assert (entry.id, data[1:]) == (FOLDER_ID, b"lazy")
+        assert (entry.id, data[1:]) == (DIRECTORY_ID, b"lazy")
     else:
-        assert folder == FOLDER_ID and entry.id in MISSING and entry.version.size_bytes == entry.id
+        assert folder == DIRECTORY_ID and entry.id in MISSING and entry.version.size_bytes == entry.id
         assert lazy_name(entry.id) == b"lazy/" + data[1:]
 
 

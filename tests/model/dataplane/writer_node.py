@@ -187,7 +187,7 @@ class Lower:
         self._here = here
         self._index = here.index
 
-    def known(self, parent: FileId, name: bytes) -> Entry | None:
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None:
         return self._index.lookup(parent, name)
 
     def entry(self, id: FileId) -> Entry | None:

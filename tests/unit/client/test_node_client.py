@@ -73,7 +73,7 @@ def requests(node: ScriptedNode) -> list[Message]:
 def test_a_hit_sends_nothing(node: ScriptedNode, client: NodeClient, cached: Cached) -> None:
     entry = client.lookup_fast(ROOT_ID, b"whole")
     assert isinstance(entry, Entry) and entry.id == cached.ids[b"/whole"]
-    assert client.entry(entry.id) == client.known(ROOT_ID, b"whole") == entry
+    assert client.entry(entry.id) == client.lookup_stale(ROOT_ID, b"whole") == entry
     assert client.lookup_fast(ROOT_ID, b"missing") is None
     assert client.path_of(cached.ids[b"/dir/inner"]) == b"/dir/inner"
     assert [child.name for child in client.children(ROOT_ID, b"empty")] == [

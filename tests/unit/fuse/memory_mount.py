@@ -45,7 +45,7 @@ class WritingMemoryClient(MemoryClient):
         """The error of each later `secure` and `claim`."""
         self.on_event: Callable[[Any], None] = lambda event: None
 
-    def known(self, parent: FileId, name: bytes) -> Entry | None:
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None:
         return self._children.get(parent, {}).get(name)
 
     def path_of(self, id: FileId) -> bytes | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.fuse import backings, device
-from headrace.fuse.backings import AskedBackings, BackingsKeeper
+from headrace.fuse.backings import BackingsKeeper, FdStoreBackings
 from tests.integration.cli.host import wait_until
 from tests.unit.fuse.memory_mount import MemoryBackings
 
@@ -55,8 +55,8 @@ def _serving(store: BackingsKeeper) -> Iterator[BackingsKeeper]:
 
 
 @pytest.fixture
-def session(keeper: BackingsKeeper) -> AskedBackings:
-    return AskedBackings(keeper.theirs)
+def session(keeper: BackingsKeeper) -> FdStoreBackings:
+    return FdStoreBackings(keeper.theirs)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_file_is_registered_and_released(
-    session: AskedBackings, registered: MemoryBackings, file: int
+    session: FdStoreBackings, registered: MemoryBackings, file: int
 ) -> None:
     first, second = session.open(file), session.open(file)
     assert registered.files == dict.fromkeys((first, second), os.fstat(file).st_ino)
@@ -78,7 +78,7 @@ def test_a_file_is_registered_and_released(
 
 
 def test_no_descriptor_of_a_session_is_kept(
-    session: AskedBackings, registered: MemoryBackings, file: int
+    session: FdStoreBackings, registered: MemoryBackings, file: int
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -89,7 +89,7 @@ def test_no_descriptor_of_a_session_is_kept(
 
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.EPERM])
 def test_the_kernels_refusal_reaches_the_session(
-    session: AskedBackings, registered: MemoryBackings, file: int, number: int
+    session: FdStoreBackings, registered: MemoryBackings, file: int, number: int
 ) -> None:
     registered.failure = OSError(number, os.strerror(number))
     with pytest.raises(OSError) as raised:
@@ -100,7 +100,7 @@ def test_the_kernels_refusal_reaches_the_session(
 @pytest.mark.expected_warnings("registration refused")
 @pytest.mark.parametrize("path", ["/", "/dev/null"])
 def test_only_regular_files_are_registered(
-    session: AskedBackings, registered: MemoryBackings, path: str
+    session: FdStoreBackings, registered: MemoryBackings, path: str
 ) -> None:
     fd = os.open(path, os.O_RDONLY)
     with pytest.raises(PermissionError):
@@ -111,7 +111,7 @@ def test_only_regular_files_are_registered(
 
 @pytest.mark.expected_warnings("registration refused")
 def test_a_file_of_another_user_is_not_registered(
-    session: AskedBackings, registered: MemoryBackings, tmp_path: Path
+    session: FdStoreBackings, registered: MemoryBackings, tmp_path: Path
 ) -> None:
     """The session's user may have a descriptor of it, and not the right to pass it on to everybody of the mount."""
     path = tmp_path / "file"
@@ -130,7 +130,7 @@ def test_a_file_of_another_user_is_not_registered(
 def test_a_writable_mount_gets_no_registration(registered: MemoryBackings, file: int) -> None:
     for store in _serving(BackingsKeeper(-1, read_only=False)):
         with pytest.raises(PermissionError):
-            AskedBackings(store.theirs).open(file)
+            FdStoreBackings(store.theirs).open(file)
     assert registered.files == {}
 
 
@@ -147,11 +147,11 @@ def test_a_malformed_request_registers_nothing(
     assert keeper.theirs.recv(16) == NUMBER.pack(-errno.EINVAL)
     assert registered.files == {}
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
-    assert AskedBackings(keeper.theirs).open(file) == 1
+    assert FdStoreBackings(keeper.theirs).open(file) == 1
 
 
 def test_a_session_has_as_many_registrations_as_it_has_slots(
-    session: AskedBackings, registered: MemoryBackings, file: int, monkeypatch: pytest.MonkeyPatch
+    session: FdStoreBackings, registered: MemoryBackings, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backings, "SLOTS", 2)
     first = session.open(file)
@@ -165,7 +165,7 @@ def test_a_session_has_as_many_registrations_as_it_has_slots(
 
 def test_a_session_whose_fd_store_has_ended_registers_nothing(file: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    session = AskedBackings(theirs)
+    session = FdStoreBackings(theirs)
     ours.close()
     with pytest.raises(OSError):
         session.open(file)

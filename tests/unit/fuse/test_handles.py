@@ -40,6 +40,6 @@ def test_a_handle_is_given_back_where_nobody_can_tell_what_is_here(tmp_path: Pat
     files, file = HandleCache(cast("ReadingClient", None)), Partial(path)
     handle = files.put(ID, Handle(-1, file, 5))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        files.kept_if_present(handle, 0, 5)
+        files.check_present(handle, 0, 5)
     files.drop(ID)
     assert file.closed

@@ -71,10 +71,10 @@ def test_an_incarnation_is_never_used_again_until_they_wrap(fd: int) -> None:
 def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
     state = HandoverState(fd)
     for unique in range(2, 202, 2):
-        state.note_release(unique)
+        state.record_release(unique)
     assert HandoverState(fd).releases == frozenset(range(74, 202, 2))
     second = HandoverState(fd)
-    second.note_release(202)
+    second.record_release(202)
     assert HandoverState(fd).releases == frozenset(range(76, 204, 2)), "the oldest is replaced"
 
 

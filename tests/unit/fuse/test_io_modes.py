@@ -174,9 +174,9 @@ def test_a_bumped_incarnation_is_never_used_again(make: Maker) -> None:
 def test_directory_positions() -> None:
     directory = Directory()
     assert directory.seek(2) == (b"", 0)
-    directory.note(102, b"n100")
-    directory.note(202, b"n200")
+    directory.record_page_end(102, b"n100")
+    directory.record_page_end(202, b"n200")
     assert directory.seek(150) == (b"n100", 48)
     assert directory.seek(202) == (b"n200", 0)
-    directory.note(102, b"n100")
+    directory.record_page_end(102, b"n100")
     assert directory.seek(205) == (b"n200", 3)

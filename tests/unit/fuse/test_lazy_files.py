@@ -13,7 +13,7 @@ from headrace.base.cancel import Cancel
 from headrace.base.errors import OriginError, PathNotFoundError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.client.file import OpenFile
-from headrace.fuse.lazy_files import FOLDER_ID, LazyClient, LazyFiles
+from headrace.fuse.lazy_files import DIRECTORY_ID, LazyClient, LazyFiles
 from headrace.seal.snapshot import SnapshotEntry
 
 FILE = 0o100444
@@ -128,7 +128,7 @@ def test_every_missing_file_is_found_by_its_lazy_name(client: LazyClient) -> Non
     ],
 )
 def test_no_other_name_is_there(client: LazyClient, name: bytes) -> None:
-    assert client.lookup_fast(FOLDER_ID, name) is None
+    assert client.lookup_fast(DIRECTORY_ID, name) is None
     for id in (FileId(9), FileId(3), FileId(5)):
         assert client.lookup_fast(id, name) is None
         assert client.lookup_fast(id, b"000000000009") is None

@@ -41,7 +41,7 @@ def make(upper: Upper, path: bytes, *, directory: bool = False) -> os.stat_resul
 
 def learn(table: NodeTable, upper: Upper, path: bytes, parent: int = ROOT_ID) -> int:
     node = table.node_of(path, upper.at(path).lstat())
-    table.learn(node, parent, path.rpartition(b"/")[2])
+    table.remember(node, parent, path.rpartition(b"/")[2])
     return node
 
 
@@ -109,11 +109,11 @@ def test_names_that_form_a_cycle_end(table: NodeTable, upper: Upper) -> None:
     """Names that were learnt at different times may."""
     first, second = make(upper, b"/first", directory=True), make(upper, b"/second", directory=True)
     nodes = UPPER | first.st_ino, UPPER | second.st_ino
-    table.learn(nodes[0], nodes[1], b"first")
-    table.learn(nodes[1], nodes[0], b"second")
+    table.remember(nodes[0], nodes[1], b"first")
+    table.remember(nodes[1], nodes[0], b"second")
     assert [table.path(node) for node in nodes] == [b"/first", b"/second"]
-    table.learn(UPPER | 5, UPPER | 6, b"x")
-    table.learn(UPPER | 6, UPPER | 5, b"y")
+    table.remember(UPPER | 5, UPPER | 6, b"x")
+    table.remember(UPPER | 6, UPPER | 5, b"y")
     assert table.path(UPPER | 5) is None
 
 
@@ -122,7 +122,7 @@ def test_a_node_is_forgotten_after_as_many_lookups(table: NodeTable, upper: Uppe
     upper.at(b"/file").setxattr(MARKS.lower_id, b"99")
     node = table.node_of(b"/file", status)
     for _ in range(3):
-        table.learn(node, ROOT_ID, b"file")
+        table.remember(node, ROOT_ID, b"file")
     table.forget(node, 2)
     assert table.numbers == {node: 99}
     table.forget(node, 1)
@@ -132,9 +132,9 @@ def test_a_node_is_forgotten_after_as_many_lookups(table: NodeTable, upper: Uppe
 
 def test_a_new_file_of_an_old_inode_number_is_another_generation(table: NodeTable, upper: Upper) -> None:
     node = UPPER | make(upper, b"/file").st_ino
-    assert table.learn(node, ROOT_ID, b"old") == 0
-    assert table.learn(node, ROOT_ID, b"old") == 0
-    assert table.learn(node, ROOT_ID, b"file", new=True) == 1
+    assert table.remember(node, ROOT_ID, b"old") == 0
+    assert table.remember(node, ROOT_ID, b"old") == 0
+    assert table.remember(node, ROOT_ID, b"file", new=True) == 1
     assert table.path(node) == b"/file"
 
 

@@ -273,7 +273,7 @@ def test_an_error_of_the_node_is_the_errno_of_its_code(served: Served) -> None:
 
 def test_a_killed_caller_gets_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel keeps a killed process until each of its calls is answered."""
-    monkeypatch.setattr("headrace.fuse.waiting_calls.LOOK_S", 0.01)
+    monkeypatch.setattr("headrace.fuse.waiting_calls.CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr("headrace.fuse.waiting_calls.is_killed", lambda thread: thread == 4711)
     served.client.options["miss"] = True
     Path(served.client.folder, "stuck").touch()

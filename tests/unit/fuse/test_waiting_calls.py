@@ -85,7 +85,7 @@ def test_calls_of_one_user_that_hang_leave_threads_to_others(monkeypatch: pytest
     """They had all of them. Of a caller that is killed, also those end that had not begun."""
     killed: set[int] = set()
     monkeypatch.setattr(waiting_calls, "is_killed", killed.__contains__)
-    monkeypatch.setattr(waiting_calls, "LOOK_S", 0.05)
+    monkeypatch.setattr(waiting_calls, "CHECK_INTERVAL_S", 0.05)
     over = threading.Event()
     answered: list[tuple[int, bool]] = []
 

@@ -19,7 +19,7 @@ class Replaced:
     def __init__(self, client: NodeClient, patch: pytest.MonkeyPatch, *, failures: int) -> None:
         self.paths = LowerPaths(client)
         self.failures_left = failures
-        self._known = client.known
+        self._known = client.lookup_stale
         patch.setattr(client, "lookup_fast", lambda *_: MISS)
         patch.setattr(client, "lookup", self._lookup)
 
