@@ -107,6 +107,35 @@ class NameResolver:
         assert adopted is not None
         return adopted
 
+    async def find_version(self, path: bytes, version: Version) -> Entry:
+        """Return the entry of a file if its origin has exactly a version now. Only then may the index change: other
+        readers must not see a name or a version that the origin has not. VersionChangedError, PathNotFoundError if no
+        mount answers for the path."""
+        before = self._tree.entry_at(path)
+        if before is not None and before.version == version and before.kind is Kind.FILE:
+            return before
+        place = self._tree.mounts.find(path)
+        if place is None:
+            raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
+        mount, key = place
+        folder, name = split(path)
+        try:
+            info = await mount.origin.head(key, deadline=Deadline.after(self._timeout_s))
+        except PathNotFoundError as error:
+            raise VersionChangedError(
+                os.fsdecode(path), why="the origin has no such object any more"
+            ) from error
+        if info.version != version:
+            raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
+        is_newer_known = self._pending.row(folder, name) is not None or self._tree.entry_at(path) != before
+        if is_newer_known:
+            raise VersionChangedError(os.fsdecode(path), why="the file changed meanwhile")
+        parent = self._tree.make_directories(folder)
+        self._take(parent, name, info.version)
+        entry = self._index.lookup(parent, name)
+        assert entry is not None
+        return entry
+
     async def _look_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._tree.origin_of(parent)
         if mount is None:

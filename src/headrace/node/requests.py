@@ -98,7 +98,7 @@ class NameRequests:
 
     async def _resolve_version(self, request: LookupVersion) -> Resolved:
         version = Version(request.size_bytes, request.mtime_ns, request.token)
-        return _resolved(await self._namespace.resolver.ensure_entry(request.path, version))
+        return _resolved(await self._namespace.resolver.find_version(request.path, version))
 
     async def _describe(self, request: Describe) -> Described:
         return await describe(self._namespace.tree, self._store, FileId(request.id), self._timeout_s)

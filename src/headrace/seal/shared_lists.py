@@ -44,7 +44,10 @@ class SharedLists:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        rows = sorted(((file.stat(), file) for file in Path(self._folder).iterdir()), key=_age, reverse=True)
+        files = (
+            file for file in Path(self._folder).iterdir() if "." not in file.name
+        )  # no drafts of other lists
+        rows = sorted(((file.stat(), file) for file in files), key=_age, reverse=True)
         kept_bytes = 0
         for number, (status, file) in enumerate(rows):
             kept_bytes += status.st_size

@@ -208,8 +208,8 @@ class SealOpen(Message, frozen=True):
 
 
 class LookupVersion(Message, frozen=True):
-    """Find the entry of a file in exactly this version; the origin is asked where the index has another one.
-    → Resolved, or Failure with origin.version_changed."""
+    """Find the entry of a file in exactly this version; the origin is asked where the index has another one. The index
+    does not change unless the origin has this version. → Resolved, or Failure with origin.version_changed."""
 
     path: bytes
     size_bytes: int

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import OriginUnavailableError, PathNotFoundError, StaleIdError
+from headrace.base.errors import (
+    OriginUnavailableError,
+    PathNotFoundError,
+    StaleIdError,
+    VersionChangedError,
+)
 from headrace.base.model import ROOT_ID, Version
 from headrace.testing.virtual_loop import pass_time
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
@@ -149,3 +154,42 @@ async def test_an_id_that_is_gone_is_stale(tree: NamespaceFixture) -> None:
     with pytest.raises(StaleIdError):
         await tree.namespace.resolver.lookup(directory, b"f")
     assert tree.index.names.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False
+
+
+async def test_who_looks_for_a_version_changes_nothing_for_other_readers(tree: NamespaceFixture) -> None:
+    """A listing that is in progress keeps each name that is entered meanwhile."""
+    origin = GatedOrigin()
+    sealed = origin.hold("b", b"sealed")
+    for name in ("a", "c", "d/x"):
+        origin.hold(name, b"new")
+    tree.attach("/data", origin)
+    changed, gone = Version(sealed.size_bytes, sealed.mtime_ns, '"other"'), Version(5, 5, '"gone"')
+    origin.gate.clear()
+    listing = asyncio.ensure_future(tree.names("/data"))
+    await pass_time(0.01)
+    for path, version in ((b"/data/gone", gone), (b"/data/e/gone", gone), (b"/data/b", changed)):
+        with pytest.raises(VersionChangedError):
+            await tree.namespace.resolver.find_version(path, version)
+    entry = await tree.namespace.resolver.find_version(b"/data/b", sealed)
+    assert tree.namespace.tree.locate(entry.id)[1:] == ("b", entry)
+    with pytest.raises(PathNotFoundError):
+        await tree.namespace.resolver.find_version(b"/elsewhere", gone)
+    origin.gate.set()
+    assert await listing == ["a", "b", "c", "d"]
+    assert tree.namespace.tree.entry_at(b"/data/b") == entry
+    assert tree.namespace.tree.entry_at(b"/data/e") is None
+
+
+async def test_a_version_that_returned_to_the_origin_is_reported(tree: NamespaceFixture) -> None:
+    origin = origin_with("a")
+    tree.attach("/data", origin)
+    assert await tree.names("/data") == ["a"]
+    first = tree.namespace.tree.entry_at(b"/data/a")
+    second = origin.hold("a", b"second")
+    assert first is not None
+    entry = await tree.namespace.resolver.find_version(b"/data/a", second)
+    assert entry.version == second and entry.id != first.id
+    assert tree.changed[-1] == (first.parent, b"a")
+    with pytest.raises(VersionChangedError):
+        await tree.namespace.resolver.find_version(b"/data/a", first.version)
+    assert tree.namespace.tree.entry_at(b"/data/a") == entry

@@ -49,3 +49,20 @@ def test_large_lists_are_removed_and_the_newest_stays(
     assert kept(lists) == [2, 3]
     add(lists, 4, 1000)
     assert kept(lists) == [4]
+
+
+def test_a_list_that_is_being_fetched_is_not_removed(
+    lists: SharedLists, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its origin is slow, so it is the oldest file when another list is complete."""
+    monkeypatch.setattr(shared_lists, "KEPT_MAX", 1)
+    monkeypatch.setattr(shared_lists, "KEPT_BYTES_MAX", 100)
+    with lists.create(f"{1:064x}") as out:
+        out.write(bytes(200))
+        out.flush()
+        (draft,) = (tmp_path / "seals/.shared").iterdir()
+        os.utime(draft, (1, 1))
+        add(lists, 2)
+        add(lists, 3)
+        assert draft.exists() and kept(lists) == [3]
+    assert kept(lists) == [1]
