@@ -31,7 +31,7 @@ class Account:
 
     def become(self, kept: frozenset[Capability] = capabilities.NONE) -> None:
         """Become this user permanently, with these capabilities and no others, whatever the process executes later. The
-        process must be root's and have one thread. UsageError if the system refuses."""
+        process must be root's and have one thread. Raises UsageError if the system refuses."""
         try:
             capabilities.limit_to(kept)
             capabilities.survive_change_of_user()
@@ -89,7 +89,7 @@ class Account:
 
 def account_of(text: str) -> Account:
     """Parse NAME or UID, optionally with :GROUP or :GID. Without a group, the account has all groups of the user.
-    UsageError."""
+    Raises UsageError."""
     user, colon, group = text.partition(":")
     try:
         row = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)

@@ -47,7 +47,7 @@ def survive_change_of_user() -> None:
 
 
 def hold(kept: frozenset[Capability]) -> None:
-    """Hold exactly these capabilities; an exec by another user loses them. OSError if one is not permitted."""
+    """Hold exactly these capabilities; an exec by another user loses them. Raises OSError if one is not permitted."""
     _check(_prctl(_AMBIENT, _AMBIENT_CLEAR_ALL))
     _check(_prctl(_KEEP_CAPABILITIES, 0))
     _set(kept, NONE)

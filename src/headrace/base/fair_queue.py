@@ -51,7 +51,7 @@ class FairPool(Generic[Requester]):
         self._queued: dict[Requester, deque[Callable[[], None]]] = {}
 
     def submit(self, requester: Requester, work: Callable[[], None]) -> None:
-        """Queue work. RuntimeError after the shutdown."""
+        """Queue work. Raises RuntimeError after the shutdown."""
         with self._lock:
             if self._running.get(requester, 0) >= self._share:
                 self._queued.setdefault(requester, deque()).append(work)

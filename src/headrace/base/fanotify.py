@@ -49,7 +49,7 @@ class EventsLostError(Exception):
 
 class ChangeEvents:
     """The events of a whole file system since this was created. folder: a descriptor of any directory there, not
-    O_PATH. OSError if this kernel or file system reports none, or without root."""
+    O_PATH. Raises OSError if this kernel or file system reports none, or without root."""
 
     def __init__(self, folder: int) -> None:
         self.fd = _checked(
@@ -70,7 +70,7 @@ class ChangeEvents:
             os.close(fd)
 
     def read(self) -> list[FileEvent]:
-        """Return some of the events that wait; none: no more. EventsLostError."""
+        """Return some of the events that wait; none: no more. Raises EventsLostError."""
         try:
             return list(decode_events(os.read(self.fd, READ_BYTES)))
         except BlockingIOError:
@@ -78,7 +78,8 @@ class ChangeEvents:
 
 
 def decode_events(data: bytes) -> Iterator[FileEvent]:
-    """Decode what a read returns. Events of other kinds are skipped. EventsLostError; ValueError for anything else."""
+    """Decode what a read returns. Events of other kinds are skipped. Raises EventsLostError or ValueError for anything
+    else."""
     start = 0
     while start < len(data):
         if len(data) - start < _EVENT.size:

@@ -28,7 +28,7 @@ Option = tuple[str, str | int]
 
 def detached_mount(kind: str, options: Sequence[Option]) -> int:
     """Make a read-only file system with these options, in their order, and return a descriptor of its root. It is
-    mounted nowhere, and goes with the last descriptor. OSError with the kernel's reason."""
+    mounted nowhere, and goes with the last descriptor. Raises OSError with the kernel's reason."""
     context = _call(_FSOPEN, kind.encode(), _CLOEXEC)
     try:
         for name, value in options:
@@ -44,7 +44,7 @@ def detached_mount(kind: str, options: Sequence[Option]) -> int:
 
 def detached_directory(directory: int) -> int:
     """Make a mount of a directory in which no set-user-id bit and no device counts, and return a descriptor of its
-    root. It is mounted nowhere, and goes with the last descriptor. directory: a descriptor. OSError."""
+    root. It is mounted nowhere, and goes with the last descriptor. directory: a descriptor. Raises OSError."""
     mount = _call(_OPEN_TREE, directory, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
     try:
         _call(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, *c_struct(_NOSUID | _NODEV, 0, _PRIVATE, 0))
@@ -56,7 +56,7 @@ def detached_directory(directory: int) -> int:
 
 def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
     """Mount what one of the functions above made on a directory. Both are descriptors, so nobody can exchange a path.
-    beneath: put it under the mount whose root the directory is (Linux 6.5). OSError."""
+    beneath: put it under the mount whose root the directory is (Linux 6.5). Raises OSError."""
     flags = _FROM_EMPTY_PATH | _TO_EMPTY_PATH | (_BENEATH if beneath else 0)
     _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
 
@@ -71,7 +71,7 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
 
 
 def detach(mountpoint: str) -> None:
-    """Unmount the last mount at a path, which may not end in a link. Open files go on. OSError."""
+    """Unmount the last mount at a path, which may not end in a link. Open files go on. Raises OSError."""
     if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
         code = last_errno()
         raise OSError(code, os.strerror(code))

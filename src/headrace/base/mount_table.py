@@ -23,7 +23,7 @@ class MountTableRow(NamedTuple):
 
 def mount_table(pid: int | None = None) -> list[MountTableRow]:
     """Return the mounts that a process sees, in their order: the last one at a path is on top. None: this process.
-    OSError."""
+    Raises OSError."""
     with open(f"/proc/{pid or 'self'}/mountinfo", "rb") as file:
         return [_row(line) for line in file]
 

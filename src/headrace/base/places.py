@@ -25,7 +25,7 @@ def is_within(inner: str, outer: str) -> bool:
 
 def check_places(caches: Iterable[str], urls: Iterable[str], mountpoint: str | None = None) -> None:
     """Check that the cache is not among the data nor below its own mount, nor the mount among its own data. caches:
-    directories; urls: of origins. UsageError."""
+    directories; urls: of origins. Raises UsageError."""
     origins = [url.removeprefix(_FILE) for url in urls if url.startswith(_FILE)]
     for cache in caches:
         for origin in origins:

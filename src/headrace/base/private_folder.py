@@ -19,8 +19,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(folder: str) -> None:
-    """Create a directory that only this user can enter, and its missing parents; restrict an existing one. UsageError
-    if another user owns it or may exchange it. OSError."""
+    """Create a directory that only this user can enter, and its missing parents; restrict an existing one. Raises
+    UsageError if another user owns it or may exchange it. Raises OSError."""
     path = os.path.abspath(folder)
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     check_above(path)
@@ -40,7 +40,7 @@ def make_private(folder: str) -> None:
 def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:
     """Give a user a directory: create a missing one, or take over an empty one of root's. Any other directory stays as
     it is, and the user's own process creates or refuses it: root follows no path that another user can change.
-    OSError."""
+    Raises OSError."""
     path = os.path.abspath(folder)
     missing: list[str] = []
     existing = path

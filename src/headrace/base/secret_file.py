@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def read_secret(path: str, subject: str) -> str:
-    """Return the file's text. subject: names the file in the message. UsageError for a file that can't be read, is too
-    large or not UTF-8, or that another user owns, reads or writes."""
+    """Return the file's text. subject: names the file in the message. Raises UsageError for a file that can't be read,
+    is too large or not UTF-8, or that another user owns, reads or writes."""
     with open_secret(path, subject) as file:
         try:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -49,7 +49,7 @@ def open_secret(path: str, subject: str) -> Iterator[BinaryIO]:
 
 
 def load_key(context: ssl.SSLContext, certificate: str, key: str, subject: str) -> None:
-    """Load a certificate and its key into a context. subject: of the key. UsageError if the key may not be used;
+    """Load a certificate and its key into a context. subject: of the key. Raises UsageError if the key may not be used;
     OSError and ssl.SSLError if a file is invalid. A key with a password fails instead of prompting for it."""
     with open_secret(key or certificate, subject) as file:
         context.load_cert_chain(certificate, f"/proc/self/fd/{file.fileno()}", password=lambda: "")
@@ -57,7 +57,7 @@ def load_key(context: ssl.SSLContext, certificate: str, key: str, subject: str) 
 
 def create_secret(path: str, make: Callable[[], str]) -> bool:
     """Write a new file of mode 0600 with the text that make returns. Return False, with nothing changed, if the file
-    exists. If two processes create it at the same time, one succeeds. UsageError if it can't be written."""
+    exists. If two processes create it at the same time, one succeeds. Raises UsageError if it can't be written."""
     if os.path.lexists(path):
         return False
     draft = f"{path}.{secrets.token_hex(8)}"

@@ -15,7 +15,7 @@ TOKEN_BYTES = 32
 
 class Tokens:
     """The tokens of a file, one on each line; the file is read again when it changes. setting: names the file.
-    UsageError for a file that can't be used."""
+    Raises UsageError for a file that can't be used."""
 
     def __init__(self, path: str, setting: str) -> None:
         subject = f"setting {setting}"

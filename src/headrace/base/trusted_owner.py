@@ -50,7 +50,7 @@ def only_root_moves(path: str) -> bool:
 
 def check_above(path: str, *, owners: Container[int] | None = None) -> None:
     """Refuse a path below a directory in which another user may exchange a part of the path. path: absolute. owners:
-    users who may; by default those of `is_trusted`, and their groups with a warning. UsageError; OSError."""
+    users who may; by default those of `is_trusted`, and their groups with a warning. Raises UsageError or OSError."""
     pending, directory, links = _names(os.path.dirname(path)), "/", 0
     _check_directory("/", path, owners)
     while pending:

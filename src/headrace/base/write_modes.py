@@ -46,7 +46,7 @@ class _Promise(NamedTuple):
         return self.mode is WriteMode.THROUGH or self.copies > 1
 
     def made_exclusive(self, path: bytes) -> _Promise:
-        """Return the promise of an exclusive directory. UsageError where there can be none."""
+        """Return the promise of an exclusive directory. Raises UsageError where there can be none."""
         if path == b"/":
             raise UsageError(
                 "write mode 'exclusive'",
@@ -90,7 +90,7 @@ class WriteModes:
     @classmethod
     def parse(cls, text: str) -> WriteModes:
         """Parse `back`, or `off,/scratch=local,exclusive,/checkpoints=back:2`: a mode for all paths, and modes of
-        single paths with everything below them. UsageError."""
+        single paths with everything below them. Raises UsageError."""
         promises, last = {b"/": _Promise(WriteMode.OFF)}, b"/"
         for part in filter(None, (part.strip() for part in text.split(","))):
             if part == EXCLUSIVE:

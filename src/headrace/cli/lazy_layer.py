@@ -29,7 +29,7 @@ def lazy_layer(
     catalogue: Catalogue, record: SealRecord, *, node_socket: str, log_path: str
 ) -> Iterator[LazyLayer | None]:
     """Start the layer that a seal needs, and yield it; None for a seal that lacks nothing. It ends by itself unless the
-    seal is mounted with it meanwhile. NodeUnavailableError, MountError."""
+    seal is mounted with it meanwhile. Raises NodeUnavailableError or MountError."""
     if not record.is_lazy:
         yield None
         return

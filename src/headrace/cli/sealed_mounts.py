@@ -100,7 +100,7 @@ class SealNode:
 
     def places(self, mountpoint: str | None, path: str, *, in_place: bool, shared: bool) -> list[Place]:
         """Return where to mount a seal. mountpoint: as --at names it. path: of the namespace, which it was made of.
-        UsageError where nothing of the node is mounted."""
+        Raises UsageError where nothing of the node is mounted."""
         from headrace.seal.catalogue import Place
 
         places = [] if mountpoint is None else [Place(os.path.realpath(mountpoint), shared=shared)]

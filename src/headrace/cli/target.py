@@ -84,7 +84,8 @@ def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None
 
 
 def _within_origin(path: str | None, running: list[str]) -> Target | None:
-    """Return the target whose origin has PATH, a URL or an absolute path. UsageError if several nodes have it."""
+    """Return the target whose origin has PATH, a URL or an absolute path. Raises UsageError if several nodes have
+    it."""
     if path is None or not ("://" in path or path.startswith("/")):
         return None
     url = (path if "://" in path else f"file://{os.path.normpath(path)}").rstrip("/")

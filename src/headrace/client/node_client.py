@@ -69,8 +69,8 @@ MISS = Miss.MISS
 
 
 def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> NodeClient:
-    """Connect to the node at a socket. patience_s: how long calls wait while the node is down. NodeUnavailableError
-    when it is down now."""
+    """Connect to the node at a socket. patience_s: how long calls wait while the node is down. Raises
+    NodeUnavailableError when it is down now."""
     return NodeClient(socket_path, role=role, patience_s=patience_s)
 
 
@@ -162,7 +162,7 @@ class NodeClient:
         return self.local.index.children(directory, after=after)
 
     def resolve(self, path: bytes) -> Entry:
-        """Return the entry at a path. PathNotFoundError where there is none."""
+        """Return the entry at a path. Raises PathNotFoundError where there is none."""
         answer = self.ask(Resolve(path=path))
         assert isinstance(answer, Resolved)
         version = Version(answer.size_bytes, answer.mtime_ns, answer.token)
@@ -252,7 +252,7 @@ class NodeClient:
 
     def acquire_lease(self, folder: bytes, cancel: Cancel | None = None) -> None:
         """Acquire the right to make new names in a folder, exclusively in the cluster, for a moment at least.
-        HeadraceError where it can't be acquired."""
+        Raises HeadraceError where it can't be acquired."""
         self.ask(AcquireLease(path=folder), cancel)
 
     # ------------------------------------------------------------ events and state

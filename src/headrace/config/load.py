@@ -77,7 +77,7 @@ def variable_of(name: str) -> str | None:
 
 def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> Loaded:
     """Read all sources. flags: settings by name, None where not given; `cache` as a list of DIR:SIZE[:TIER].
-    UsageError."""
+    Raises UsageError."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Config.__struct_fields__, "default")
 
@@ -112,7 +112,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
 
 def check_run_folder(folder: str) -> None:
     """Refuse a run directory that another user owns or may change, because this process trusts its files.
-    UsageError."""
+    Raises UsageError."""
     for path, writable_by in ((folder, 0o022), (os.path.dirname(folder), 0o002)):
         try:
             status = os.lstat(path)
@@ -137,7 +137,7 @@ def check_run_folder(folder: str) -> None:
 
 def remember_capacity(config: Config) -> None:
     """Store the capacity of each volume: one that was half of the free space stays the same, however full the cache
-    gets. StoreError if a cache directory can't be created or written."""
+    gets. Raises StoreError if a cache directory can't be created or written."""
     for volume in config.cache:
         path = os.path.join(volume.folder, CAPACITY_FILE)
         line = f"{volume.capacity_bytes}\n".encode("ascii")
@@ -163,7 +163,7 @@ def _is_of_root_alone(path: str) -> bool:
 
 
 def _read_file(path: str, *, named: bool) -> dict[str, Any]:
-    """Read a configuration file. named: the caller named it, so another user may own it. UsageError."""
+    """Read a configuration file. named: the caller named it, so another user may own it. Raises UsageError."""
     import tomllib  # not before there is a file
 
     try:
@@ -203,7 +203,7 @@ def _has_nul(value: object) -> bool:
 
 def _check_users(path: str, fd: int, mounts: object, *, named: bool) -> None:
     """Refuse a file that another user can write, and secrets that another user can read. mounts: the file's table.
-    UsageError."""
+    Raises UsageError."""
     from headrace.base.secret_file import exposure_of, writers_of  # not before there is a file, either
     from headrace.config.secret_options import literal_secret
 
@@ -230,7 +230,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _volumes(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the volumes as tables. values: each is a table of the file, or DIR[:SIZE[:TIER]]. UsageError."""
+    """Return the volumes as tables. values: each is a table of the file, or DIR[:SIZE[:TIER]]. Raises UsageError."""
     if isinstance(values, str):
         values = [values]
     if not isinstance(values, list):
@@ -254,7 +254,7 @@ def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def volume_of(text: str) -> dict[str, Any]:
-    """Parse DIR, DIR:SIZE or DIR:SIZE:TIER. UsageError."""
+    """Parse DIR, DIR:SIZE or DIR:SIZE:TIER. Raises UsageError."""
     parts = text.split(":")
     if not parts[0] or len(parts) > 3:
         raise UsageError(

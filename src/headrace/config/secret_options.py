@@ -17,12 +17,12 @@ _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
 def resolve_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with the contents of files in place of `@FILE`. UsageError."""
+    """Return the options with the contents of files in place of `@FILE`. Raises UsageError."""
     return {name: _resolved(name, value) for name, value in options.items()}
 
 
 def option_of_command(name: str, value: str) -> str:
-    """Return the value of `-o NAME=VALUE`. UsageError for a literal secret, whose message does not repeat it."""
+    """Return the value of `-o NAME=VALUE`. Raises UsageError for a literal secret, whose message does not repeat it."""
     if _PASSWORD.search(value):
         raise UsageError(
             f"-o {name}", why="it holds a password, which other users can read", hint=_hint(name)

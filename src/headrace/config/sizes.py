@@ -12,7 +12,7 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?b)?", re.IGNORECAS
 
 
 def parse_size(text: str) -> int:
-    """Parse a size to bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. UsageError."""
+    """Parse a size to bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. Raises UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"size {text!r}", why="not a size", hint="for example 500GiB")

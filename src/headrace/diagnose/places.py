@@ -132,7 +132,7 @@ def _mounts_of_job(pid: int) -> list[MountTableRow]:
 
 
 def mounts(pid: int) -> list[MountTableRow]:
-    """Return the mounts that a process sees. A later mount hides an earlier one at the same path. OSError."""
+    """Return the mounts that a process sees. A later mount hides an earlier one at the same path. Raises OSError."""
     return list({row.mountpoint: row for row in mount_table(pid)}.values())
 
 

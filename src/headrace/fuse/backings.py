@@ -34,7 +34,7 @@ class Backings(Protocol):
     """Registers files for passthrough in the kernel, and releases their backing ids."""
 
     def open(self, fd: int) -> int:
-        """Register a file and return its backing id. OSError when the kernel or the FD store refuses."""
+        """Register a file and return its backing id. Raises OSError when the kernel or the FD store refuses."""
 
     def close(self, backing_id: int) -> None: ...
 

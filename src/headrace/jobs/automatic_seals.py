@@ -58,7 +58,7 @@ class AutomaticSeals:
         )
 
     async def make(self, path: bytes, progress: JobProgress) -> SealId | None:
-        """Seal a directory. Return None if a file failed; progress has its reason. HeadraceError."""
+        """Seal a directory. Return None if a file failed; progress has its reason. Raises HeadraceError."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.fsdecode(path).strip("/"))[:50] or "all"
         seal = SealId(f"auto-{name}", self._catalogue.next_version(f"auto-{name}"))
         await self._sealing.make(path, seal, progress, automatic=True)

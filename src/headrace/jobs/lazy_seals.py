@@ -79,7 +79,7 @@ class LazySeals:
 
     async def complete(self, seal: SealId, progress: JobProgress) -> None:
         """Load the missing files of a lazy seal, and renew it. Failed files are in progress, and then it stays as it
-        is. A whole seal stays as it is, too. PathNotFoundError, InvalidImageError, NoSpaceError."""
+        is. A whole seal stays as it is, too. Raises PathNotFoundError, InvalidImageError or NoSpaceError."""
         record = await self._sealing.in_thread(self._catalogue.record, seal)
         progress.listing = False
         if not record.is_lazy:

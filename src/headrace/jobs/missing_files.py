@@ -154,7 +154,7 @@ class MissingFiles:
 
 
 def files_of(catalogue: Catalogue, record: SealRecord) -> Iterator[tuple[SnapshotEntry, FileId]]:
-    """Yield the files of a seal with the ids of their cache files. InvalidImageError."""
+    """Yield the files of a seal with the ids of their cache files. Raises InvalidImageError."""
     files = (entry for entry in catalogue.entries(record) if entry.is_file)
     for entry, id in zip(files, catalogue.ids(record), strict=False):
         yield entry, FileId(id)

@@ -95,7 +95,7 @@ class Sealing:
     ) -> None:
         """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no
         seal. lazy: files that the cache lacks are not loaded. NoSpaceError, before anything is loaded, where the cache
-        is too small; UsageError, HeadraceError."""
+        is too small. Raises UsageError or HeadraceError."""
         if self.is_writable(path):
             raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
         with self._catalogue.draft(seal) as draft:
@@ -118,7 +118,7 @@ class Sealing:
 
     async def remove(self, seal: SealId, *, at_once: bool = False) -> None:
         """Remove a seal that is not mounted. Its files may be evicted when nobody reads it any more. at_once: they may
-        be evicted now. PathNotFoundError, UsageError."""
+        be evicted now. Raises PathNotFoundError or UsageError."""
         await self.in_thread(self._remove, seal, at_once)
 
     async def release_unused(self) -> bool:
@@ -160,8 +160,8 @@ class Sealing:
 
     async def verify(self, seal: SealId, progress: JobProgress) -> None:
         """Verify that every file of a seal is cached with the bytes that were sealed. Bad blocks are removed from the
-        cache. InvalidImageError for a list or an image that is not the recorded one. What a lazy seal still lacks is no
-        failure, as long as its origin has the sealed version."""
+        cache. Raises InvalidImageError for a list or an image that is not the recorded one. What a lazy seal still
+        lacks is no failure, as long as its origin has the sealed version."""
         record = await self.in_thread(self._catalogue.record, seal)
         progress.files_total, progress.bytes_total, progress.listing = record.files, record.size_bytes, False
         ids = iter(await self.in_thread(self._catalogue.ids, record))
@@ -337,7 +337,7 @@ class Sealing:
         )
 
     def checksum(self, path: str, entry: Entry) -> int:
-        """Return the checksum of the whole file. StoreError if the cache has no longer all of that version."""
+        """Return the checksum of the whole file. Raises StoreError if the cache has no longer all of that version."""
         size_bytes = entry.version.size_bytes
         if not size_bytes:
             return 0

@@ -53,7 +53,7 @@ class ClusterWriting:
 def build_in_cluster(
     config: Config, link: ClusterLink, namespace: Namespace, cache: CacheOfLayer, sessions: WriteObserver
 ) -> ClusterWriting | None:
-    """Build the write side; return None where nothing can be written. StoreError."""
+    """Build the write side; return None where nothing can be written. Raises StoreError."""
     layer = open_own_layer(config)
     if layer is None:
         return None

@@ -149,7 +149,7 @@ def open_own_layer(config: Config) -> WritableLayer | None:
 
 
 def open_layer(config: Config, modes: WriteModes, folder: str) -> WritableLayer:
-    """Open an upper layer with its journal. StoreError."""
+    """Open an upper layer with its journal. Raises StoreError."""
     upper = Upper(folder)
     reserve = Reserve(config.cache[0].folder)
     try:

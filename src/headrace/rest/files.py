@@ -49,7 +49,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def path_of(text: str) -> bytes:
-    """Return the path without empty names. UsageError for what can't be a path."""
+    """Return the path without empty names. Raises UsageError for what can't be a path."""
     try:
         names = [name for name in os.fsencode(text).split(b"/") if name]
     except UnicodeEncodeError:  # lone surrogates that encode no byte
@@ -72,7 +72,7 @@ class FileOperations:
     # ------------------------------------------------------------ names
 
     def entry(self, query: EntryQuery) -> ApiEntry:
-        """Return the entry of a path. PathNotFoundError."""
+        """Return the entry of a path. Raises PathNotFoundError."""
         path = path_of(query.path)
         resolved, file_stat = self._vfs.get(path, follow=query.follow)
         row = self._row(resolved if query.follow else path, resolved, file_stat)
@@ -82,7 +82,7 @@ class FileOperations:
         return _with(row, id=file_stat.id, cached=state.get("cached", ""), origin=state.get("origin", ""))
 
     def page(self, query: ListQuery) -> ApiEntries:
-        """Return one page of a directory. NotADirectoryPathError."""
+        """Return one page of a directory. Raises NotADirectoryPathError."""
         path = path_of(query.path)
         rows = self._vfs.children(path, after=os.fsencode(query.after))
         children = list(islice(rows, query.limit + 1))
@@ -124,7 +124,7 @@ class FileOperations:
     # ------------------------------------------------------------ contents
 
     def read(self, request: Request, path: str) -> Response:
-        """Read a file. With `If-Match` only of that version: RefusedError 412 when the file has another one."""
+        """Read a file; with `If-Match`, only that version. Raises VersionChangedError if the file has another one."""
         file_stat, content = self._open(path_of(path))
         try:
             return self._content(request, path, file_stat, content)
@@ -189,8 +189,8 @@ class FileOperations:
         response.headers.append((SUMS_HEADER, ",".join(f"{checksum:016x}" for checksum in sums)))
 
     def write(self, request: Request, query: PutQuery, pieces: Iterator[bytes]) -> None:
-        """Write a file. On return it has the durability that its mode of writing promises. RefusedError 422 for bytes
-        that don't match their checksum; they are discarded."""
+        """Write a file. On return it has the durability that its write mode promises. Bytes that don't match their
+        checksum are discarded: raises RefusedError 422."""
         path = path_of(query.path)
         expected_sum = request.header(SUM_HEADER).lower()
         with self._vfs.create(path, replace=query.replace, parents=True) as out:

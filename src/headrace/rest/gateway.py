@@ -53,9 +53,11 @@ from headrace.wire.messages import Mounts as MountRows
 log = logging.getLogger(__name__)
 
 READY_LIMIT_S = 2.0
+"""Seconds after which a node that does not answer is not ready."""
 _NO_BODY: Iterator[bytes] = iter(())
 Handler = Callable[[Request, Any, Any], Any]
-"""A function of (request, parameters, body: a Value or the pieces) that returns a Value, a Response or None."""
+"""Serves an operation. Arguments: the request, its parameters, its body as a Value or as pieces of bytes. Returns a
+Value, a Response or None."""
 
 
 class Handlers:

@@ -41,10 +41,13 @@ from headrace.wire.messages import (
 log = logging.getLogger(__name__)
 
 ENDED_KEPT_MAX = 100
+"""Most jobs of this node that are remembered after their end."""
 RUNNING_MAX = 64
-"""The most jobs of this node that are followed at one time: each has a thread."""
+"""Most jobs of this node that are followed at one time: each has a thread."""
 POLL_S = 0.25
+"""Seconds between two requests for the state of a job of the cluster."""
 CANCEL_S = 5.0
+"""Most seconds that a cancel waits for the end of a job of this node."""
 
 
 class OwnJob:
@@ -121,7 +124,8 @@ class JobOperations:
         self._numbers = itertools.count(1)
 
     def start(self, new: NewJob) -> ApiJob:
-        """Start a job, and return its first state. UsageError, PathNotFoundError for a job that can't start."""
+        """Start a job, and return its first state. Raises UsageError or PathNotFoundError for a job that can't
+        start."""
         if sum(not job.ended.is_set() for job in self._all_own()) >= RUNNING_MAX:
             raise UsageError(
                 "job", why=f"{RUNNING_MAX} jobs of this node are running", hint="try again when one has ended"
@@ -145,7 +149,7 @@ class JobOperations:
         return own.job
 
     def get(self, id: str, wait_s: float) -> ApiJob:
-        """Return a job, after its end or after `wait_s`, whichever comes first. PathNotFoundError."""
+        """Return a job, after its end or after `wait_s`, whichever comes first. Raises PathNotFoundError."""
         own = self._find_own(id)
         if own is not None:
             own.ended.wait(wait_s)
@@ -163,7 +167,7 @@ class JobOperations:
         return [*map(_job_of, self._rows("")), *(own.job for own in self._all_own())]
 
     def cancel(self, id: str) -> ApiJob:
-        """Cancel a job, unless it has ended, and return it. PathNotFoundError."""
+        """Cancel a job, unless it has ended, and return it. Raises PathNotFoundError."""
         own = self._find_own(id)
         if own is None:
             self._of_cluster(id)
@@ -174,7 +178,7 @@ class JobOperations:
         return own.job
 
     def retry(self, id: str) -> ApiJob:
-        """Retry a job. PathNotFoundError; UsageError for a job of this node."""
+        """Retry a job. Raises PathNotFoundError; raises UsageError for a job of this node."""
         if self._find_own(id) is not None:
             raise UsageError(f"job {id}", why="a job of one node can't be retried", hint="start it again")
         self._of_cluster(id)
@@ -237,7 +241,7 @@ def _job_of(row: JobRow) -> ApiJob:
 
 
 def check_ready(client: NodeClient, limit_s: float) -> None:
-    """Check that the node answers within `limit_s`. NodeUnavailableError."""
+    """Check that the node answers within `limit_s`. Raises NodeUnavailableError."""
     try:
         connection = Connection(client.socket, role="rest")
         try:

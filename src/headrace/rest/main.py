@@ -30,7 +30,7 @@ from headrace.vfs.local_vfs import LocalVfs
 SETTING = "rest_address"
 ONLY_UNIX = "unix"
 PATIENCE_S = 30.0
-"""The seconds for which a request waits for an unavailable node."""
+"""Seconds for which a request waits for an unavailable node."""
 
 
 def check_access(config: Config) -> None:
@@ -54,7 +54,7 @@ def check_access(config: Config) -> None:
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with HOST:PORT, or with unix:PATH without a TCP address.
-    UsageError, StoreError, NodeUnavailableError."""
+    Raises UsageError, StoreError or NodeUnavailableError."""
     by_tcp = config.rest_address not in ("", ONLY_UNIX)
     if by_tcp:
         check_access(config)

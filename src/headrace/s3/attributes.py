@@ -1,4 +1,4 @@
-"""Serve GetObjectAttributes: what the gateway knows of an object without its bytes."""
+"""Serve GetObjectAttributes: the attributes of an object that need none of its bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class AttributesOperation:
         self._objects = objects
 
     def get(self, request: Request, call: S3Call) -> Response:
-        """Answer with the requested elements; Checksum and ObjectParts if known. NoSuchKey, InvalidArgument."""
+        """Answer with the requested elements; Checksum and ObjectParts if known. Raises NoSuchKey or
+        InvalidArgument."""
         requested = _names_of(request)
         if call.key.endswith(b"/"):
             raise S3Error("NoSuchKey", "a key that ends in / is a folder here, and has no attributes")
@@ -38,8 +39,7 @@ class AttributesOperation:
         body = xml.document(
             "GetObjectAttributesResponse", *(elements[name] for name in NAMES if name in requested)
         )
-        headers = [("Content-Type", "application/xml"), ("Last-Modified", http_date(attributes.mtime_ns))]
-        return Response(200, headers, body=body)
+        return xml.response(body, [("Last-Modified", http_date(attributes.mtime_ns))])
 
 
 def _names_of(request: Request) -> set[str]:

@@ -1,7 +1,7 @@
 """Decode and check a request's body, without a socket: aws-chunked framing, signatures of chunks, checksums.
 
-Each layer is an iterator of bytes over another. A fault is raised at the end at the latest, so the writer of the
-bytes gives them their name only when the iterator has ended.
+Each layer is an iterator of bytes over another. An error is raised at the end of the iterator at the latest, so a
+writer must not name the object before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.s3.errors import S3Error
 from headrace.s3.signature import ChunkSigner
 
 OBJECT_BYTES_MAX = 5 << 30
-"""The most bytes of one put, and of one part, as in S3."""
+"""Most bytes of one put, of one part and of a form's file, as in S3."""
 
 
 def too_large() -> S3Error:
@@ -82,7 +82,7 @@ def _extension(words: list[bytes], name: bytes) -> str:
 
 
 class Payload:
-    """Yields a request's decoded bytes, and checks them against all that the request says of them. `payload_hash` is
+    """Yields a request's decoded bytes, and checks them against the request's length and checksums. `payload_hash` is
     the request's x-amz-content-sha256 (signature.payload_hash_of), or "". `signer` checks signed chunks. `also` names
     a checksum to calculate even if the request has none."""
 
@@ -133,7 +133,7 @@ class Payload:
         self._check()
 
     def read_all(self, bytes_max: int) -> bytes:
-        """Read a small body as a whole; `release` gives its memory back. EntityTooLarge, SlowDown."""
+        """Read a small body as a whole; `release` releases its memory. Raises EntityTooLarge or SlowDown."""
         parts = []
         for piece in self:
             if self._held_bytes + len(piece) > bytes_max:
@@ -145,7 +145,7 @@ class Payload:
         return b"".join(parts)
 
     def release(self) -> None:
-        """Give back the memory of the body that was read."""
+        """Release the memory of the body that was read."""
         WHOLE_BODIES.release(self._held_bytes)
         self._held_bytes = 0
 

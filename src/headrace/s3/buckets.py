@@ -6,7 +6,6 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Iterable
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError
 from headrace.base.model import Entry
@@ -24,12 +23,7 @@ KEYS_MAX = 1000
 REGION = "us-east-1"
 _NEW_BUCKET = re.compile(rb"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(rb"\d+\.\d+\.\d+\.\d+")
-_XML = [("Content-Type", "application/xml")]
 _OWNER = xml.element("Owner", xml.text("ID", "headrace"), xml.text("DisplayName", "headrace"))
-
-
-def xml_response(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
-    return Response(200, [*_XML, *headers], body=body)
 
 
 class Buckets:
@@ -53,7 +47,7 @@ class Buckets:
                         xml.text("CreationDate", xml.iso_time(mtime_ns)),
                     )
                 )
-        return xml_response(xml.document("ListAllMyBucketsResult", _OWNER, xml.element("Buckets", *rows)))
+        return xml.response(xml.document("ListAllMyBucketsResult", _OWNER, xml.element("Buckets", *rows)))
 
     def head(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
@@ -61,11 +55,11 @@ class Buckets:
 
     def location(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
-        return xml_response(xml.document("LocationConstraint"))
+        return xml.response(xml.document("LocationConstraint"))
 
     def versioning(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
-        return xml_response(xml.document("VersioningConfiguration"))
+        return xml.response(xml.document("VersioningConfiguration"))
 
     def create(self, call: S3Call) -> Response:
         """Create a directory at the top of the namespace, if names there can be written."""
@@ -150,7 +144,7 @@ class Buckets:
         row_name: str = "Contents",
         with_marker: bool = False,
     ) -> Response:
-        """Encode a page. `with_marker` marks the first version, whose Prefix S3 never percent-encodes."""
+        """Encode a page. `with_marker`: the response is for ListObjects, whose Prefix S3 never percent-encodes."""
         rows = [
             _row(row_name, row, query, with_owner=with_owner) for row in page.rows if query.can_show(row.key)
         ]
@@ -169,7 +163,7 @@ class Buckets:
             head.append(xml.key_text("Delimiter", query.delimiter, url=query.url))
         if query.url:
             head.append(xml.text("EncodingType", "url"))
-        return xml_response(xml.document(name, *head, *elements, *rows, *prefixes))
+        return xml.response(xml.document(name, *head, *elements, *rows, *prefixes))
 
     # ------------------------------------------------------------ many objects at once
 
@@ -190,7 +184,7 @@ class Buckets:
                 continue
             if not quiet:
                 rows.append(xml.element("Deleted", xml.key_text("Key", key, url=False)))
-        return xml_response(xml.document("DeleteResult", *rows))
+        return xml.response(xml.document("DeleteResult", *rows))
 
 
 class _ListRequest:

@@ -20,7 +20,7 @@ from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
 
 ALGORITHMS = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
-"""The bytes of a digest by algorithm."""
+"""Size of a digest in bytes, by algorithm."""
 FULL_OBJECT, COMPOSITE = "FULL_OBJECT", "COMPOSITE"
 _CRCS = ("crc32", "crc32c", "crc64nvme")
 
@@ -49,7 +49,7 @@ class Checksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class ChecksumRequest(msgspec.Struct, frozen=True):
-    """Holds which checksum an upload in parts is to have. `algorithm` is "" for none."""
+    """Names the checksum that an upload in parts requests. `algorithm` is "" for none."""
 
     algorithm: str = ""
     kind: str = ""
@@ -70,7 +70,7 @@ class _Crc:
 
 
 def make_checksum(algorithm: str) -> Hash:
-    """Return a hash of one of ALGORITHMS. NotImplemented where its library is not installed."""
+    """Return a hash of one of ALGORITHMS. Raises NotImplemented where its library is not installed."""
     if algorithm == "crc32":
         return _Crc(zlib.crc32, 4)
     if algorithm in ("sha1", "sha256"):
@@ -98,7 +98,8 @@ def check_kind_of_put(request: Request) -> None:
 
 
 def checksum_request_of(request: Request) -> ChecksumRequest:
-    """Return the checksum that a CreateMultipartUpload requests. InvalidRequest for combinations that S3 lacks."""
+    """Return the checksum that a CreateMultipartUpload requests. Raises InvalidRequest for combinations that S3
+    lacks."""
     algorithm = request.header("x-amz-checksum-algorithm").lower()
     kind = request.header("x-amz-checksum-type").upper()
     if not algorithm:
@@ -141,7 +142,8 @@ def without_checksums(request: Request) -> Request:
 def check_completed(
     request: Request, requested: ChecksumRequest, checksum: Checksum | None, size_bytes: int
 ) -> None:
-    """Check what a completion names against the object's checksum, kind and size. InvalidRequest, BadDigest."""
+    """Check what a completion names against the object's checksum, kind and size. Raises InvalidRequest or
+    BadDigest."""
     kind, size = request.header("x-amz-checksum-type").upper(), request.header("x-amz-mp-object-size")
     if kind and kind != requested.kind:
         raise S3Error(

@@ -14,7 +14,8 @@ _CONDITIONS = {"if-match", "if-none-match", "if-modified-since", "if-unmodified-
 
 
 def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return start and end (exclusive); None for the whole object, also where S3 ignores the header. InvalidRange."""
+    """Return start and end (exclusive); None for the whole object, also where S3 ignores the header. Raises
+    InvalidRange."""
     match = _RANGE.match(header.replace(" ", ""))
     if match is None or match.group(0) == "bytes=-":
         return None
@@ -45,8 +46,8 @@ def range_to_send(request: Request, size_bytes: int) -> tuple[int, int] | None:
 
 
 def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:
-    """Check the conditions of a read: PreconditionFailed, NotModified. `prefix` is "x-amz-copy-source-" for a copy,
-    where each failure is PreconditionFailed."""
+    """Check the conditions of a read. Raises PreconditionFailed or NotModified. `prefix` is "x-amz-copy-source-" for a
+    copy, where each failure is PreconditionFailed."""
     headers = request.headers
     if not prefix and _CONDITIONS.isdisjoint(headers):
         return
@@ -66,8 +67,8 @@ def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") 
 
 
 def check_write(request: Request, etag: str | None) -> None:
-    """Check the conditions of a write; `etag` is None without an object. PreconditionFailed; NoSuchKey for If-Match
-    then."""
+    """Check the conditions of a write; `etag` is None without an object. Raises PreconditionFailed, or
+    NoSuchKey for If-Match without an object."""
     match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
     if match is not None:
         if etag is None:

@@ -23,6 +23,7 @@ from headrace.base.secret_file import create_secret, read_secret
 
 SETTING = "s3_credentials"
 FILE_NAME = "s3-credentials"
+"""Name of the file that the gateway creates."""
 ACCESS_KEY_BYTES = 8
 SECRET_KEY_BYTES = 30
 _EXPORT = re.compile(r"^export (AWS_[A-Z_]+)=(\S+)$", re.MULTILINE)
@@ -35,14 +36,14 @@ export AWS_REGION=us-east-1
 
 
 def open_credentials(path: str) -> Reloaded[dict[str, str]]:
-    """Return the secrets by access key, reloaded when the file changes. UsageError, without a secret in it."""
+    """Return the secrets by access key, reloaded when the file changes. Raises UsageError, which names no secret."""
     return Reloaded(
         [path], lambda: parse_credentials(read_secret(path, f"setting {SETTING}"), path), name=SETTING
     )
 
 
 def make_credentials(path: str) -> None:
-    """Create a file with one key, unless it exists. UsageError."""
+    """Create a file with one key, unless it exists. Raises UsageError."""
     create_secret(path, _new_credentials)
 
 
@@ -52,7 +53,7 @@ def _new_credentials() -> str:
 
 
 def parse_credentials(text: str, path: str) -> dict[str, str]:
-    """Return the secrets by access key. `path` is for messages. UsageError."""
+    """Return the secrets by access key. `path` is for messages. Raises UsageError."""
     if exported := dict(_EXPORT.findall(text)):
         return _key(path, "the file", exported, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     parser = configparser.RawConfigParser(default_section="-", strict=True)

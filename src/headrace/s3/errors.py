@@ -112,6 +112,10 @@ FAULT_MAP: dict[HttpFault, str] = {
 }
 
 
+UNKNOWN_KEY = "The AWS Access Key Id you provided does not exist in our records."
+WRONG_SIGNATURE = "The request signature we calculated does not match the signature you provided."
+
+
 class S3Error(Exception):
     """Reports a failed request to the client. `code` is one of STATUS. `headers` are added to the response."""
 

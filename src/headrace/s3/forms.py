@@ -2,7 +2,7 @@
 
 Sources: "Browser-Based Uploads Using POST (AWS Signature Version 4)" of the Amazon S3 API Reference; RFC 7578. A
 client with a form may send only what its policy allows: a condition names each field, all conditions hold, and the
-policy has not expired. All that precedes the file is bounded.
+policy has not expired. The size of everything before the file is limited.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.s3 import signature
-from headrace.s3.errors import S3Error
+from headrace.s3.body import OBJECT_BYTES_MAX
+from headrace.s3.errors import UNKNOWN_KEY, WRONG_SIGNATURE, S3Error
 
 FIELDS_BYTES_MAX = 20 << 10
-"""S3's bound for all that precedes the file. Here it also bounds what follows the file."""
+"""Most bytes of the fields before the file, as in S3, and of the fields after it."""
 FIELDS_MAX = 200
 HEAD_BYTES_MAX = 4096
-FILE_BYTES_MAX = 5 << 30
 _BOUNDARY = re.compile(
     r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I
 )
 _NAME = re.compile(r';\s*name="((?:[^"\\\r\n]|\\.)*)"', re.I)
 _FILE_NAME = re.compile(r';\s*filename="((?:[^"\\\r\n]|\\.)*)"', re.I)
 _UNCHECKED = ("x-amz-signature", "policy", "file")
-"""Fields that need no condition; nor do those that begin with x-ignore-."""
+"""Fields that need no condition. Fields that begin with x-ignore- need none, either."""
 
 
 class PostPolicy(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class LengthLimits(msgspec.Struct, frozen=True):
     """Holds the least and the most bytes of the file, both allowed."""
 
     least: int = 0
-    most: int = FILE_BYTES_MAX
+    most: int = OBJECT_BYTES_MAX
 
 
 class Form:
@@ -140,7 +140,8 @@ class Form:
 
 
 def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
-    """Check that one of these keys signed the policy. AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch."""
+    """Check that one of these keys signed the policy. Raises AccessDenied, InvalidAccessKeyId or
+    SignatureDoesNotMatch."""
     if "policy" not in fields:
         raise S3Error("AccessDenied", "Access Denied: the form has no policy")
     if fields.get("x-amz-algorithm") != signature.ALGORITHM:
@@ -150,20 +151,16 @@ def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
     )
     secret = secrets.get(claim.access_key)
     if secret is None:
-        raise S3Error(
-            "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
-        )
+        raise S3Error("InvalidAccessKeyId", UNKNOWN_KEY)
     key = signature.signing_key(secret, claim.date, claim.region)
     expected = hmac.new(key, fields["policy"].encode("utf-8", "surrogateescape"), "sha256").hexdigest()
     if not hmac.compare_digest(expected.encode(), claim.signature.encode("utf-8", "replace")):
-        raise S3Error(
-            "SignatureDoesNotMatch",
-            "The request signature we calculated does not match the signature you provided.",
-        )
+        raise S3Error("SignatureDoesNotMatch", WRONG_SIGNATURE)
 
 
 def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> LengthLimits:
-    """Check the fields against the policy: AccessDenied, InvalidPolicyDocument. Return the limits of the file."""
+    """Check the fields against the policy. Raises AccessDenied or InvalidPolicyDocument. Return the limits of the
+    file."""
     policy = _policy_of(fields["policy"])
     if now_s >= _seconds(policy.expiration):
         raise S3Error("AccessDenied", "Invalid according to Policy: Policy expired.")

@@ -26,7 +26,7 @@ from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import AttributesOperation
 from headrace.s3.body import OBJECT_BYTES_MAX, Payload, too_large
 from headrace.s3.buckets import Buckets
-from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
+from headrace.s3.errors import UNKNOWN_KEY, WRONG_SIGNATURE, S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.multipart import Multipart
 from headrace.s3.object_metadata import checked_tags
 from headrace.s3.objects import Objects
@@ -40,15 +40,15 @@ from headrace.vfs.local_vfs import LocalVfs
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 8 << 20
-"""The most bytes of a body that is read whole: a list of keys or of parts."""
+"""Most bytes of a body that is read whole: a list of keys or of parts."""
 _READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Holds who may send requests. `secrets` returns the secrets by access key; None allows everyone. `domains` are
-    those of virtual hosts. `reads_origin_metadata` says whether the metadata of objects is read from origins.
-    `loopback` says that the gateway listens on loopback only."""
+    """Describes who may send requests. `secrets` returns the secrets by access key; None allows everyone. `domains` are
+    the domains of virtual hosts. `reads_origin_metadata`: metadata of objects is read from origins. `loopback`: the
+    gateway listens on loopback only."""
 
     secrets: Callable[[], dict[str, str]] | None
     domains: tuple[str, ...]
@@ -131,7 +131,7 @@ class S3Gateway:
         return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
-        """Serve a request. `pieces` yields its body. HungUpError."""
+        """Serve a request. `pieces` yields its body. Raises HungUpError."""
         operation, received = UNKNOWN, CountedBody(pieces)
         try:
             call = self._call_of(request)
@@ -145,7 +145,7 @@ class S3Gateway:
         return response
 
     def _serve(self, request: Request, call: S3Call, pieces: Iterator[bytes]) -> Response:
-        """Serve a routed request, and turn errors into responses. HungUpError."""
+        """Serve a routed request, and turn errors into responses. Raises HungUpError."""
         try:
             principal = self._authenticate(request, call)
             if principal is None:
@@ -207,7 +207,7 @@ class S3Gateway:
             raise
 
     def _check(self, request: Request, call: S3Call) -> Principal:
-        """Verify who sent a request, and record that in the request. S3Error where access is denied."""
+        """Verify who sent a request, and record that in the request. Raises S3Error where access is denied."""
         principal = self._verify(request)
         who = "anyone" if principal.claim is None else principal.claim.access_key
         request.authenticate(who, AuthenticatedCall(call, principal))
@@ -222,17 +222,12 @@ class S3Gateway:
             raise S3Error("AccessDenied", "Access Denied: the request is not signed")
         secret = self._access.secrets().get(claim.access_key)
         if secret is None:
-            raise S3Error(
-                "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
-            )
+            raise S3Error("InvalidAccessKeyId", UNKNOWN_KEY)
         signature.check_time(claim, time.time())
         signature.check_headers(request, claim)
         payload_hash = signature.payload_hash_of(request, claim)
         if not signature.matches(request, claim, secret, payload_hash):
-            raise S3Error(
-                "SignatureDoesNotMatch",
-                "The request signature we calculated does not match the signature you provided.",
-            )
+            raise S3Error("SignatureDoesNotMatch", WRONG_SIGNATURE)
         return Principal(payload_hash, claim, secret)
 
     def _check_sender(self, request: Request) -> None:

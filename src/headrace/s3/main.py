@@ -20,7 +20,7 @@ from headrace.vfs.local_vfs import LocalVfs
 
 SETTING = "s3_address"
 PATIENCE_S = 30.0
-"""The seconds for which a request waits for an unavailable node. Clients give up after a minute."""
+"""Seconds for which a request waits for an unavailable node. Clients give up after a minute."""
 
 
 def check_address(config: Config) -> None:
@@ -39,7 +39,7 @@ def check_address(config: Config) -> None:
 
 
 def access_of(config: Config, credentials: str) -> Access:
-    """Return who may send requests. `credentials` is the file of access keys; "" allows everyone. UsageError."""
+    """Return who may send requests. `credentials` is the file of access keys; "" allows everyone. Raises UsageError."""
     host, _ = split_address(config.s3_address, SETTING)
     domains = tuple(name.strip().lower() for name in config.s3_domains.split(",") if name.strip())
     secrets = open_credentials(credentials).get if credentials else None
@@ -48,7 +48,8 @@ def access_of(config: Config, credentials: str) -> Access:
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. UsageError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. Raises UsageError or
+    NodeUnavailableError."""
     check_address(config)
     access = access_of(config, config.s3_credentials) if config.s3_credentials else None
     raise_descriptor_limit()

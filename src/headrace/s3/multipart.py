@@ -11,7 +11,6 @@ import time
 from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import checksums, conditions, xml
 from headrace.s3.body import Payload
-from headrace.s3.buckets import xml_response
 from headrace.s3.checksums import ALGORITHMS, Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import write_record
@@ -44,15 +43,15 @@ class Multipart:
         id = self._uploads.begin(About(call.bucket, call.key, time.time(), mtime_text, metadata, requested))
         body = xml.document("InitiateMultipartUploadResult", *_named(call), xml.text("UploadId", id))
         if not requested.algorithm:
-            return xml_response(body)
+            return xml.response(body)
         headers = [
             ("x-amz-checksum-algorithm", requested.algorithm.upper()),
             ("x-amz-checksum-type", requested.kind),
         ]
-        return xml_response(body, headers)
+        return xml.response(body, headers)
 
     def checksum_request(self, request: Request, call: S3Call) -> ChecksumRequest:
-        """Return which checksum the parts of the named upload have. NoSuchUpload."""
+        """Return which checksum the parts of the named upload have. Raises NoSuchUpload."""
         return self._uploads.about(request.argument("uploadId"), call.bucket, call.key).checksum_request
 
     def put_part(self, request: Request, call: S3Call, payload: Payload) -> Response:
@@ -81,7 +80,7 @@ class Multipart:
                 part_stat = write_record(fd, etag, checksum=checksum)
         finally:
             content.close()
-        return xml_response(
+        return xml.response(
             xml.document(
                 "CopyPartResult",
                 xml.text("LastModified", xml.iso_time(part_stat.st_mtime_ns)),
@@ -113,7 +112,7 @@ class Multipart:
             write_metadata(stream.fileno(), about.metadata)
         self._uploads.remove(id)
         location = f"http://{request.header('host')}/{os.fsdecode(call.bucket)}/{os.fsdecode(call.key)}"
-        return xml_response(
+        return xml.response(
             xml.document(
                 "CompleteMultipartUploadResult",
                 xml.text("Location", location),
@@ -147,7 +146,7 @@ class Multipart:
         if requested.algorithm:
             header.append(xml.text("ChecksumAlgorithm", requested.algorithm.upper()))
             header.append(xml.text("ChecksumType", requested.kind))
-        return xml_response(xml.document("ListPartsResult", *header, *map(_part_row, shown)))
+        return xml.response(xml.document("ListPartsResult", *header, *map(_part_row, shown)))
 
     def list_uploads(self, request: Request, call: S3Call) -> Response:
         self._objects.check_bucket(call)
@@ -183,7 +182,7 @@ class Multipart:
             )
             for id, about in shown
         ]
-        return xml_response(xml.document("ListMultipartUploadsResult", *header, *rows))
+        return xml.response(xml.document("ListMultipartUploadsResult", *header, *rows))
 
 
 def _check_algorithm(request: Request, requested: ChecksumRequest) -> None:
@@ -196,7 +195,7 @@ def _check_algorithm(request: Request, requested: ChecksumRequest) -> None:
 
 
 def _checksum_of(requested: ChecksumRequest, parts: list[UploadPart]) -> Checksum | None:
-    """Return the object's checksum; None if the upload requests none, or the file system kept none of a part."""
+    """Return the object's checksum; None if the upload requests none, or the file system could not store a part's."""
     sized = [(part.size_bytes, part.checksum) for part in parts if part.checksum is not None]
     if not requested.algorithm or len(sized) < len(parts):
         return None

@@ -24,13 +24,13 @@ from headrace.s3.checksums import Checksum
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 PART_RUNS_MAX = 64
-"""The most runs of equal parts to record in an attribute, some 4 KiB on ext4. Mostly all parts but the last are
+"""Most runs of equal parts that are recorded in an attribute, some 4 KiB on ext4. Mostly all parts but the last are
 equal."""
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Holds what the gateway records at a file. `mtime_text` is the client's x-amz-meta-mtime. `parts` has the count
-    and size of each run of equal parts, in order; empty where they are not known."""
+    and size of each run of equal parts, in order; it is empty if they are not known."""
 
     etag: str
     size_bytes: int
@@ -107,7 +107,7 @@ def synthetic_etag(size_bytes: int, mtime_ns: int) -> str:
 
 
 def parse_mtime(text: str) -> int:
-    """Return the time in ns of seconds with a fraction, as rclone and s3fs write them. ValueError."""
+    """Return the time in ns of seconds with a fraction, as rclone and s3fs write them. Raises ValueError."""
     seconds, _, fraction = text.partition(".")
     if not _SECONDS.fullmatch(text):
         raise ValueError(text)

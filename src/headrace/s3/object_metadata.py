@@ -1,5 +1,5 @@
-"""Read user metadata, content headers and tags of requests, write those of responses, and find what an origin can
-keep.
+"""Decode user metadata, content headers and tags of requests, encode those of responses, and find what an origin can
+store.
 
 Metadata that a gateway put, and metadata that an origin sent with an object's bytes, is recorded at the file. For an
 object that is not cached the node asks the origin, and this process keeps the reply for a while.
@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError
@@ -35,22 +35,27 @@ HEADERS = {
     "content-language": "Content-Language",
     "cache-control": "Cache-Control",
 }
-"""The content headers of requests and origins. Expires is not among them: the clients of origins don't support it."""
+"""Content headers of requests and origins. Expires is not among them: the clients of origins don't support it."""
 MISSING = ("x-amz-missing-meta", "1")
-"""The header of a response whose metadata could not be requested from the origin."""
+"""Header of a response whose metadata could not be requested from the origin."""
 _TAG = re.compile(r"[\w\s+\-=.:/@]*")
-"""The characters that S3 allows in tags. Others would be refused when the object is persisted."""
+"""Matches the characters that S3 allows in tags. Others would be refused when the object is persisted."""
 NOTHING: frozenset[str] = frozenset()
 KEPT_BY = {"s3": frozenset(("metadata", "tags")), "gs": frozenset(("metadata",))}
-"""What an origin can keep, by the scheme of its URL."""
+"""Kinds of metadata that an origin can store, by the scheme of its URL."""
 MOUNTS_S = 1.0
+"""Seconds for which the mounts that the node named are used."""
 DIRECTORIES_MAX = 4096
+"""Most directories for which it is remembered what their origin can store."""
 REMEMBERED_S = 600.0
+"""Seconds for which metadata that the origin sent is used."""
 REMEMBERED_MAX = 100_000
+"""Most objects whose metadata is remembered."""
 
 
 def metadata_of(request: Request) -> ObjectMetadata:
-    """Return the metadata, headers and tags of a put or copy. InvalidArgument, InvalidTag, MetadataTooLarge."""
+    """Return the metadata, headers and tags of a put or copy. Raises InvalidArgument, InvalidTag or
+    MetadataTooLarge."""
     metadata = {
         name.removeprefix(METADATA): value
         for name, value in request.headers.items()
@@ -73,13 +78,13 @@ def metadata_of(request: Request) -> ObjectMetadata:
 
 
 def tags_of_header(text: str) -> dict[str, str]:
-    """Parse a=b&c=d, percent-encoded. InvalidTag."""
+    """Parse a=b&c=d, percent-encoded. Raises InvalidTag."""
     pairs = parse_qsl(text, keep_blank_values=True)
     return checked_tags(pairs)
 
 
 def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return tags as a dictionary, if S3 allows them. InvalidTag."""
+    """Return tags as a dictionary, if S3 allows them. Raises InvalidTag."""
     tags = dict(pairs)
     if len(tags) != len(pairs):
         raise S3Error("InvalidTag", "There are duplicate tag keys in your request.")
@@ -97,7 +102,7 @@ def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def with_copied(request: Request, source: ObjectMetadata, requested: ObjectMetadata) -> ObjectMetadata:
-    """Return the metadata of a copy: by the directives that of the source or of the request. InvalidArgument."""
+    """Return the metadata of a copy: the source's or the request's, as its directives name. Raises InvalidArgument."""
     replaced = {}
     for name in ("x-amz-metadata-directive", "x-amz-tagging-directive"):
         word = request.header(name, "COPY").upper()
@@ -118,10 +123,6 @@ def response_headers(metadata: ObjectMetadata) -> list[tuple[str, str]]:
     return headers
 
 
-def tags_text(tags: dict[str, str]) -> str:
-    return urlencode(tags)
-
-
 class MetadataLookup:
     """Finds the metadata of objects, and whether a path's origin can keep metadata. `reads_origin_metadata` is the
     setting s3_metadata; without it no metadata is read from origins."""
@@ -135,7 +136,7 @@ class MetadataLookup:
         self._kept_by_directory: dict[bytes, frozenset[str]] = {}
 
     def check_kept(self, path: bytes, metadata: ObjectMetadata) -> ObjectMetadata:
-        """Return the metadata that is kept of a put to the path. NotImplemented for metadata that would be lost.
+        """Return the metadata that is kept of a put to the path. Raises NotImplemented for metadata that would be lost.
         Where the origin keeps none, the Content-Type, which nearly every client sends, is dropped."""
         self._vfs.check_writable(path)
         if not all(
@@ -175,7 +176,7 @@ class MetadataLookup:
         return self.cached(path, cached_file.entry, cached_file.fd)
 
     def of(self, path: bytes, file_stat: FileStat, target: SafePath | int) -> ObjectMetadata | None:
-        """Return the metadata, and wait for the origin where this process does not have it yet; None where it is
+        """Return the metadata, and wait for the origin if this process does not have it yet; None if the origin is
         unavailable. `target` is a file of the upper layer or, by a descriptor, of the cache; -1 for none."""
         if not isinstance(file_stat, Entry):
             return extras_of(target, file_stat) or ObjectMetadata()

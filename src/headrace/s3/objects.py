@@ -61,7 +61,7 @@ REFUSED = {
     "x-amz-server-side-encryption-customer-algorithm": "nothing is encrypted here",
     "x-amz-write-offset-bytes": "objects are not appended to",
 }
-"""Headers of a put that request what the gateway can't do."""
+"""Headers of a put that request something that the gateway can't do, and the reason."""
 ACLS = ("", "private", "bucket-owner-full-control")
 OVERRIDE_HEADERS = {
     "response-content-type": "Content-Type",
@@ -75,7 +75,7 @@ _OVERRIDES = frozenset(OVERRIDE_HEADERS)
 FOLDER_TYPE = "application/x-directory"
 DEFAULT_TYPE = "binary/octet-stream"
 _FOLDER = ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
-"""The attributes of a key that ends in a slash: an empty object."""
+"""Attributes of a key that ends in a slash: an empty object."""
 
 
 class Objects:
@@ -132,7 +132,7 @@ class Objects:
         return self._respond(request, call, attributes_of(entry, -1), None, metadata)
 
     def attributes(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
-        """Return the attributes, the file stat and the path of an object. NoSuchKey, NoSuchBucket."""
+        """Return the attributes, the file stat and the path of an object. Raises NoSuchKey or NoSuchBucket."""
         with self._as_key(call):
             path, file_stat = self.vfs.get(call.path)
             if is_directory(file_stat) or not is_file(file_stat):
@@ -143,8 +143,8 @@ class Objects:
     def opened(
         self, call: S3Call, request: Request | None = None
     ) -> tuple[ObjectAttributes, Content, ObjectMetadata | None]:
-        """Return the attributes, the bytes and the metadata of one version of an object. `request` says which of the
-        bytes are sent; None sends all. The metadata is None where MetadataLookup.of returns None."""
+        """Return the attributes, the bytes and the metadata of one version of an object. `request` names the range of
+        bytes to send; None sends all. The metadata is None if MetadataLookup.of returns None."""
         with self._as_key(call):
             for attempt in range(CHANGED_ATTEMPTS):
                 path, file_stat = self.vfs.get(call.path)
@@ -335,15 +335,8 @@ class Objects:
                 copied = attributes_of(file_stat, stream.fileno())
         finally:
             content.close()
-        return Response(
-            200,
-            [("Content-Type", "application/xml")],
-            body=xml.document(
-                "CopyObjectResult",
-                xml.text("LastModified", xml.iso_time(copied.mtime_ns)),
-                xml.text("ETag", copied.etag),
-            ),
-        )
+        modified = xml.text("LastModified", xml.iso_time(copied.mtime_ns))
+        return xml.response(xml.document("CopyObjectResult", modified, xml.text("ETag", copied.etag)))
 
     def _copied_metadata(
         self, request: Request, call: S3Call, source: ObjectMetadata | None, requested: ObjectMetadata
@@ -362,7 +355,7 @@ class Objects:
     # ------------------------------------------------------------ tags
 
     def tags(self, call: S3Call) -> Response:
-        """Answer GetObjectTagging. NotImplemented for another client's object: obstore can't read its tags."""
+        """Answer GetObjectTagging. Raises NotImplemented for another client's object: obstore can't read its tags."""
         _, file_stat, path = self.attributes(call)
         metadata = self._tagged(file_stat, path)
         if metadata.tags is None:
@@ -371,8 +364,7 @@ class Objects:
             xml.element("Tag", xml.text("Key", name), xml.text("Value", value))
             for name, value in sorted(metadata.tags.items())
         ]
-        body = xml.document("Tagging", xml.element("TagSet", *rows))
-        return Response(200, [("Content-Type", "application/xml")], body=body)
+        return xml.response(xml.document("Tagging", xml.element("TagSet", *rows)))
 
     def set_tags(self, call: S3Call, tags: dict[str, str], *, status: int) -> Response:
         """Put the object again, with these tags."""
@@ -445,7 +437,8 @@ def no_such_key() -> S3Error:
 
 
 def check_put(request: Request) -> str:
-    """Check the headers of a put, and return its x-amz-meta-mtime, or "". NotImplemented for what would be lost."""
+    """Check the headers of a put, and return its x-amz-meta-mtime, or "". Raises NotImplemented for what would be
+    lost."""
     headers = request.headers
     for name, why in REFUSED.items():
         if name in headers:
@@ -468,7 +461,8 @@ def is_replaced(request: Request) -> bool:
 
 
 def write_metadata(fd: int, metadata: ObjectMetadata) -> None:
-    """Record metadata and tags at the file. MetadataTooLarge for more than the cache's file system stores at a file."""
+    """Record metadata and tags at the file. Raises MetadataTooLarge for more than the cache's file system stores at a
+    file."""
     try:
         note_extras(fd, metadata)
     except OSError as error:
@@ -478,7 +472,7 @@ def write_metadata(fd: int, metadata: ObjectMetadata) -> None:
 
 
 def copy_source(request: Request) -> tuple[bytes, bytes]:
-    """Return the bucket and key of the source. S3Error."""
+    """Return the bucket and key of the source. Raises S3Error."""
     raw, _, version = request.header("x-amz-copy-source").partition("?versionId=")
     if version not in ("", "null"):
         raise S3Error("NoSuchVersion", "objects have no versions here")
@@ -517,7 +511,7 @@ def _type_of(ending: bytes) -> str:
 
 
 def _requested_range(request: Request, attributes: ObjectAttributes) -> tuple[int, int] | None:
-    """Return the range of the Range header; None for the whole object. InvalidRange."""
+    """Return the range of the Range header; None for the whole object. Raises InvalidRange."""
     headers = request.headers
     if "range" not in headers or ("if-range" in headers and not _is_current(headers["if-range"], attributes)):
         return None

@@ -26,7 +26,8 @@ def count_of(attributes: ObjectAttributes) -> int:
 
 
 def range_of_part(attributes: ObjectAttributes, number: int) -> Range:
-    """Return the range of a part. InvalidPartNumber; NotImplemented where the sizes of the parts are not known."""
+    """Return the range of a part. Raises InvalidPartNumber or NotImplemented where the sizes of the parts are not
+    known."""
     count = count_of(attributes)
     if number > max(1, count):
         raise S3Error("InvalidPartNumber", "The requested partnumber is not satisfiable")

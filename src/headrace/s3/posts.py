@@ -13,7 +13,7 @@ from headrace.s3 import xml
 from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
 from headrace.s3.forms import Form, LengthLimits, check_policy, check_signature
-from headrace.s3.object_metadata import checked_tags, tags_text
+from headrace.s3.object_metadata import checked_tags
 from headrace.s3.objects import Objects
 from headrace.s3.routes import S3Call, check_key
 
@@ -33,7 +33,7 @@ def post(
     objects: Objects, secrets: dict[str, str] | None, request: Request, call: S3Call, pieces: Iterator[bytes]
 ) -> Response:
     """Put the file of a form. `secrets` maps access keys to secrets. None: a form need not be signed, but its policy
-    must hold. S3Error, and the errors of a put."""
+    must hold. Raises S3Error, and the errors of a put."""
     form = Form(pieces, request.header("content-type"))
     fields = form.fields
     key = fields.get("key", "").replace(FILE_NAME, form.file_name.rpartition("/")[2].rpartition("\\")[2])
@@ -67,7 +67,7 @@ def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
     if "acl" in fields:
         headers["x-amz-acl"] = fields["acl"]
     if "tagging" in fields:
-        headers["x-amz-tagging"] = tags_text(checked_tags(xml.read_tags(fields["tagging"].encode())))
+        headers["x-amz-tagging"] = urlencode(checked_tags(xml.read_tags(fields["tagging"].encode())))
     headers.pop("x-amz-decoded-content-length", None)
     headers.pop("x-amz-trailer", None)
     return {"host": request.header("host"), **headers}

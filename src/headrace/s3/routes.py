@@ -69,7 +69,7 @@ OBJECT = {
     ("DELETE", "tagging"): "delete_tagging",
 }
 OF_SEALS = {"get_object", "head_object", "get_attributes", "head_bucket", "list_objects", "list_objects_v2"}
-"""The operations that take a `versionId`."""
+"""Operations that accept the `versionId` of a seal."""
 SUBRESOURCES = {
     "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption",
     "intelligent-tiering", "inventory", "legal-hold", "lifecycle", "list-type", "location", "logging",
@@ -80,7 +80,8 @@ SUBRESOURCES = {
 
 
 def route(request: Request, domains: tuple[str, ...]) -> S3Call:
-    """Return the routed request, for virtual hosts of `domains` too. S3Error for an unknown operation or bad name."""
+    """Return the routed request, for virtual hosts of `domains` too. Raises S3Error for an unknown operation or bad
+    name."""
     bucket, key = _named(request, domains)
     table = OBJECT if key else BUCKET if bucket else SERVICE
     subresource = ""
@@ -97,7 +98,8 @@ def route(request: Request, domains: tuple[str, ...]) -> S3Call:
 
 
 def _version_of(request: Request, operation: str) -> str:
-    """Return the seal that `versionId` names; "" for none. S3Error for another version, or a change of a seal."""
+    """Return the seal that `versionId` names; "" for none. Raises S3Error for another version, or a change of a
+    seal."""
     version = request.argument("versionId")
     if version in ("", "null"):
         return ""
@@ -118,7 +120,7 @@ def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _bucket(name: bytes) -> bytes:
-    """Return the name of a bucket. S3Error for one that can't be the name of a directory."""
+    """Return the name of a bucket. Raises S3Error for one that can't be the name of a directory."""
     try:
         check_name(name)
     except ValueError:

@@ -10,7 +10,7 @@ from headrace.vfs.local_vfs import LocalVfs
 
 
 def at_version(vfs: LocalVfs, call: S3Call) -> S3Call:
-    """Return the request with its path in the seal that it names. NoSuchVersion if no such seal has the path."""
+    """Return the request with its path in the seal that it names. Raises NoSuchVersion if no such seal has the path."""
     sealed_path = vfs.sealed.path_of_version(call.version.encode(), call.path)
     if sealed_path is None:
         raise S3Error("NoSuchVersion", "The specified version does not exist.")

@@ -23,7 +23,9 @@ from headrace.s3.errors import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_S_MAX = 900
+"""Most seconds between the time of a signature and this host's clock."""
 EXPIRES_S_MAX = 7 * 86400
+"""Longest validity of a presigned URL, in seconds."""
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED = "UNSIGNED-PAYLOAD"
 PAYLOAD_KEYWORDS = (
@@ -41,7 +43,8 @@ _PLAIN_PATH = re.compile(rb"[A-Za-z0-9_.~/-]*")
 
 
 class SignatureFields(msgspec.Struct, frozen=True):
-    """Holds what a request says of its signature. `expires_s` is None for one that is not presigned."""
+    """Holds the signature of a request, and the fields that it was made of. `expires_s` is None for a request that is
+    not presigned."""
 
     access_key: str
     date: str
@@ -57,7 +60,8 @@ class SignatureFields(msgspec.Struct, frozen=True):
 
 
 def claim_of(request: Request) -> SignatureFields | None:
-    """Return a request's signature fields; None for an unsigned one. S3Error for a malformed or unknown signature."""
+    """Return a request's signature fields; None for an unsigned one. Raises S3Error for a malformed or unknown
+    signature."""
     authorization = request.header("authorization")
     if authorization:
         return _of_header(request, authorization)
@@ -110,7 +114,7 @@ def key_shown(request: Request) -> str:
 
 
 def claim_of_form(credential: str, signature: str, amz_date: str) -> SignatureFields:
-    """Return the signature fields of a browser's form, of which only the policy is signed. S3Error."""
+    """Return the signature fields of a browser's form, of which only the policy is signed. Raises S3Error."""
     return _claim(credential, "host", signature, amz_date, error_code="AccessDenied")
 
 
@@ -133,7 +137,7 @@ def _claim(
 
 @functools.lru_cache(maxsize=1024)
 def _parsed_scope(credential: str, headers: str, error_code: str) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return access key, date, region and the names of the signed headers. Cached: a client repeats them all day."""
+    """Return access key, date, region and the names of the signed headers. Cached, because a client repeats them."""
     words = credential.rsplit("/", 4)
     if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
         raise S3Error(error_code, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")

@@ -37,10 +37,11 @@ from headrace.vfs.streams import copy_range
 log = logging.getLogger(__name__)
 
 IDLE_S_MAX = 86_400
+"""Seconds without a new part after which an upload is deleted."""
 NUMBER_MAX = 10_000
 COPY_STEP_BYTES = 64 << 20
-LAST_PART_ATTRIBUTE = "user.headrace.heard"
-"""The attribute of an upload's directory with the time of its last part."""
+LAST_PART_ATTRIBUTE = "user.headrace.last_part"
+"""Attribute of an upload's directory with the time of its last part."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9]{5}")
 _serial = itertools.count()
@@ -58,8 +59,8 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     begun_s: float
     mtime_text: str = ""
-    metadata: ObjectMetadata = msgspec.field(default=ObjectMetadata(), name="extras")
-    checksum_request: ChecksumRequest = msgspec.field(default=ChecksumRequest(), name="wish")
+    metadata: ObjectMetadata = ObjectMetadata()
+    checksum_request: ChecksumRequest = ChecksumRequest()
 
 
 class UploadPart(msgspec.Struct, frozen=True):
@@ -109,19 +110,19 @@ class Uploads:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def all_of(self, bucket: bytes) -> Iterator[tuple[str, About]]:
+    def all_of(self, bucket: bytes) -> list[tuple[str, About]]:
         """Return the uploads of a bucket, in the order of keys and of time."""
         uploads = []
         for name in self._names():
             about = self._about(name)
             if about is not None and about.bucket == bucket:
                 uploads.append((name, about))
-        return iter(sorted(uploads, key=lambda row: (row[1].key, row[1].begun_s)))
+        return sorted(uploads, key=lambda row: (row[1].key, row[1].begun_s))
 
     @contextlib.contextmanager
     def part(self, id: str, number: int) -> Iterator[int]:
-        """Yield a descriptor for the bytes of a part. When the context ends without an error, the part gets its
-        number. Its ETag must be recorded before."""
+        """Yield a descriptor for the bytes of a part. When the context ends without an error, the part is durable and
+        has its number. The caller must record its ETag before."""
         with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             fd = os.open(self._directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
@@ -167,7 +168,7 @@ class Uploads:
                 os.close(source)
 
     def remove(self, id: str) -> None:
-        """Delete an upload; it does not exist any more when this returns."""
+        """Delete an upload. When this returns, it no longer exists."""
         with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             removed = self._directory + b"/gone-" + id.encode()
             try:
@@ -221,7 +222,7 @@ def _idle_s(directory: bytes) -> float:
     try:
         return decode_json(os.getxattr(directory, LAST_PART_ATTRIBUTE), Moment).age_s()
     except (OSError, msgspec.MsgspecError):
-        return Moment("", 0.0).age_s()  # an older release wrote it: treated as of another boot
+        return Moment("", 0.0).age_s()  # an older release wrote it: treated as a time of another boot
 
 
 def _copy_all(source: int, target: int, offset: int) -> None:

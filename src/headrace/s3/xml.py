@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from urllib.parse import quote
 from xml.etree import ElementTree
 
 import defusedxml.ElementTree
 
-from headrace.http.messages import is_number
+from headrace.http.messages import Response, is_number
 from headrace.s3.errors import S3Error
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -41,6 +42,10 @@ def _escaped(match: re.Match[str]) -> str:
 def document(name: str, *content: str) -> bytes:
     body = f'{_HEAD}<{name} xmlns="{NAMESPACE}">{"".join(content)}</{name}>'
     return body.encode("utf-8", "surrogateescape")
+
+
+def response(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    return Response(200, [("Content-Type", "application/xml"), *headers], body=body)
 
 
 def key_text(name: str, key: bytes, *, url: bool) -> str:

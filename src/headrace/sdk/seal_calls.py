@@ -24,7 +24,7 @@ class SealCalls:
     ) -> SealRow:
         """Fetch all files below a path, and freeze the tree as a version, which `/NAME@VERSION/…` reads. name: NAME, or
         NAME@VERSION; the default is the directory's name, with the next version. push: put its list to the origin, for
-        other clusters. Raise StoreError if a file can't be sealed; PathExistsError for a version that exists."""
+        other clusters. Raise StoreError if a file can't be sealed. Raises PathExistsError for a version that exists."""
         seal = _next_seal(self.seals(), path, name)
         state = run_to_end(self._vfs, JobStart(kind="seal", path=path, options={"seal": seal}), on_progress)
         if state.failed:

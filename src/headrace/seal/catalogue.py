@@ -59,7 +59,7 @@ class SealId(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> SealId:
-        """Parse NAME@VERSION. UsageError."""
+        """Parse NAME@VERSION. Raises UsageError."""
         name, _, version = text.partition("@")
         if not _NAME.fullmatch(name) or not re.fullmatch(r"[1-9][0-9]{0,9}", version):
             raise UsageError(
@@ -151,7 +151,7 @@ class Catalogue:
         return max((seal.version for seal in self.seals() if seal.name == name), default=0) + 1
 
     def record(self, seal: SealId) -> SealRecord:
-        """Return the record of a seal. PathNotFoundError; InvalidImageError for a damaged one."""
+        """Return the record of a seal. Raises PathNotFoundError or InvalidImageError for a damaged one."""
         record = _read(seal, self.path(seal, "seal.json"), SealRecord)
         if record.seal != seal:
             raise InvalidImageError(f"seal {seal}", why=f"its record is of {record.seal}")
@@ -168,14 +168,14 @@ class Catalogue:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
 
     def open_list(self, record: SealRecord) -> BinaryIO:
-        """Open the content list as it is stored, packed. PathNotFoundError."""
+        """Open the content list as it is stored, packed. Raises PathNotFoundError."""
         try:
             return open(self.path(record.seal, record.file_name("list")), "rb")
         except FileNotFoundError as error:
             raise _missing(record.seal) from error
 
     def ids(self, record: SealRecord) -> array[int]:
-        """Return the ids of the cache files, in the order of the list. InvalidImageError for a damaged file."""
+        """Return the ids of the cache files, in the order of the list. Raises InvalidImageError for a damaged file."""
         return self._ids_in(str(record.seal), record.file_name("ids"))
 
     def ids_in_use(self) -> Iterator[array[int]]:
@@ -223,7 +223,7 @@ class Catalogue:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, draft: Draft, record: SealRecord) -> None:
-        """Make a draft the seal, durably. PathExistsError if there is one of that name by now."""
+        """Make a draft the seal, durably. Raises PathExistsError if there is one of that name by now."""
         os.mkdir(os.path.join(draft.folder, "cover"), 0o700)
         with draft.create("seal.json") as out:
             out.write(msgspec.json.encode(record) + b"\n")
@@ -240,7 +240,7 @@ class Catalogue:
 
     def renew(self, record: SealRecord) -> None:
         """Make the list, the ids and the image of a generation the seal, durably, and remove those before it. An image
-        that is in use stays, so that `remove` finds it. PathNotFoundError if the seal was removed meanwhile."""
+        that is in use stays, so that `remove` finds it. Raises PathNotFoundError if the seal was removed meanwhile."""
         seal = record.seal
         before = self.record(seal)
         for name in _OF_GENERATION:
@@ -262,13 +262,13 @@ class Catalogue:
 
     def remove(self, seal: SealId) -> None:
         """Remove a seal, durably. Its ids are kept while its image is in use: a process reads it still, or another
-        mount namespace has it. `remove_unused` deletes them later. PathNotFoundError."""
+        mount namespace has it. `remove_unused` deletes them later. Raises PathNotFoundError."""
         self._rename_removed(seal, _REMOVED)
         self.remove_unused()
 
     def remove_at_once(self, seal: SealId) -> None:
         """Remove a seal, durably, and its ids also if it is in use: whoever reads it then misses what is evicted.
-        PathNotFoundError."""
+        Raises PathNotFoundError."""
         shutil.rmtree(self._rename_removed(seal, "."), ignore_errors=True)
 
     def in_use(self) -> list[str]:
@@ -310,7 +310,7 @@ class Catalogue:
 
 
 def ids_now(catalogue: Catalogue, seal: SealId) -> array[int]:
-    """Return the ids of the cache files of a seal that may be renewed at this moment. PathNotFoundError,
+    """Return the ids of the cache files of a seal that may be renewed at this moment. Raises PathNotFoundError or
     InvalidImageError."""
     record = catalogue.record(seal)
     while True:
@@ -378,7 +378,7 @@ def _replace(path: str, content: bytes) -> None:
 
 
 def _generations(folder: str, name: str) -> list[str]:
-    """Return the names of a file of each generation that is left. FileNotFoundError."""
+    """Return the names of a file of each generation that is left. Raises FileNotFoundError."""
     return [each for each in os.listdir(folder) if each == name or each.startswith(f"{name}.")]
 
 

@@ -18,8 +18,8 @@ from headrace.seal.writer import ImageWriter
 
 
 def check_image(descriptor: int) -> str:
-    """Return the digest of an image that the writer makes. InvalidImageError if it would write another one. The image
-    must not change meanwhile."""
+    """Return the digest of an image that the writer makes. Raises InvalidImageError if it would write another one. The
+    image must not change meanwhile."""
     comparison = _Comparison(descriptor)
     writer = ImageWriter(comparison)
     writer.add(read_entries(descriptor))
@@ -36,7 +36,7 @@ class _Comparison:
         self._end = 0
 
     def write(self, offset: int, data: bytes | bytearray, deferred: Collection[int] = ()) -> None:
-        """Compare bytes, except deferred ones. InvalidImageError."""
+        """Compare bytes, except deferred ones. Raises InvalidImageError."""
         image = bytearray(os.pread(self._descriptor, len(data), offset))
         for nid_offset in deferred:
             index = nid_offset - offset

@@ -36,7 +36,7 @@ class DirectoryBuilder:
         self._next_dot = b"."
 
     def add(self, name: bytes, nid: int, file_type: int) -> None:
-        """Add an entry. InvalidImageError if its name is none, or does not come after the last one."""
+        """Add an entry. Raises InvalidImageError if its name is none, or does not come after the last one."""
         self.check(name)
         if self._next_dot and name >= self._next_dot:
             self._add_dots(name)

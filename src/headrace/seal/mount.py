@@ -27,8 +27,8 @@ _WHY = {
 
 def open_image(descriptor: int, digest: str) -> int:
     """Return a descriptor of the root of an image, which is mounted nowhere. The image must be a file of root or of
-    this process's user, open for reading only, that nobody else may write, and have the digest. InvalidImageError if it
-    is not; MountError. It reads the whole image."""
+    this process's user, open for reading only, that nobody else may write, and have the digest. Raises
+    InvalidImageError if it is not. Raises MountError. It reads the whole image."""
     _check_file(descriptor)
     verify_image(descriptor, digest)
     return _detached("an image", "erofs", [("source", f"/proc/self/fd/{descriptor}")])
@@ -39,7 +39,7 @@ def open_view(image: int, data: Sequence[int], *, source: str, cover: int | None
 
     image: from `open_image`. data: directories where the bytes are searched, in this order. source: what the mount
     table shows as the mounted device. cover: an empty directory, whose owner and mode the root has; None: the image's.
-    All descriptors may be closed then. MountError.
+    All descriptors may be closed then. Raises MountError.
     """
     layers: list[Option] = [("lowerdir+", layer) for layer in (cover, image) if layer is not None]
     layers += [("datadir+", folder) for folder in data]
@@ -49,7 +49,7 @@ def open_view(image: int, data: Sequence[int], *, source: str, cover: int | None
 
 def attach_view(view: int, directory: int, *, beneath: bool = False) -> None:
     """Mount a view on a directory, in one step. Open files of what it covers go on. beneath: the directory is the root
-    of a mount, and the view comes under it. MountError."""
+    of a mount, and the view comes under it. Raises MountError."""
     try:
         attach(view, directory, beneath=beneath)
     except OSError as error:

@@ -24,7 +24,7 @@ class ImageSink(Protocol):
 
 
 class FileSink:
-    """Writes an image to a file. Nothing is durable before its owner's fsync. OSError."""
+    """Writes an image to a file. Nothing is durable before its owner's fsync. Raises OSError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -35,7 +35,7 @@ def mount_seal(
 ) -> None:
     """Mount a seal; it takes the place of another seal, or of an earlier view of this one. volumes: of the node. layer:
     of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
-    open sees what is under both. InvalidImageError, MountError."""
+    open sees what is under both. Raises InvalidImageError or MountError."""
     replaced = source_on_top(place.mountpoint)
     seal = record.seal
     label = source_of(catalogue, record, layer and (layer.pid, layer.began))
@@ -53,7 +53,8 @@ def mount_seal(
 
 
 def unmount_seal(mountpoint: str) -> None:
-    """Unmount the seal that is the last mount at a path; open files go on. MountError where another file system is."""
+    """Unmount the seal that is the last mount at a path; open files go on. Raises MountError where another file system
+    is."""
     if not source_on_top(mountpoint):
         raise MountError(f"cannot unmount {mountpoint}", why="another file system is mounted over the seal")
     try:
@@ -68,7 +69,7 @@ def _opened(path: str, flags: int = _FOLDER) -> AbstractContextManager[int]:
 
 @contextmanager
 def _opened_place(place: Place) -> Iterator[int]:
-    """Open the directory of a place. Another user must not be able to put one in its place. MountError."""
+    """Open the directory of a place. Another user must not be able to put one in its place. Raises MountError."""
     subject = f"cannot mount at {place.mountpoint}"
     if not place.in_place and not only_root_moves(place.mountpoint):
         raise MountError(subject, why="users other than root may replace a directory of this path")

@@ -38,7 +38,7 @@ class _Inode(NamedTuple):
 
 def read_entries(descriptor: int) -> Iterator[ImageEntry]:
     """Yield the entries in the order of `ImageWriter`. InvalidImageError: an offset or a length is not possible.
-    OSError. The image must not change meanwhile."""
+    Raises OSError. The image must not change meanwhile."""
     return _Reader(descriptor).entries()
 
 

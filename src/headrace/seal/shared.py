@@ -71,7 +71,7 @@ def seal_of_record(key: str) -> SealId | None:
 
 
 def decode_record(data: bytes, seal: SealId) -> SharedRecord:
-    """Decode the record of a seal. InvalidImageError for any that `seal push` would not write."""
+    """Decode the record of a seal. Raises InvalidImageError for any that `seal push` would not write."""
     try:
         record = decode_json(data, SharedRecord)
     except msgspec.DecodeError as error:
@@ -86,8 +86,8 @@ def decode_record(data: bytes, seal: SealId) -> SharedRecord:
 
 
 def read_packed(file: BinaryIO, record: SharedRecord) -> Iterator[SnapshotEntry]:
-    """Yield the entries of a packed list. InvalidImageError for a list that is invalid, is longer than the record says,
-    or has another id; the id is known at the end only. Memory is bounded, whatever the list is."""
+    """Yield the entries of a packed list. Raises InvalidImageError for a list that is invalid, is longer than the
+    record says, or has another id; the id is known at the end only. Memory is bounded, whatever the list is."""
     with gzip.GzipFile(fileobj=file) as unpacked:
         bounded = _BoundedFile(unpacked, record)
         try:
@@ -97,14 +97,14 @@ def read_packed(file: BinaryIO, record: SharedRecord) -> Iterator[SnapshotEntry]
 
 
 def check_packed(file: BinaryIO, record: SharedRecord) -> None:
-    """Check a packed list from its beginning to its end. InvalidImageError."""
+    """Check a packed list from its beginning to its end. Raises InvalidImageError."""
     file.seek(0)
     for _ in read_packed(file, record):
         pass
 
 
 def measure_list(file: BinaryIO, id: str) -> int:
-    """Return the unpacked bytes of a packed list of this node, after checking all of it. InvalidImageError."""
+    """Return the unpacked bytes of a packed list of this node, after checking all of it. Raises InvalidImageError."""
     with gzip.GzipFile(fileobj=file) as unpacked:
         for _ in read_snapshot(cast("BinaryIO", unpacked), id):
             pass

@@ -78,8 +78,8 @@ class SnapshotWriter:
 
 
 def read_snapshot(file: BinaryIO, id: str | None = None) -> Iterator[SnapshotEntry]:
-    """Yield the entries of a list. id: the one that it must have; it is known at the end only. InvalidImageError for
-    anything that no writer wrote: a path that leaves the tree, names out of order, another id."""
+    """Yield the entries of a list. id: the one that it must have; it is known at the end only. Raises InvalidImageError
+    for anything that no writer wrote: a path that leaves the tree, names out of order, another id."""
     digest = hashlib.sha256()
     decoder = msgpack_decoder(SnapshotEntry)
     if file.read(len(MAGIC)) != MAGIC:

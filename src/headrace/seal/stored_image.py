@@ -29,7 +29,7 @@ def image_entry(entry: SnapshotEntry, id: int) -> ImageEntry:
 
 def open_stored_image(catalogue: Catalogue, record: SealRecord) -> int:
     """Return a descriptor of the image of a seal, for reading; the caller closes it. Blocks for 12 s a million files if
-    the image must be written again. InvalidImageError, OSError."""
+    the image must be written again. Raises InvalidImageError or OSError."""
     path = catalogue.path(record.seal, record.file_name("image"))
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -41,7 +41,7 @@ class _Inode(NamedTuple):
 
 def write_image(entries: Iterable[ImageEntry], descriptor: int) -> str:
     """Write an image to an empty file that is open for reading and writing, and return its digest. Nothing is durable
-    on return. InvalidImageError as of `ImageWriter`; OSError. What was written before an error stays."""
+    on return. InvalidImageError as of `ImageWriter`. Raises OSError. What was written before an error stays."""
     writer = ImageWriter(FileSink(descriptor))
     writer.add(entries)
     writer.finish()

@@ -32,7 +32,7 @@ def map_bytes(blocks: int) -> int:
 
 
 class BlockMap:
-    """A mapping of one map file. ValueError if the file is no map, or the map of another data file."""
+    """A mapping of one map file. Raises ValueError if the file is no map, or the map of another data file."""
 
     def __init__(self, fd: int, size_bytes: int, inode: int, *, writable: bool) -> None:
         self.blocks = block_count(size_bytes)

@@ -19,7 +19,7 @@ def block_checksum(body: Any) -> int:
 
 
 def block_checksums(fd: int, size_bytes: int, blocks: Iterable[int]) -> Iterator[int | None]:
-    """Yield the checksum of each block of a file; None for one that is short. About 0.2 ms a block. OSError."""
+    """Yield the checksum of each block of a file; None for one that is short. About 0.2 ms a block. Raises OSError."""
     for block in blocks:
         start = block * BLOCK_SIZE_BYTES
         length = min(BLOCK_SIZE_BYTES, size_bytes - start)
@@ -28,7 +28,8 @@ def block_checksums(fd: int, size_bytes: int, blocks: Iterable[int]) -> Iterator
 
 
 def verify_file(fd: int, size_bytes: int, checksums: dict[int, int]) -> Iterator[int]:
-    """Yield the numbers of those blocks in checksums whose bytes don't match. It reads all of them. StoreError."""
+    """Yield the numbers of those blocks in checksums whose bytes don't match. It reads all of them. Raises
+    StoreError."""
     blocks = [block for block in range(block_count(size_bytes)) if block in checksums]
     try:
         for block, checksum in zip(blocks, block_checksums(fd, size_bytes, blocks), strict=True):

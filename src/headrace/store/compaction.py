@@ -29,7 +29,7 @@ def copy_path(folder: str) -> str:
 
 
 def settle_copy(folder: str, boot_id: str) -> None:
-    """Make the copy durable, with a checkpoint of its own beside it. OSError, CorruptIndexError."""
+    """Make the copy durable, with a checkpoint of its own beside it. Raises OSError or CorruptIndexError."""
     fd = os.open(copy_path(folder), os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -68,8 +68,8 @@ def recover(folder: str) -> None:
 
 @contextmanager
 def files_stay(folder: str) -> Iterator[None]:
-    """Keep the data file and the table of readers unchanged within the context. OSError if the directory does not
-    exist."""
+    """Keep the data file and the table of readers unchanged within the context. Raises OSError if the directory does
+    not exist."""
     with _locked(folder, fcntl.LOCK_SH, patience_s=float("inf")):
         yield
 

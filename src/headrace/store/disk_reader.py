@@ -31,7 +31,7 @@ class DiskReader:
 
     def read(self, start: int, length: int) -> memoryview:
         """Read at most a block from its beginning; fewer bytes at the end of the file. The result is valid until the
-        next call. OSError."""
+        next call. Raises OSError."""
         with memoryview(self._buffer) as buffer:
             if self.is_direct:
                 count = os.preadv(self._fd, [buffer[: _pages(length)]], start)

@@ -31,7 +31,7 @@ class Environment:
     committed in it. restored: it was reset to its checkpoint. lock: held by the thread that commits."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
-        """Open the environment. CorruptIndexError, StoreError."""
+        """Open the environment. Raises CorruptIndexError or StoreError."""
         self.folder = folder
         self.restored = False
         self._writable, self._boot_id, self._lock = writable, boot_id, lock

@@ -92,8 +92,8 @@ class Index:
         boot_id: str | None = None,
         on_redated: OnRedated = lambda _: None,
     ) -> Index:
-        """Open an index. CorruptIndexError, StoreBusyError; PathNotFoundError for a reader if no node created it.
-        boot_id: for tests."""
+        """Open an index. Raises CorruptIndexError, StoreBusyError or PathNotFoundError for a reader if no node created
+        it. boot_id: for tests."""
         if writable:
             make_private(folder)
         else:
@@ -338,8 +338,8 @@ class Index:
 
 
 def _check_believed(folder: str) -> None:
-    """Refuse an index that another user wrote: LMDB maps it and does not validate its contents. PathNotFoundError,
-    NotAllowedError."""
+    """Refuse an index that another user wrote: LMDB maps it and does not validate its contents. Raises
+    PathNotFoundError or NotAllowedError."""
     try:
         owner = os.stat(f"{folder}/data.mdb").st_uid
     except FileNotFoundError:

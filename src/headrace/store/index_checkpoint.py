@@ -31,8 +31,8 @@ _TXNID_AT = 16 + 24 + 2 * 48 + 8
 
 
 def newest_meta(data_path: str) -> bytes:
-    """Return the meta page of the last commit. The caller keeps others from committing. CorruptIndexError if none is
-    valid."""
+    """Return the meta page of the last commit. The caller keeps others from committing. Raises CorruptIndexError if
+    none is valid."""
     with open(data_path, "rb") as file:
         page = newest_of(file.read(2 * PAGE_BYTES))
     if page is None:
@@ -85,7 +85,7 @@ def _replace(fresh: str, path: str) -> None:
 
 def restore(folder: str, boot_id: str) -> bool:
     """Reset the index to the checkpoint if the machine was restarted since. Return whether it was. Call it before LMDB
-    opens the directory, with no other process in it. CorruptIndexError if there is no valid checkpoint."""
+    opens the directory, with no other process in it. Raises CorruptIndexError if there is no valid checkpoint."""
     data_path = f"{folder}/data.mdb"
     if not os.path.exists(data_path):
         return False

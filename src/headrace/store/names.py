@@ -182,7 +182,7 @@ class NameWriter:
 
     def _current(self, parent: FileId, name: bytes) -> Entry | None:
         """Return the entry of a name that is about to be written, and keep listings in progress from removing the name.
-        NotSupportedError for a name of an invalid length."""
+        Raises NotSupportedError for a name of an invalid length."""
         if not 0 < len(name) <= NAME_BYTES_MAX:
             raise NotSupportedError(
                 os.fsdecode(name[:64]), why=f"its name has {len(name)} bytes; 1 to 255 are supported"

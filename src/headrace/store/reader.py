@@ -27,8 +27,8 @@ class CacheReader:
 
     @classmethod
     def open(cls, volume_folder: str, cached: CachedFile, *, sums: bool = False) -> CacheReader:
-        """Open the file of a record. PathNotFoundError if it is gone or differs from `cached`: read the index again.
-        sums: the caller also needs `checksum`."""
+        """Open the file of a record. Raises PathNotFoundError if it is gone or differs from `cached`: read the index
+        again. sums: the caller also needs `checksum`."""
         opened: list[int] = []
         complete = cached.trusted
         path = (data_path if complete else part_path)(volume_folder, cached.id)

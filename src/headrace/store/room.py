@@ -19,13 +19,13 @@ _READERS_BYTES = 128 << 10
 def reserve_readers(index_folder: str, reserve: Reserve) -> None:
     """Allocate LMDB's table of readers. A reader of the index enters itself by a store to a mapping, which in a hole on
     a full disk would raise SIGBUS. Call it before LMDB opens the directory: closing a descriptor of the file releases
-    LMDB's lock. OSError."""
+    LMDB's lock. Raises OSError."""
     reserve.spend(lambda: make_private(index_folder))
     _allocate(f"{index_folder}/lock.mdb", 0, _READERS_BYTES, reserve)
 
 
 def keep_index_room(index_folder: str, reserve: Reserve) -> None:
-    """Allocate blocks ahead, so that the index can grow by some commits on a full disk. OSError."""
+    """Allocate blocks ahead, so that the index can grow by some commits on a full disk. Raises OSError."""
     path = f"{index_folder}/data.mdb"
     _allocate(path, os.stat(path).st_size, reserve.ahead_bytes, reserve)
 
@@ -45,7 +45,7 @@ def choose_volume(
     volumes: Sequence[Volume], size_bytes: int, *, high: float, make_room: Callable[[Volume, int], None]
 ) -> Volume:
     """Return the volume for a file of that size: the emptiest one with space below the high watermark, in the first
-    tier that has one. Otherwise the volume where the least must be evicted. NoSpaceError."""
+    tier that has one. Otherwise the volume where the least must be evicted. Raises NoSpaceError."""
     need = allocated_bytes(size_bytes)
     fitting = [volume for volume in volumes if need <= volume.capacity_bytes]
     if not fitting:

@@ -144,7 +144,8 @@ class CacheSpace:
         return ids
 
     def make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
-        """Evict files until that many bytes fit. NoSpaceError if that is impossible. keep: a file that must stay."""
+        """Evict files until that many bytes fit. Raises NoSpaceError if that is impossible. keep: a file that must
+        stay."""
         over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
         if max(over, short) <= 0:
             return
@@ -218,7 +219,7 @@ class CacheSpace:
         return self.make_room_on_disk(writer.volume, count, keep=writer.id)
 
     def grow(self, writer: CacheWriter, count: int) -> None:
-        """Account for bytes of a file that is being filled. NoSpaceError if nothing can be evicted for it."""
+        """Account for bytes of a file that is being filled. Raises NoSpaceError if nothing can be evicted for it."""
         with self._lock:
             if self._files.writers.get(writer.id) is not writer or not self._files.accounts.is_partial(
                 writer.id
@@ -233,7 +234,8 @@ class CacheSpace:
             self._files.accounts.grow(writer.id, count)
 
     def _make_room_to_grow(self, writer: CacheWriter, count: int) -> None:
-        """Make space for more bytes of a file. In the spill, that drops the file's earlier bytes: EvictedError."""
+        """Make space for more bytes of a file. In the spill, that drops the file's earlier bytes. Raises
+        EvictedError."""
         try:
             self.make_room(writer.volume, count, keep=writer.id)
         except NoSpaceError as error:

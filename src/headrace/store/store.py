@@ -150,7 +150,7 @@ class Store:
 
     def create(self, entry: Entry, *, borrowed: bool = False, spilled: bool = False) -> CacheWriter:
         """Create an empty cache file with its record, and evict others for it. borrowed: another node owns it. spilled:
-        put it outside the disks; it never has more bytes than the spill has space for. NoSpaceError."""
+        put it outside the disks; it never has more bytes than the spill has space for. Raises NoSpaceError."""
         with self._lock:
             self._files.forget_writer(entry.id)
             self._files.discard([entry.id])
@@ -176,7 +176,8 @@ class Store:
             return None if writer is None else self._files.watch(writer)
 
     def complete(self, writer: CacheWriter) -> CachedFile:
-        """Commit a complete file, which is served completely from then on, and close the writer. EvictedError."""
+        """Commit a complete file, which is served completely from then on, and close the writer. Raises
+        EvictedError."""
         if not writer.complete:
             raise StoreError(f"cache file {writer.id:x} is not whole", why="blocks are missing")
         with self._lock:

@@ -103,7 +103,7 @@ class Volume:
         self._unlinked: deque[tuple[float, int]] = deque()  # times and bytes of recent unlinks
 
     def open(self) -> None:
-        """Create the directories and take the lock. StoreError with the cause if the volume can't be used."""
+        """Create the directories and take the lock. Raises StoreError with the cause if the volume can't be used."""
         try:
             make_private(self.folder)
             is_new = not os.path.exists(f"{self.folder}/lock")
@@ -201,7 +201,7 @@ class Volume:
             raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
 
     def create(self, path: str, flags: int) -> int:
-        """Create a cache file, with its directory where there is none, and return its descriptor. OSError."""
+        """Create a cache file, with its directory where there is none, and return its descriptor. Raises OSError."""
         for _ in range(CREATE_ATTEMPTS):
             try:
                 return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -67,7 +67,7 @@ def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) ->
 
 def write_map(volume: Volume, id: FileId, status: os.stat_result, checksums: list[int]) -> None:
     """Write the map of a complete file of more than one block, in the place of an old map; a smaller file has none.
-    status: of the file. OSError."""
+    status: of the file. Raises OSError."""
     if status.st_size <= BLOCK_SIZE_BYTES:
         return
     volume.unlink(id)
@@ -86,7 +86,7 @@ class WriterRoom(Protocol):
     """Provides space to writers: the store."""
 
     def grow(self, writer: CacheWriter, count: int) -> None:
-        """Account for so many bytes more, or less, before they are written. NoSpaceError, EvictedError."""
+        """Account for so many bytes more, or less, before they are written. Raises NoSpaceError or EvictedError."""
         ...
 
     def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
@@ -193,7 +193,7 @@ class CacheWriter:
         return self._closing
 
     def present(self, start: int, end: int) -> bool:
-        """Return whether all blocks of start..end are present. EvictedError if the writer was closed before they
+        """Return whether all blocks of start..end are present. Raises EvictedError if the writer was closed before they
         were."""
         if self.complete or end <= start:
             return True

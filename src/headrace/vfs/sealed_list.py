@@ -33,8 +33,8 @@ class SealedList:
     """The entries of one list, by position. Thread-safe, also in a child after a fork."""
 
     def __init__(self, path: str, id: str) -> None:
-        """Unpack a list. Blocks for about half a second a million entries. InvalidImageError for another list than
-        that of the id; OSError."""
+        """Unpack a list. Blocks for about half a second a million entries. Raises InvalidImageError for another list
+        than that of the id. Raises OSError."""
         self._list = _unpacked(path, id)
         self._decoder = msgpack_decoder(SnapshotEntry)
         self._offsets = self._read_offsets()

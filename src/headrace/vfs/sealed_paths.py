@@ -118,7 +118,7 @@ class SealedPaths:
 
     def find(self, path: bytes) -> tuple[bytes, FileStat | None] | None:
         """Return the plain path and what the seal has there, or None; None instead of both if the first name is no
-        seal. NotADirectoryPathError, InvalidImageError, OriginError."""
+        seal. Raises NotADirectoryPathError, InvalidImageError or OriginError."""
         place = self._place(path)
         if place is None:
             return None
@@ -141,7 +141,7 @@ class SealedPaths:
 
     def path_of_version(self, name: bytes, path: bytes) -> bytes | None:
         """Return the path in a seal of a plain path; None if there is no such seal, or it is of another directory.
-        name: NAME@VERSION. InvalidImageError, OriginError."""
+        name: NAME@VERSION. Raises InvalidImageError or OriginError."""
         seal = self._open(name)
         if seal is None:
             return None
@@ -151,7 +151,7 @@ class SealedPaths:
         return b"/" + name + path[len(top) :]
 
     def children(self, path: bytes, after: bytes) -> Iterator[tuple[bytes, FileStat]] | None:
-        """Return the names of a directory of a seal; None if the first name is no seal. PathNotFoundError,
+        """Return the names of a directory of a seal; None if the first name is no seal. Raises PathNotFoundError or
         NotADirectoryPathError."""
         place = self._place(path)
         if place is None:
@@ -231,8 +231,8 @@ class SealedPaths:
         return _shown(sealed, source=source)
 
     def content(self, path: bytes, entry: SealedEntry, open_below: Callable[[Entry], Content]) -> Content:
-        """Open a file of a seal. open_below: opens an entry of the origins. VersionChangedError where no cache and no
-        origin has its sealed bytes; the reason is in the log, too."""
+        """Open a file of a seal. open_below: opens an entry of the origins. Raises VersionChangedError where no cache
+        and no origin has its sealed bytes; the reason is in the log, too."""
         if not entry.version.size_bytes:
             return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         try:
@@ -252,7 +252,7 @@ class SealedPaths:
 
     def _found_at_origin(self, entry: SealedEntry) -> Entry:
         """Return the entry of the sealed version, which the origin has though the index did not know.
-        VersionChangedError if it has another one."""
+        Raises VersionChangedError if it has another one."""
         version = entry.version
         answer = self._client.ask(
             LookupVersion(

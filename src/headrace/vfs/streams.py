@@ -76,8 +76,8 @@ class Content:
 
     @classmethod
     def of_upper(cls, fd: int, path: bytes) -> Content:
-        """Return the content of an open file of the upper layer, which owns the descriptor. NotSupportedError if it is
-        not a regular file; then the descriptor is closed. path: for the error."""
+        """Return the content of an open file of the upper layer, which owns the descriptor. Raises NotSupportedError if
+        it is not a regular file; then the descriptor is closed. path: for the error."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or (MARKS.single_owner and is_whiteout(status)):
             os.close(fd)

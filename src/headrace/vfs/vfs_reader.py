@@ -227,8 +227,8 @@ class VfsReader:
         raise AssertionError
 
     def content_of(self, full_path: bytes, status: FileStat) -> Content:
-        """Open a file that `get` returned just now, as `content` does. FileNotFoundError or VersionChangedError when
-        it has been replaced since; then call `get` again."""
+        """Open a file that `get` returned just now, as `content` does. Raises FileNotFoundError or VersionChangedError
+        when it has been replaced since; then call `get` again."""
         if isinstance(status, SealedEntry):
             return self.sealed.content(full_path, status, self._below_content)
         return self._below_content(status) if isinstance(status, Entry) else self._upper_content(full_path)

@@ -21,7 +21,8 @@ _EMPTY_MD5 = hashlib.md5(bytes(_PADDED_BYTES_MIN), usedforsecurity=False).digest
 
 
 def file_checksum(content: Content, *, block_bytes: int = BLOCK_BYTES) -> dict[str, Any]:
-    """Read the whole file, at some 0.5 GB/s, and return its checksum. RemoteError without the library for CRC32C."""
+    """Read the whole file, at some 0.5 GB/s, and return its checksum. Raises RemoteError without the library for
+    CRC32C."""
     if content.size_bytes == 0:
         return _row("MD5-of-0MD5-of-0CRC32", 0, 0, _EMPTY_MD5)
     sums = [

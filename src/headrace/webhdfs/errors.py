@@ -103,8 +103,12 @@ def remote_error_of_request(error: BadRequestError) -> RemoteError:
     return RemoteError("IllegalArgumentException", error.message)
 
 
+def path_text(path: bytes) -> str:
+    return path.decode("utf-8", "replace")
+
+
 def not_found(path: bytes) -> RemoteError:
-    return RemoteError("FileNotFoundException", f"File does not exist: {path.decode('utf-8', 'replace')}")
+    return RemoteError("FileNotFoundException", f"File does not exist: {path_text(path)}")
 
 
 def unsupported(why: str) -> RemoteError:

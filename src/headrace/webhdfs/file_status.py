@@ -1,4 +1,4 @@
-"""Describe what a path is as Hadoop's FileStatus."""
+"""Describe a path as Hadoop's FileStatus."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import is_directory
 
 BLOCK_BYTES = 128 << 20
-"""HDFS's default block size, by which clients split files into tasks. The gateway stores nothing in such blocks."""
+"""Default block size of HDFS, by which clients split files into tasks. The gateway stores nothing in such blocks."""
 FILE_MODE, DIRECTORY_MODE = 0o444, 0o555
-"""The modes of what only the origin has, as on a mount; plus 0200 where something can be written."""
+"""Modes of files and directories that only the origin has, as on a mount; plus 0200 if this node can write."""
 
 
 def file_status(file_stat: FileStat, name: bytes, *, writable: bool) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def file_status(file_stat: FileStat, name: bytes, *, writable: bool) -> dict[str
 
 
 def link_status(link_stat: os.stat_result, name: bytes, target: bytes) -> dict[str, Any]:
-    """Return the FileStatus of a link that leads to no path here, or that is requested itself."""
+    """Return the FileStatus of a link that is requested itself, or whose target is no path of the namespace."""
     status = file_status(link_stat, name, writable=True)
     return {**status, "blockSize": 0, "type": "SYMLINK", "symlink": target.decode("utf-8", "replace")}
 

@@ -129,7 +129,7 @@ class WebHdfsGateway:
         return None if response is None else self._counted(call.operation, _for_client(request, response))
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
-        """Serve a request. `pieces` yields its body. HungUpError."""
+        """Serve a request. `pieces` yields its body. Raises HungUpError."""
         operation, received = UNKNOWN, CountedBody(pieces)
         try:
             self._authenticate(request)
@@ -147,7 +147,7 @@ class WebHdfsGateway:
         return response
 
     def _serve(self, request: Request, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
-        """Serve a routed request, and turn errors into responses. HungUpError."""
+        """Serve a routed request, and turn errors into responses. Raises HungUpError."""
         try:
             return self._run(call, pieces)
         except RemoteError as error:

@@ -13,13 +13,14 @@ from headrace.ring.ring import Ring, RingMember, key_of
 from headrace.ring.view import SEGMENT_BYTES
 
 MEMBERS_MAX_AGE_S = 5.0
+"""Seconds after which the members of the cluster are requested again."""
 HOSTS_MAX = 3
-"""The most owners of a segment to report: clients use one of the first."""
+"""Most owners of a segment that are reported: clients use one of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Holds which nodes have bytes start to end of a file. `names` are HOST:PORT of the nodes, by the port for
+    """Names the nodes that have bytes start to end of a file. `names` are HOST:PORT of the nodes, with their port for
     peers."""
 
     start: int
@@ -40,7 +41,7 @@ class Locations:
         self._lock = threading.Lock()
         self._until_s = 0.0
         self._ring: Ring | None = None
-        """The ring; None where the node is alone."""
+        """Ring of the members; None for a node without others."""
         self._addresses: dict[str, str] = {}
 
     def parts(

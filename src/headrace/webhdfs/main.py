@@ -24,7 +24,7 @@ SETTING = "webhdfs_address"
 TOKEN_NAME = "webhdfs-token"
 HADOOP_NAME = "webhdfs-token.hadoop"
 PATIENCE_S = 30.0
-"""The seconds for which a request waits for an unavailable node. Clients give up after a minute or two."""
+"""Seconds for which a request waits for an unavailable node. Clients give up after a minute or two."""
 
 
 def check_address(config: Config) -> None:
@@ -44,7 +44,8 @@ def check_address(config: Config) -> None:
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. UsageError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. Raises UsageError or
+    NodeUnavailableError."""
     check_address(config)
     host, _ = split_address(config.webhdfs_address, SETTING)
     tokens = Tokens(config.webhdfs_token, "webhdfs_token") if config.webhdfs_token else None

@@ -16,7 +16,7 @@ from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
 from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
-from headrace.webhdfs.errors import RemoteError
+from headrace.webhdfs.errors import RemoteError, path_text
 from headrace.webhdfs.file_status import BLOCK_BYTES
 from headrace.webhdfs.locations import Locations, block_locations, located_blocks
 from headrace.webhdfs.routes import WebHdfsCall
@@ -77,7 +77,8 @@ class ReadOperations:
         start = call.at_least_zero("offset", 0)
         if start > size:
             raise RemoteError(
-                "IOException", f"Offset={start} out of the range [0, {size}]; OPEN, path={_text(call.path)}"
+                "IOException",
+                f"Offset={start} out of the range [0, {size}]; OPEN, path={path_text(call.path)}",
             )
         end = min(size, start + call.at_least_zero("length", size)) if call.text("length") else size
         return Response(
@@ -98,7 +99,7 @@ class ReadOperations:
     def _file(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
         path, file_stat = find(self.vfs, call)
         if is_directory(file_stat):
-            raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
+            raise RemoteError("FileNotFoundException", f"Path is not a file: {path_text(call.path)}")
         return path, file_stat
 
     def get_checksum(self, call: WebHdfsCall) -> Response:
@@ -130,7 +131,3 @@ class ReadOperations:
 
 def _size_of(file_stat: FileStat) -> int:
     return file_stat.version.size_bytes if isinstance(file_stat, Entry) else file_stat.st_size
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "replace")

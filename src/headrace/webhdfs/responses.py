@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ ENCODINGS: dict[str, Callable[[bytes], str]] = {
     "hex": lambda value: "0x" + value.hex(),
     "base64": lambda value: "0s" + base64.b64encode(value).decode(),
 }
-"""The encodings of an extended attribute's value, as in Hadoop's XAttrCodec."""
+"""Encodings of an extended attribute's value, as in Hadoop's XAttrCodec."""
 
 
 def of(name: str, value: Any) -> Response:
@@ -54,8 +53,3 @@ def failed(error: RemoteError) -> Response:
     message = error.message.encode("utf-8", "replace").decode()  # names that are not UTF-8
     fields = {"exception": error.name, "javaClassName": error.java_name, "message": message}
     return Response(error.status, [JSON], body=msgspec.json.encode({"RemoteException": fields}))
-
-
-def json_text(value: Any) -> str:
-    """Encode a value as JSON within JSON, as in LISTXATTRS."""
-    return json.dumps(value)

@@ -131,7 +131,7 @@ class WebHdfsCall:
 
 
 def route(request: Request) -> WebHdfsCall:
-    """Return the routed request. RemoteError for an unknown operation or an invalid path."""
+    """Return the routed request. Raises RemoteError for an unknown operation or an invalid path."""
     path = request.path
     if path != PREFIX and not path.startswith(PREFIX + b"/"):
         raise RemoteError("FileNotFoundException", "paths begin with /webhdfs/v1")
@@ -144,7 +144,7 @@ def route(request: Request) -> WebHdfsCall:
 
 
 def clean_path(path: bytes) -> bytes:
-    """Return the path without repeated slashes. RemoteError for what can't be a path."""
+    """Return the path without repeated slashes. Raises RemoteError for what can't be a path."""
     names = [name for name in path.split(b"/") if name]
     if any(name in (b".", b"..") for name in names) or b"\0" in path:
         raise RemoteError("InvalidPathException", f"Invalid path name {path.decode('utf-8', 'replace')}")

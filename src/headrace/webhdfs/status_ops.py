@@ -4,6 +4,7 @@ does all waiting."""
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,16 +19,16 @@ from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses
-from headrace.webhdfs.errors import RemoteError, illegal, not_found
+from headrace.webhdfs.errors import RemoteError, illegal, not_found, path_text
 from headrace.webhdfs.file_status import file_status, is_link, link_status
 from headrace.webhdfs.routes import WebHdfsCall
 
 BATCH = 1000
-"""The names of one LISTSTATUS_BATCH, as in HDFS, and the most remaining names that it counts."""
+"""Most names of one LISTSTATUS_BATCH, as in HDFS, and most remaining names that it counts."""
 
 
 def find(vfs: LocalVfs, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-    """Return the path, with its links resolved, and what it is. FileNotFoundException."""
+    """Return the path, with its links resolved, and its file stat. Raises FileNotFoundException."""
     try:
         path, file_stat = vfs.find(call.path)
     except NotADirectoryPathError:
@@ -63,8 +64,8 @@ class StatusOperations:
     def get_link_target(self, call: WebHdfsCall) -> Response:
         path, file_stat = self._unfollowed(call)
         if not is_link(file_stat):
-            raise RemoteError("IOException", f"{_text(call.path)} is not a symbolic link")
-        return responses.of("Path", _text(self.vfs.readlink(path)))
+            raise RemoteError("IOException", f"{path_text(call.path)} is not a symbolic link")
+        return responses.of("Path", path_text(self.vfs.readlink(path)))
 
     def _unfollowed(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
         path, file_stat = self.vfs.find(call.path, follow=False)
@@ -91,7 +92,7 @@ class StatusOperations:
         return responses.of("DirectoryListing", listing)
 
     def _children(self, call: WebHdfsCall, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Yield (directory, name, what it is) of the names in a directory; for a file only itself, without a name."""
+        """Yield (directory, name, file stat) of the names in a directory; for a file only itself, without a name."""
         path, file_stat = find(self.vfs, call)
         if is_directory(file_stat):
             for name, child in self.vfs.children(path, after=after):
@@ -139,7 +140,8 @@ class StatusOperations:
         return responses.of("XAttrs", rows)
 
     def list_xattrs(self, call: WebHdfsCall) -> Response:
-        return responses.of("XAttrNames", responses.json_text(list(self._attributes(call))))
+        names = json.dumps(list(self._attributes(call)))  # LISTXATTRS has JSON within JSON
+        return responses.of("XAttrNames", names)
 
     def _attributes(self, call: WebHdfsCall) -> dict[str, bytes]:
         path, file_stat = find(self.vfs, call)
@@ -190,7 +192,3 @@ class StatusOperations:
 
 def _no_quota(size_bytes: int) -> dict[str, Any]:
     return {"quota": -1, "spaceConsumed": size_bytes, "spaceQuota": -1, "typeQuota": {}}
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "replace")

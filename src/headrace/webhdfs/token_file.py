@@ -14,8 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class TokenFile:
-    """Writes the newest token on construction, UsageError where that fails, and within a second or two of each change.
-    A thread does that, as clients may read the file before any request. `services` are those of `token_file`."""
+    """Writes the newest token on construction, and within a second or two of each change. A thread does that, as
+    clients may read the file before any request. `services` are those of `token_file`. Raises UsageError if the file
+    can't be written at construction."""
 
     def __init__(self, path: str, tokens: Tokens, services: list[str]) -> None:
         self._path = path

@@ -1,8 +1,8 @@
 """Read the token of a WebHDFS request, and write the file of tokens for Hadoop's clients.
 
 A client sends it by `Authorization: Bearer TOKEN`, or by `delegation=` in the query, as Hadoop's own clients and
-fsspec do. Hadoop's clients read a file of tokens (HADOOP_TOKEN_FILE_LOCATION), and send identifier, password, kind
-and service of it, in base64; the token is the password there.
+fsspec do. Hadoop's clients read a file of tokens (HADOOP_TOKEN_FILE_LOCATION). They send identifier, password, kind
+and service of an entry, in base64; the token is the password there.
 
 Sources: Hadoop's `Token`, `Credentials` and `WritableUtils` (org.apache.hadoop.security.token, .io).
 """
@@ -41,7 +41,7 @@ def token_file(token: str, services: list[str]) -> bytes:
 
 
 def write_token_file(path: str, token: str, services: list[str]) -> None:
-    """Replace the file atomically, with mode 0600. UsageError where it can't be written."""
+    """Replace the file atomically, with mode 0600. Raises UsageError where it can't be written."""
     temporary = f"{path}.{secrets.token_hex(8)}"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -83,7 +83,7 @@ def _split_field(data: bytes) -> tuple[bytes | None, bytes]:
         return None, b""
     length, data = data[0], data[1:]
     if length >= 128:
-        length_bytes = 144 - length  # -112 - the signed byte: how many bytes the length has
+        length_bytes = 144 - length  # -112 - the signed byte: the number of bytes of the length
         if not 1 <= length_bytes <= 2 or len(data) < length_bytes:
             return None, b""
         length, data = int.from_bytes(data[:length_bytes]), data[length_bytes:]

@@ -25,11 +25,11 @@ from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.webhdfs import responses
-from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
+from headrace.webhdfs.errors import RemoteError, illegal, not_found, path_text, unsupported
 from headrace.webhdfs.routes import WebHdfsCall
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
-"""The modes where the client names none."""
+"""Modes of new files and directories for which the client names none."""
 _ACTION = re.compile(r"[r-][w-][x-]")
 
 
@@ -91,7 +91,7 @@ class WriteOperations:
         with self._lock:
             if path in self._appended:
                 raise RemoteError(
-                    "AlreadyBeingCreatedException", f"another client is appending to {_text(path)}"
+                    "AlreadyBeingCreatedException", f"another client is appending to {path_text(path)}"
                 )
             self._appended.add(path)
         try:
@@ -119,10 +119,10 @@ class WriteOperations:
 
     def _check_file(self, call: WebHdfsCall) -> None:
         if is_directory(self._stat(call)):
-            raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
+            raise RemoteError("FileNotFoundException", f"Path is not a file: {path_text(call.path)}")
 
     def _stat(self, call: WebHdfsCall) -> FileStat:
-        """Return what is at the path. FileNotFoundException."""
+        """Return the file stat of the path. Raises FileNotFoundException."""
         file_stat = self._stat_or_none(call.path)
         if file_stat is None:
             raise not_found(call.path)
@@ -169,7 +169,7 @@ class WriteOperations:
         except DirectoryNotEmptyError:
             raise RemoteError(
                 "PathIsNotEmptyDirectoryException",
-                f"`{_text(call.path)} is non empty': Directory is not empty",
+                f"`{path_text(call.path)} is non empty': Directory is not empty",
             ) from None
         return responses.of("boolean", True)
 
@@ -209,17 +209,17 @@ class WriteOperations:
         if source == target:
             raise RemoteError(
                 "FileAlreadyExistsException",
-                f"The source {_text(source)} and destination {_text(target)} are the same",
+                f"The source {path_text(source)} and destination {path_text(target)} are the same",
             )
         if target.startswith(source + b"/"):
-            raise RemoteError("IOException", f"Rename destination {_text(target)} is below the source")
+            raise RemoteError("IOException", f"Rename destination {path_text(target)} is below the source")
         parent = split(target)[0]
         parent_stat = self._stat_or_none(parent)
         if parent_stat is None:
-            why = f"rename destination parent {_text(parent)} not found."
+            why = f"rename destination parent {path_text(parent)} not found."
             raise RemoteError("FileNotFoundException", why)
         if not is_directory(parent_stat):
-            why = f"rename destination parent {_text(parent)} is a file."
+            why = f"rename destination parent {path_text(parent)} is a file."
             raise RemoteError("ParentNotDirectoryException", why)
         self.vfs.rename(source, target, replace=replace)
 
@@ -286,7 +286,3 @@ def _id_of(name: str, lookup: Callable[[str], int], kind: str) -> int:
         if name.isdecimal():
             return int(name)
         raise illegal(f"this host knows no {kind} {name!r}") from None
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "replace")

@@ -395,7 +395,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def operation(name: str) -> Operation:
-    """Return the row of an operation. KeyError for an unknown name."""
+    """Return the row of an operation. Raises KeyError for an unknown name."""
     return _BY_NAME[name]
 
 

@@ -145,7 +145,7 @@ def encode(message: BrokerMessage) -> bytes:
 
 
 def decode_request(body: bytes) -> Request:
-    """Decode a request. ProtocolError."""
+    """Decode a request. Raises ProtocolError."""
     try:
         request: Request = decode_with(_requests.decode, body)
     except msgspec.DecodeError as error:
@@ -154,7 +154,7 @@ def decode_request(body: bytes) -> Request:
 
 
 def decode_answer(body: bytes) -> Answer:
-    """Decode an answer. ProtocolError."""
+    """Decode an answer. Raises ProtocolError."""
     try:
         answer: Answer = decode_with(_answers.decode, body)
     except msgspec.DecodeError as error:

@@ -28,7 +28,7 @@ def encode(message: Message) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """Return the length of a body in bytes. ProtocolError when it exceeds BODY_BYTES_MAX."""
+    """Return the length of a body in bytes. Raises ProtocolError when it exceeds BODY_BYTES_MAX."""
     length = int.from_bytes(header, "little")
     if length > BODY_BYTES_MAX:
         raise ProtocolError("frame too long", why=f"{length} bytes announced, {BODY_BYTES_MAX} allowed")
@@ -36,8 +36,8 @@ def body_length(header: bytes) -> int:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, kind: str) -> Kind:
-    """Decode a body. kind: "request" or "answer", for the message of the error. ProtocolError when the decoder refuses
-    it."""
+    """Decode a body. kind: "request" or "answer", for the message of the error. Raises ProtocolError when the decoder
+    refuses it."""
     try:
         return decode_with(decoder.decode, body)
     except msgspec.DecodeError as error:

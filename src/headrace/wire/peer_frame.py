@@ -30,19 +30,19 @@ _answers = msgpack_decoder(PeerAnswer)
 
 
 def decode_request(body: bytes) -> PeerRequest:
-    """Decode a peer's request. ProtocolError for anything else."""
+    """Decode a peer's request. Raises ProtocolError for anything else."""
     request: PeerRequest = decode(_requests, body, kind="peer's request")
     return request
 
 
 def decode_answer(body: bytes) -> PeerAnswer:
-    """Decode a peer's answer. ProtocolError for anything else."""
+    """Decode a peer's answer. Raises ProtocolError for anything else."""
     answer: PeerAnswer = decode(_answers, body, kind="peer's answer")
     return answer
 
 
 def common_protocol(theirs: tuple[int, int], *, ours: tuple[int, int] = SPOKEN) -> int:
-    """Return the highest protocol that both nodes speak. ProtocolError if there is none."""
+    """Return the highest protocol that both nodes speak. Raises ProtocolError if there is none."""
     highest = min(theirs[1], ours[1])
     if highest < max(theirs[0], ours[0]):
         raise ProtocolError(

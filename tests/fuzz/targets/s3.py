@@ -24,7 +24,7 @@ from headrace.s3 import (
     signature,
     xml,
 )
-from headrace.s3.body import AwsChunks, Payload
+from headrace.s3.body import OBJECT_BYTES_MAX, AwsChunks, Payload
 from headrace.s3.errors import S3Error
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text, mutate_tree
@@ -173,7 +173,7 @@ def _policy(data: bytes) -> None:
         "acl": "private",
     }
     limits = forms.check_policy(fields, "bucket", 1_790_000_000.0)
-    assert limits.least >= 0 and limits.most <= forms.FILE_BYTES_MAX
+    assert limits.least >= 0 and limits.most <= OBJECT_BYTES_MAX
 
 
 def _xml(data: bytes) -> None:

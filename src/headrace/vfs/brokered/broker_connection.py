@@ -50,7 +50,7 @@ class BrokerConnection:
 
     def ask(self, request: BrokerMessage) -> tuple[Answer, list[int]]:
         """Return the node's answer, and descriptors that the caller closes. Retries while the node is down, up to the
-        patience. Errors of the node; NodeUnavailableError, ProtocolError."""
+        patience. Errors of the node. Raises NodeUnavailableError or ProtocolError."""
         give_up = Deadline.after(self._patience_s)
         packet = encode(request)
         while True:

@@ -26,7 +26,7 @@ BROKERS = BrokerRegistry()
 
 def open_brokered_vfs(*, cache: str | None, socket: str | None, patience_s: float) -> BrokeredVfs | None:
     """Return the named node of another user, or the only one of root's that is open to others. None: there is none.
-    NodeUnavailableError, UsageError where there are several."""
+    Raises NodeUnavailableError or UsageError where there are several."""
     if socket is not None:
         path = broker_socket_of(os.path.abspath(socket))
         return BROKERS.get(path, patience_s, any_owner=True) if os.path.exists(path) else None

@@ -100,7 +100,7 @@ class BrokeredVfs(RequestVfs):
     # ------------------------------------------------------------ reading
 
     def content(self, path: bytes) -> Content:
-        """Open a file as `LocalVfs` does; NotAllowedError."""
+        """Open a file as `LocalVfs` does. Raises NotAllowedError."""
         plain_path = plain(path)
         (opened,) = self.open_many([plain_path], 0, STEP_BYTES)
         return self.content_of(plain_path, opened)

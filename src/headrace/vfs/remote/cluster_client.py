@@ -201,8 +201,8 @@ class ClusterClient:
     def fetch(
         self, path: bytes, start: int, end: int, *, etag: str = "", into: memoryview | None = None
     ) -> Fetched:
-        """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version;
-        VersionChangedError where no node has it. into: the target of the bytes, instead of a new buffer."""
+        """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version.
+        Raises VersionChangedError where no node has it. into: the target of the bytes, instead of a new buffer."""
         headers = {SUMS_HEADER: SUMS_WORD, "range": f"bytes={start}-{end - 1}"}
         if etag:
             headers["if-match"] = etag
@@ -319,7 +319,7 @@ class ClusterClient:
             log.info("no node reports the members of the cluster error=%s", error)
 
     def _look(self) -> None:
-        """Fetch the members of the cluster. NodeUnavailableError, NotAllowedError."""
+        """Fetch the members of the cluster. Raises NodeUnavailableError or NotAllowedError."""
         self._viewed_s = time.monotonic()
         cluster = self.ask("cluster", Cluster)
         nodes = {
@@ -459,7 +459,7 @@ def _word(value: Word) -> bytes:
 
 
 def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:
-    """Read a range and check it. ProtocolError for another range than the requested one."""
+    """Read a range and check it. Raises ProtocolError for another range than the requested one."""
     span, _, size_text = answer.header("content-range").removeprefix("bytes ").partition("/")
     sums = [word for word in answer.header(SUMS_HEADER).split(",") if word]
     try:

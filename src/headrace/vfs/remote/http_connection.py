@@ -43,7 +43,7 @@ class HttpResponse:
             return self._response.read()
 
     def read_exactly(self, count: int) -> bytes:
-        """Read a body of this length. NodeUnavailableError where the response breaks off before."""
+        """Read a body of this length. Raises NodeUnavailableError where the response breaks off before."""
         with translating_http_errors(self._who):
             body = self._response.read(count)
             if len(body) != count:
@@ -52,7 +52,7 @@ class HttpResponse:
         return body
 
     def read_into(self, target: memoryview) -> None:
-        """Fill the target with the body. NodeUnavailableError where the response breaks off before."""
+        """Fill the target with the body. Raises NodeUnavailableError where the response breaks off before."""
         offset = 0
         with translating_http_errors(self._who):
             while offset < len(target):

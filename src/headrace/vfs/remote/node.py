@@ -42,7 +42,7 @@ class RemoteConnection:
         self._nodes = self._vfs.nodes
 
     def ask(self, request: Message, *, deadline: Deadline | None = None) -> Answer:
-        """Send a message and return its answer. Errors as the node answers them; NotSupportedError."""
+        """Send a message and return its answer. Errors as the node answers them. Raises NotSupportedError."""
         match request:
             case StatusAsk():
                 return Report(self._vfs.status())
@@ -86,7 +86,7 @@ class RemoteClient:
         self._last: dict[FileId, dict[str, str]] = {}
 
     def resolve(self, path: bytes) -> Entry:
-        """Return the entry at a path. PathNotFoundError."""
+        """Return the entry at a path. Raises PathNotFoundError."""
         row = self._vfs.look(path, follow=True)
         entry = status_of(row)
         if not isinstance(entry, Entry):

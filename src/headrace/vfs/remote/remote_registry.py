@@ -20,8 +20,8 @@ class RemoteRegistry(VfsRegistry[RemoteVfs]):
     """Keeps one `RemoteVfs` for each list of addresses."""
 
     def get(self, nodes: str, patience_s: float) -> RemoteVfs:
-        """Return the namespace of the nodes. nodes: as the setting. NodeUnavailableError where none of them answers,
-        NotAllowedError, UsageError."""
+        """Return the namespace of the nodes. nodes: as the setting. Raises NodeUnavailableError where none of them
+        answers, NotAllowedError, UsageError."""
         return self.reach((nodes, patience_s), lambda: open_remote_vfs(nodes, patience_s))
 
 
@@ -43,7 +43,8 @@ def open_remote_vfs(nodes: str, patience_s: float) -> RemoteVfs:
 
 def address_of(text: str, tls: MutualTls | None) -> Address:
     """Parse http://HOST:PORT, https://HOST:PORT or unix:PATH. headrace://HOST:PORT means https if TLS is set up, and
-    http otherwise. tls: this host's certificate; without it, https trusts the system's authorities. UsageError."""
+    http otherwise. tls: this host's certificate; without it, https trusts the system's authorities. Raises
+    UsageError."""
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in SCHEMES or (scheme != "unix") != rest.startswith("//"):
         raise UsageError(

@@ -89,7 +89,7 @@ class RemoteVfs(RequestVfs):
         return os.fsencode(self.look(path, follow=False).target)
 
     def look(self, path: bytes, *, follow: bool) -> ApiEntry:
-        """Return the entry that a node reports for a path. PathNotFoundError."""
+        """Return the entry that a node reports for a path. Raises PathNotFoundError."""
         return self.nodes.ask("getEntry", ApiEntry, path=os.fsdecode(path), follow=follow)
 
     # ------------------------------------------------------------ reading
