@@ -1,0 +1,56 @@
+"""Plans simulated, without I/O: hits, origin bytes, the peak rate, and a plan of 10,000,000 samples.
+
+Prints two Markdown tables (goals, numbers) and writes `bench/results/plan-<date>.json` and `.md`. Only `headrace.plan`
+and the policies of the store run; what each case does is said in `planbench/cases.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from nodebench import program
+from nodebench.machine import Workplace
+from nodebench.results import Results
+from planbench import cases, goals
+
+CASES: dict[str, Callable[[cases.Bench], None]] = {
+    "single": cases.single,
+    "joint": cases.joint,
+    "substitution": cases.substitution,
+    "peak": cases.peak,
+    "large": cases.large,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = program.parser_of(__doc__, CASES, scale_of="all counts", folder_for=program.ON_A_DISK)
+    program.add_limit(parser, minutes=20)
+    return program.parse(parser, CASES, root_for="it makes its folder as the other benchmarks do")
+
+
+def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
+    end_at = time.monotonic() + given.limit
+    bench = cases.Bench(place, results, given.scale, given.repeat)
+    program.run_cases(bench, given, CASES, end_at=end_at)
+
+
+def main() -> int:
+    given, results = arguments(), Results()
+    return program.run(
+        "plan",
+        given,
+        results,
+        lambda place: measure(given, place, results),
+        folder=given.folder,
+        goals=goals.goals,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The goals of plans that a simulation can show."""
+
+from __future__ import annotations
+
+from nodebench.report import Goal
+from nodebench.results import Results
+
+from .cases import ALL_MISSES, HITS, JOINT, OF_THE_JOB, PEAK, SUBSTITUTED
+
+
+def goals(results: Results) -> list[Goal]:
+    return [
+        Goal(HITS, 0.98, True, results.median(HITS, "plan")),
+        Goal(JOINT, 1.84, False, results.median(JOINT, "plan"), "data sets"),
+        Goal(
+            f"{SUBSTITUTED}, with our policy",
+            1.0,
+            False,
+            results.median(SUBSTITUTED, "S3-FIFO (ours)"),
+            "data sets",
+        ),
+        Goal(
+            "origin bytes, of libcachesim's Belady",
+            1.01,
+            False,
+            results.ratio(ALL_MISSES, "plan", "Belady of libcachesim"),
+        ),
+        Goal(PEAK, 1.05, False, results.median(PEAK, "the next 60 s known")),
+        Goal(
+            "a plan of 10,000,000 samples: processor time of the job",
+            1.0,
+            False,
+            results.median(OF_THE_JOB, "from a list"),
+            "s",
+        ),
+        Goal(
+            "the same: longest step of the node",
+            10.0,
+            False,
+            results.median("a plan: longest step", "plan"),
+            "ms",
+        ),
+        Goal("the same: memory", 8.0, False, results.median("a plan: memory", "plan"), "B a sample"),
+    ]
