@@ -4,6 +4,7 @@ runs several processes of it (`./dev test` without a path)."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -86,6 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fuse")
         if "needs_root" in fixtures or item.get_closest_marker("fuse"):
             item.add_marker("root")
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests and what they import out of garbage collections: in the whole suite each takes 0.3 s more."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

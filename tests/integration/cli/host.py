@@ -26,6 +26,8 @@ from headrace.fuse import device
 from headrace.lab import processes
 from headrace.seal.mounted import seals_below
 from headrace.wire.messages import Report, StatusAsk
+from tests import fork_server
+from tests.fork_server import ForkingPopen
 
 MIB = 1 << 20
 LIMIT_S = 30.0
@@ -96,7 +98,7 @@ class Host:
         errors = self.base / f"stderr-{self._count}"
         command = [self.python, "-m", "headrace", *map(str, words), *(["--json"] if json_ else [])]
         with errors.open("wb") as sink:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = ForkingPopen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -115,14 +117,13 @@ class Host:
         return process
 
     def headrace(self, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.python, "-m", "headrace", *map(str, words)],
+        return fork_server.run(
+            [self.python, "-m", "headrace", *words],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=limit_s,
-            check=False,
             cwd=self.base,
         )
 

@@ -1,0 +1,414 @@
+"""Start the processes of Headrace as forks of a process that has imported its modules already.
+
+The imports take most of the processor time of a command (0.1 s) and of a node (0.2 s), and the suite starts thousands
+of both. A fork is a process of its own: a real child of the one that starts it, with its own arguments, environment,
+directory, umask, session and descriptors, also as /proc shows them. What a fork can't imitate is executed as usual:
+other programs, other settings of Python, a function before exec. So are all processes where this one is not root.
+
+`up` starts a node and an FD store. These are forks, too, of a twin that `up` forks before it runs anything: they
+have no state of `up`. Tests of the entry points, of the packages and of the security of starts don't use this module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import platform
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, AnyStr, cast
+
+MODULES = {
+    "headrace": "headrace.__main__",
+    "headrace.node": "headrace.node.__main__",
+    "headrace.fuse.fd_store": "headrace.fuse.fd_store",
+    "headrace.fuse.session_main": "headrace.fuse.session_main",
+}
+"""What is forked: the name on the command line, and the module that is run by it."""
+
+STARTERS = ("up", "mount")
+"""Commands that start further processes."""
+
+_PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "HEADRACE_FAILPOINT")
+"""Variables that a process reads when it starts, or when it imports its modules."""
+
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+_SYS_SET_ROBUST_LIST = {"x86_64": 273, "aarch64": 99}
+_SYS_GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}
+_CLONE_PARENT, _CLONE_CHILD_SETTID = 0x8000, 0x01000000
+_PR_SET_MM, _SET_MM_MAP = 35, 14
+_AREA = "HEADRACE_TESTS_AREA"
+_AREA_BYTES = 100_000
+"""Arguments and environment of a fork lie where those of the server lay, so the server has room there."""
+
+_MESSAGE_BYTES_MAX = 200_000
+_FDS_MAX = 64
+ANSWER_WITHIN_S = 60.0
+
+libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return module and arguments of a command that can be forked."""
+    words = [os.fspath(word) for word in words]
+    if not all(isinstance(word, str) for word in words) or words[0] != sys.executable:
+        return None
+    words = words[2:] if words[1] == "-P" else words[1:]
+    return (words[1], words[2:]) if words[0] == "-m" and words[1] in MODULES else None
+
+
+def program_settings(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_PROGRAM_SETTINGS)}
+
+
+class Connection:
+    """Orders forks from a server, one after the other."""
+
+    def __init__(self, connection: socket.socket, settings: dict[str, str]) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def can_fork(self, environment: dict[str, str]) -> bool:
+        """Return whether a fork would begin as a process with this environment does."""
+        return (
+            os.getpid() == self._owner
+            and "HEADRACE_FAILPOINT" not in environment
+            and program_settings(environment) == self._settings
+        )
+
+    def fork(self, order: dict[str, Any], fds: Sequence[int]) -> int:
+        """Return the process id of a new child of this process. fds: what the order's `fds` names, in its order."""
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(order).encode()], fds)
+            answer = self._connection.recv(64)
+        # the fork answers itself, so that /proc shows it as it will be, as a Popen returns after the exec
+        assert answer.isdigit(), f"the fork server did not fork: {answer!r}"
+        return int(answer)
+
+
+_POPEN_NAMES = subprocess.Popen._execute_child.__code__.co_varnames[1:]  # type: ignore[attr-defined]
+
+
+class ForkingPopen(subprocess.Popen[AnyStr]):
+    """Is a Popen that forks the server, where that gives the same process as an exec."""
+
+    def _execute_child(self, *words: Any) -> None:
+        given = dict(zip(_POPEN_NAMES, words, strict=False))
+        environment = dict(os.environ if given["env"] is None else given["env"])
+        command = None
+        if not isinstance(given["args"], (str, bytes)) and not any(
+            given[name] not in (None, False, -1)
+            for name in ("executable", "preexec_fn", "shell", "gid", "gids", "uid", "umask", "process_group")
+        ):
+            command = parse_command(given["args"])
+        connection = server_connection() if command is not None else None
+        if command is None or connection is None or not connection.can_fork(environment):
+            super()._execute_child(*words)  # type: ignore[misc]
+            return
+        ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        fds = {number: number if end == -1 else end for number, end in enumerate(ends)}
+        fds |= {fd: fd for fd in given["pass_fds"]}
+        order = {
+            "command": [os.fspath(word) for word in given["args"]],
+            "environment": environment,
+            "directory": os.path.abspath(given["cwd"] or os.getcwd()),
+            "umask": _umask(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "session": bool(given["start_new_session"]),
+            "fds": list(fds),
+        }
+        self.pid = connection.fork(order, list(fds.values()))
+        self._child_created = True
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
+
+
+def run(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a command as subprocess.run does, with its options `timeout`, `capture_output` and those of Popen."""
+    timeout_s = options.pop("timeout", None)
+    if options.pop("capture_output", False):
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with ForkingPopen(list(map(str, words)), **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        line = next(line for line in status if line.startswith("Umask:"))
+    return int(line.split()[1], 8)
+
+
+_fork_connection: list[Connection] = []
+"""Of a process that a server forked: the one with its twin."""
+
+
+def server_connection() -> Connection | None:
+    """Return the connection with the twin of this fork, or with this process's server, which is started if needed."""
+    return _fork_connection[0] if _fork_connection else _start_server()
+
+
+@functools.cache
+def _start_server() -> Connection | None:
+    if os.geteuid() != 0 or platform.machine() not in _SYS_CLONE:
+        return None
+    own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end.settimeout(ANSWER_WITHIN_S)
+    with server_end:
+        process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(server_end.fileno())],
+            pass_fds=[server_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, _AREA: "-" * _AREA_BYTES},
+        )
+    is_ready = own_end.recv(64) == b"ready"  # not in a machine that refuses prctl(PR_SET_MM)
+    process.returncode = 0 if is_ready else process.wait()  # nobody waits: it ends with this process
+    return Connection(own_end, program_settings(dict(os.environ))) if is_ready else None
+
+
+# ---------------------------------------------------------------- in the server
+
+
+class MemoryMap(ctypes.Structure):
+    """Is struct prctl_mm_map of linux/prctl.h: where the kernel finds the parts of a program."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("start_code", "end_code", "start_data", "end_data")),
+        *((name, ctypes.c_uint64) for name in ("start_brk", "brk", "start_stack")),
+        *((name, ctypes.c_uint64) for name in ("arg_start", "arg_end", "env_start", "env_end")),
+        *(("auxv", ctypes.c_void_p), ("auxv_size", ctypes.c_uint32), ("exe_fd", ctypes.c_int32)),
+    )
+
+
+_NAMES = (
+    "start_code",
+    "end_code",
+    "start_stack",
+    "start_data",
+    "end_data",
+    "start_brk",
+    "arg_start",
+    "env_end",
+)
+_FIELDS = dict(zip(_NAMES, (26, 27, 28, 45, 46, 47, 48, 51), strict=True))
+"""Which fields of /proc/self/stat they are, by proc(5)."""
+
+
+class Area:
+    """The memory of the server in which the kernel finds its arguments and its environment."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/stat", encoding="utf-8") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        self._numbers = {name: int(fields[number - 3]) for name, number in _FIELDS.items()}
+
+    def replace(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        """Show /proc's readers this command and environment, and set the environment of this process. Raise OSError
+        where the kernel refuses that."""
+        arguments = b"".join(os.fsencode(word) + b"\0" for word in command)
+        variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+        start = self._numbers["arg_start"]
+        middle = start + len(arguments)
+        end = middle + len(variables)
+        assert end <= self._numbers["env_end"], "more environment than the area takes"
+        os.environ.clear()  # before the memory that the C library's environment points to is overwritten
+        ctypes.memmove(start, arguments + variables, end - start)
+        os.environ.update(environment)
+        libc.sbrk.restype = ctypes.c_void_p
+        ends = {"arg_end": middle, "env_start": middle, "env_end": end, "brk": libc.sbrk(0), "exe_fd": -1}
+        memory = MemoryMap(**{**self._numbers, **ends})
+        none, bytes_ = ctypes.c_ulong(0), ctypes.c_ulong(ctypes.sizeof(memory))
+        if libc.prctl(_PR_SET_MM, ctypes.c_ulong(_SET_MM_MAP), ctypes.byref(memory), bytes_, none) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
+
+
+class Cloning:
+    """Forks this process as os.fork does, but as a child of its parent."""
+
+    def __init__(self) -> None:
+        machine = platform.machine()
+        self._clone, self._set_robust_list = _SYS_CLONE[machine], _SYS_SET_ROBUST_LIST[machine]
+        self._robust_list, self._robust_bytes = ctypes.c_void_p(), ctypes.c_size_t()
+        references = ctypes.byref(self._robust_list), ctypes.byref(self._robust_bytes)
+        libc.syscall(_SYS_GET_ROBUST_LIST[machine], 0, *references)
+        self._thread_id = ctypes.c_void_p(_thread_id_address())
+
+    def clone(self) -> int:
+        """Return 0 in the child. The C library's state of the thread becomes the child's: its thread id, and the list
+        by which the kernel releases the locks of a killed process, as LMDB needs it."""
+        assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads may hang"
+        python = ctypes.pythonapi
+        python.PyOS_BeforeFork()
+        flags = ctypes.c_ulong(_CLONE_PARENT | _CLONE_CHILD_SETTID | signal.SIGCHLD)
+        none = ctypes.c_void_p(0)
+        # two machines have the last two arguments in different orders; without CLONE_SETTLS, only the address is used
+        pid = int(libc.syscall(self._clone, flags, none, none, self._thread_id, self._thread_id))
+        if pid == 0:
+            libc.syscall(self._set_robust_list, self._robust_list, self._robust_bytes)
+            python.PyOS_AfterFork_Child()
+        else:
+            python.PyOS_AfterFork_Parent()
+        assert pid >= 0, "clone"
+        return pid
+
+
+def _thread_id_address() -> int:
+    """Return where the C library keeps the id of this thread: some 720 bytes after the start of its description."""
+    libc.pthread_self.restype = ctypes.c_void_p
+    start, thread_id = cast(int, libc.pthread_self()), threading.get_native_id()
+    return next(a for a in range(start, start + 2048, 4) if ctypes.c_int.from_address(a).value == thread_id)
+
+
+def preload() -> None:
+    """Import what commands, nodes, FD stores and sessions import. The modules that `-m` runs are imported again then,
+    as by a process that begins."""
+    from headrace.cli.main import COMMANDS, FILE_JOBS, build_app
+
+    for name in dict.fromkeys("file_jobs" if name in FILE_JOBS else name for name in COMMANDS):
+        importlib.import_module(f"headrace.cli.{name}")
+    build_app("status")
+    for name in LAZY:
+        importlib.import_module(name)
+    for name in MODULES.values():
+        importlib.import_module(name)
+        del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+
+
+LAZY = (
+    "headrace.cli.exit_codes",
+    "headrace.node.node",
+    "headrace.fuse.session",
+    "obstore.store",
+    "uvloop",
+)
+"""Modules that are imported only when they are needed, by most processes."""
+
+
+def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str, list[str]]:
+    """Fork at each order. Return in each fork, with the module to run and its arguments."""
+    while True:
+        message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, _FDS_MAX)
+        if not message:
+            os._exit(0)
+        if cloning.clone() == 0:
+            break
+        for fd in fds:
+            os.close(fd)
+    order = json.loads(message)
+    command = parse_command(order["command"])
+    assert command is not None
+    if command[0] == "headrace" and command[1][:1] and command[1][0] in STARTERS:
+        own_end, twin_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            for file in (connection, own_end):
+                file.close()
+            for fd in fds:
+                os.close(fd)
+            return serve(twin_end, area, cloning)
+        twin_end.close()
+        _fork_connection.append(Connection(own_end, program_settings(order["environment"])))
+        vars(subprocess)["Popen"] = ForkingPopen
+    connection = become(order, fds, area, connection)
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+    return command
+
+
+def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket.socket) -> socket.socket:
+    """Take over what the order says of a process that begins. Return the connection, which may have moved."""
+    targets: list[int] = order["fds"]
+    lowest = max([2, *targets, *fds]) + 1
+    moved = [_duplicate_above(fd, lowest) for fd in fds]
+    connection = socket.socket(fileno=_duplicate_above(connection.detach(), lowest))
+    for fd, target in zip(moved, targets, strict=True):
+        os.dup2(fd, target, inheritable=True)
+        os.close(fd)
+    if order["session"]:
+        os.setsid()
+    os.chdir(order["directory"])
+    os.umask(order["umask"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["files"]))
+    area.replace(order["command"], order["environment"])
+    if order["command"][1] != "-P":
+        sys.path.insert(0, order["directory"])
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = _opened_again(vars(sys)[f"__{name}__"], mode)
+        vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
+    return connection
+
+
+def _duplicate_above(fd: int, lowest: int) -> int:
+    duplicate = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(fd)
+    return duplicate
+
+
+def _opened_again(stream: io.TextIOWrapper, mode: str) -> io.TextIOWrapper:
+    """Return a stream of the same descriptor as Python opens it when it starts."""
+    fd = stream.fileno()
+    is_unbuffered = stream.write_through
+    binary = open(fd, f"{mode}b", buffering=0 if is_unbuffered else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        cast(Any, binary),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=is_unbuffered,
+    )
+
+
+def _end(code: Any) -> None:
+    """End as Python does, but don't free all objects: each page of them would be copied first."""
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(1 if isinstance(code, str) else int(code or 0))
+
+
+def _main() -> tuple[str, list[str]]:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    area = Area()
+    del os.environ[_AREA]
+    area.replace(sys.orig_argv, dict(os.environ))  # ends the server where the kernel refuses it
+    preload()
+    cloning = Cloning()
+    connection.send(b"ready")
+    return serve(connection, area, cloning)
+
+
+if __name__ == "__main__":
+    module, arguments = _main()
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _end(end.code)
+    _end(0)
