@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from dliobench.dlio import ACCELERATOR, INSTALL, Dlio
+from dliobench.dlio import Dlio, install
 from nodebench import program
 from nodebench.headrace_mount import HeadraceMount
 from nodebench.machine import NotRunError, Workplace, run, tool
@@ -37,35 +37,41 @@ EPOCHS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """sizes, times: factors. steps: of an epoch."""
+    """sizes, times: factors. steps: of an epoch. readers: 0 for the workload's."""
 
     sizes: float
     times: float
     steps: int
+    readers: int = 0
 
 
-CASES: dict[str, Case] = {
-    "unet3d": Case(0.05, 0.25, 24),
-    "resnet50": Case(1.0, 0.5, 16),
-    "cosmoflow": Case(0.1, 1.0, 800),
+CASES: dict[str, dict[str, Case]] = {
+    "v2.0": {
+        "unet3d": Case(0.05, 0.25, 24),
+        "resnet50": Case(1.0, 0.5, 16),
+        "cosmoflow": Case(0.1, 1.0, 800),
+    },
+    "v3.0": {"unet3d": Case(0.05, 0.5, 24, readers=4), "retinanet": Case(1.0, 1.0, 100)},
 }
+"""By version of MLPerf Storage. unet3d of v3.0 has 32 readers, more than two cores can start for each epoch."""
 
 
 class Bench:
     def __init__(self, place: Workplace, results: Results, given: argparse.Namespace) -> None:
         self.place, self.results, self.given = place, results, given
-        self.dlio = Dlio(place, given.dlio, given.source)
-        results.note(f"DLIO's branch mlperf_storage_v2.0, or what --source has; {self.dlio.version}")
+        self.cases = CASES[given.version]
+        self.dlio = Dlio(place, given.version, given.dlio, given.source)
+        results.note(f"DLIO of MLPerf Storage {given.version}, or what --source has; {self.dlio.version}")
 
     def steps(self, name: str) -> int:
-        return max(3, round(CASES[name].steps * self.given.scale))
+        return max(3, round(self.cases[name].steps * self.given.scale))
 
     def files(self, name: str) -> int:
-        return workloads.workload(name).files(self.steps(name), 1)
+        return workloads.workload(name, version=self.given.version).files(self.steps(name), 1)
 
     def case(self, name: str) -> None:
         folder = self.place.folder(name)
-        self.dlio.make(name, folder, files=self.files(name), sizes=CASES[name].sizes)
+        self.dlio.make(name, folder, files=self.files(name), sizes=self.cases[name].sizes)
         self.ours(
             name, folder, "--epochs", "1", "--keep-cache", "--scale-times", "0.001"
         )  # notes what is there
@@ -88,7 +94,7 @@ class Bench:
 
     def epochs(self, name: str, where: str, who: str) -> list[tuple[float, float]]:
         """AU in percent, and seconds of compute a step."""
-        case = CASES[name]
+        case = self.cases[name]
         if who == DLIO:
             rows = self.dlio.train(
                 name,
@@ -98,6 +104,7 @@ class Bench:
                 times=case.times,
                 steps=self.steps(name),
                 epochs=EPOCHS,
+                readers=case.readers,
             )
             return [(epoch.au, epoch.compute_s) for epoch in rows]
         answer = self.ours(name, where, "--epochs", str(EPOCHS), "--no-generate")
@@ -107,18 +114,21 @@ class Bench:
 
     def ours(self, name: str, where: str, *more: str) -> Any:
         """tfrecords by the same TensorFlow: in DLIO's virtual environment, with this checkout's code."""
-        case, by_tensorflow = CASES[name], workloads.workload(name).format == "tfrecord"
+        case, workload = self.cases[name], workloads.workload(name, version=self.given.version)
+        by_tensorflow = workload.format == "tfrecord"
         words = [self.dlio.python, "-m", "headrace"] if by_tensorflow else [tool("headrace")]
-        words += ["bench", "training", name, where, "--accelerator", ACCELERATOR, "--json"]
+        words += ["bench", "training", name, where, "--version", self.given.version, "--json"]
         words += ["--loader", "tensorflow" if by_tensorflow else "torch"]
         words += ["--scale-sizes", f"{case.sizes:g}", "--scale-times", f"{case.times:g}"]
         words += ["--steps", str(self.steps(name))]
+        if case.readers:
+            words += ["--readers", str(case.readers)]
         return json.loads(run([*words, *more], timeout_s=900, env={"PYTHONPATH": SOURCE}))
 
 
 def goals(results: Results) -> list[Goal]:
     listed = []
-    for name in CASES:
+    for name in dict.fromkeys(name for cases in CASES.values() for name in cases):
         for label in (PLAIN, MOUNT):
             measure = f"{name}, {label}: AU"
             theirs, ours = results.median(measure, DLIO), results.median(measure, OURS)
@@ -128,13 +138,15 @@ def goals(results: Results) -> list[Goal]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = program.parser_of(__doc__, CASES, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
+    named = {name: case for cases in CASES.values() for name, case in cases.items()}
+    parser = program.parser_of(__doc__, named, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
+    parser.add_argument("--version", choices=CASES, default="v3.0", help="of MLPerf Storage")
     program.add_limit(parser, minutes=30)
     parser.add_argument("--dlio", default="", help="Python of the virtual environment that DLIO runs in")
     parser.add_argument("--source", default="", help="a checkout of DLIO, where it is not installed there")
-    given = program.parse(parser, CASES, root_for="it mounts, and drops the page cache")
+    given = program.parse(parser, named, root_for="it mounts, and drops the page cache")
     if not given.dlio:
-        parser.error(INSTALL)
+        parser.error(install(given.version))
     return given
 
 
@@ -142,8 +154,8 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
     end_at = time.monotonic() + given.limit
     bench = Bench(place, results, given)
     results.note("an MLPerf Storage workload, scaled, is not an MLPerf Storage result")
-    for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
-        case = CASES[name]
+    for name in program.in_time(given, bench.cases, results, end_at=end_at, contender="all"):
+        case = bench.cases[name]
         results.note(
             f"{name}: sizes times {case.sizes:g}, times {case.times:g}, {bench.steps(name)} steps an epoch"
         )
