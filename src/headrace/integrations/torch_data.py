@@ -22,7 +22,7 @@ import os
 import random
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any
+from typing import Any, cast
 
 from headrace.base.missing_extras import needs_extra
 
@@ -38,10 +38,13 @@ with needs_extra(__name__):
     )
 
 from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.integrations.cached_first import CachedFirstBatches, Substitution
 from headrace.sdk.folder import files_at, open_folder
 from headrace.sdk.namespace import Content
 
 STATE_FORMAT = 1
+CACHED_FIRST = "cached-first"
+ORDERS = ("seeded", CACHED_FIRST)
 SHUFFLE_BUFFER = 1000
 Decode = Callable[[bytes, str], Any]
 
@@ -88,6 +91,10 @@ class Samples(Dataset[Any]):
         return [
             (self._decode(body, name), self.label_of(name)) for body, name in zip(bodies, names, strict=True)
         ]
+
+    def are_cached(self, indices: Sequence[int]) -> list[bool]:
+        """Return for each sample whether it is cached on this host. Raises UsageError for a plain directory."""
+        return self.place.are_cached([self.names[index] for index in indices])
 
     def label_of(self, name: str) -> Any:
         if self._label is not None:
@@ -295,6 +302,9 @@ class Loader:
     those of torch.distributed if it is initialized, else RANK and WORLD_SIZE. drop_last: as in DataLoader. For data
     sets with a length all ranks get the same number of batches: some samples are left out (drop_last) or repeated.
     pin_memory: by default True if CUDA is available. Other options go to the DataLoader.
+
+    order: "seeded", or "cached-first" for Samples of a node: samples that are cached on this host and were not read in
+    this epoch go first. Each sample is still read once an epoch, but the order depends on the cache.
     """
 
     def __init__(
@@ -310,10 +320,13 @@ class Loader:
         drop_last: bool = True,
         collate: Callable[[list[Any]], Any] = default_collate,
         pin_memory: bool | None = None,
+        order: str = "seeded",
         **options: Any,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size}", why="it must be at least 1")
+        if order not in ORDERS:
+            raise UsageError(f"order {order!r}", why="unknown", hint=f"use one of {', '.join(ORDERS)}")
         self.data = data
         self._batch_size, self._drop_last = batch_size, drop_last
         self._shuffle, self._seed, self._workers = shuffle, seed, workers
@@ -323,6 +336,11 @@ class Loader:
             **options,
             "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
         }
+        self._substitution: Substitution | None = None
+        if order == CACHED_FIRST:
+            if options.get("in_order") is False:
+                raise UsageError("in_order=False", why='order="cached-first" counts batches in their order')
+            self._substitution = Substitution(data, rank=self._rank, world=self._world, drop_last=drop_last)
         self.epoch = 0
         self._batches = self._next = 0
         self._samples_done: dict[int, int] = {}
@@ -336,16 +354,21 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining batches of a resumed epoch, or a full epoch."""
         first, workers = self._next, max(1, self._workers)
-        for worker, count, batch in self._loader():
+        loader, substituted = self._loader()
+        for worker, count, batch in loader:
+            if substituted is not None:
+                substituted.confirm()
             number = (worker + first) % workers
             self._batches, self._next = self._batches + 1, (number + 1) % workers
             self._samples_done[number] = self._samples_done.get(number, 0) + count
             yield batch
         self.epoch += 1
         self._batches, self._next, self._samples_done = 0, 0, {}
+        if self._substitution is not None:
+            self._substitution.load(None)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
             "batches": self._batches,
@@ -353,31 +376,59 @@ class Loader:
             "next": self._next,
             "about": self._identity(),
         }
+        return state if self._substitution is None else {**state, CACHED_FIRST: self._substitution.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the batch after the state's last one.
 
         Raises UsageError where the data or the loader differ from the state's: there is no "next batch" then.
         """
+        self._check(state, self._identity())
+        self.epoch, self._batches = state["epoch"], state["batches"]
+        self._samples_done, self._next = (
+            (dict(state["taken"]), state["next"]) if state["batches"] else ({}, 0)
+        )
+        if self._substitution is not None:
+            self._substitution.load(state[CACHED_FIRST] if state["batches"] else None)
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continue from the states of all ranks, taken after the same batch, with any number of ranks.
+
+        Only for order="cached-first". Raises UsageError as `load_state_dict`, or if a rank is missing.
+        """
+        if self._substitution is None:
+            raise UsageError("states of all ranks", why='only order="cached-first" can use them')
+        if len({(state.get("epoch"), state.get("batches")) for state in states}) != 1:
+            raise UsageError("states of all ranks", why="they were not taken after the same batch")
+        identity = {key: value for key, value in self._identity().items() if key != "world"}
+        for state in states:
+            self._check(state, identity)
+        self.epoch, self._batches = states[0]["epoch"], states[0]["batches"]
+        self._samples_done, self._next = {}, 0
+        if self._batches:
+            self._substitution.load_all([state[CACHED_FIRST] for state in states])
+        else:
+            self._substitution.load(None)
+
+    def _check(self, state: dict[str, Any], identity: dict[str, Any]) -> None:
+        """Raise UsageError where the state is not of such a loader."""
         if state.get("format") != STATE_FORMAT:
             raise UsageError(
                 "state of a loader", why=f"its format is {state.get('format')!r}, not {STATE_FORMAT}"
             )
         changed = [
             f"{key} was {state['about'].get(key)}, is {now}"
-            for key, now in self._identity().items()
+            for key, now in identity.items()
             if state["about"].get(key) != now
         ]
+        if (CACHED_FIRST in state) != (self._substitution is not None):
+            changed.append(f'order="{CACHED_FIRST}" is only in one of them')
         if changed and state["batches"]:
             raise UsageError(
                 "state of a loader",
                 why="; ".join(changed),
                 hint="start a new epoch by state['batches'] = 0, or create the loader as it was",
             )
-        self.epoch, self._batches = state["epoch"], state["batches"]
-        self._samples_done, self._next = (
-            (dict(state["taken"]), state["next"]) if state["batches"] else ({}, 0)
-        )
 
     def _identity(self) -> dict[str, Any]:
         identity = {
@@ -392,12 +443,16 @@ class Loader:
         names = getattr(self.data, "names", [])
         return {**identity, "workers": self._workers, "shards": len(names)}
 
-    def _loader(self) -> Iterator[tuple[int, int, Any]]:
+    def _loader(self) -> tuple[Iterator[tuple[int, int, Any]], CachedFirstBatches | None]:
+        """Return the batches that are left, and what must confirm each of them."""
         options = {"num_workers": self._workers, "collate_fn": self._collate, **self._options}
+        if self._substitution is not None:
+            chosen = self._substitution.batches(self._epoch_order(), self._batch_size)
+            return iter(DataLoader(self.data, batch_sampler=cast(Any, chosen), **options)), chosen
         if isinstance(self.data, Sized):
             sampled = self._sampled()
             batches = _Batches(sampled, self._batches, self._batch_size, drop_last=self._drop_last)
-            return iter(DataLoader(self.data, batch_sampler=batches, **options))
+            return iter(DataLoader(self.data, batch_sampler=batches, **options)), None
         if isinstance(self.data, Shards):
             self.data.in_order(
                 EpochOrder(
@@ -414,17 +469,22 @@ class Loader:
             raise UsageError(
                 type(self.data).__name__, why="only Shards and data sets with a length can be resumed"
             )
-        return iter(DataLoader(self.data, batch_size=self._batch_size, drop_last=self._drop_last, **options))
+        loader = DataLoader(self.data, batch_size=self._batch_size, drop_last=self._drop_last, **options)
+        return iter(loader), None
+
+    def _epoch_order(self) -> list[int]:
+        """Return all sample numbers of the epoch, in order."""
+        assert isinstance(self.data, Sized)
+        if not self._shuffle:
+            return list(range(len(self.data)))
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order: list[int] = torch.randperm(len(self.data), generator=generator).tolist()
+        return order
 
     def _sampled(self) -> list[int]:
         """Return this rank's sample numbers of the epoch, in order."""
-        assert isinstance(self.data, Sized)
-        total = len(self.data)
-        if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.randperm(total, generator=generator).tolist()
-        else:
-            order = list(range(total))
+        order = self._epoch_order()
+        total = len(order)
         if self._drop_last:
             order = order[: total // self._world * self._world]
         else:

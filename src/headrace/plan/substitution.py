@@ -148,6 +148,11 @@ def merged_state(states: Sequence[dict[str, Any]], *, drop_last: bool) -> bytes:
     return bytes(merged)
 
 
+def before_of(state: dict[str, Any]) -> bytes:
+    """Return the bitmap of what was read before the ranks of a state began. Raises UsageError for what is no state."""
+    return _checked(state)[0]
+
+
 def _checked(state: dict[str, Any]) -> tuple[bytes, bytes]:
     """Return the bitmaps of a state: read before, and read by this rank. Raises UsageError for what is no state."""
     numbers = [state.get(key) for key in ("count", "rank", "world")]

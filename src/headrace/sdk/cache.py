@@ -26,7 +26,8 @@ from headrace.sdk.glob import matching_paths
 from headrace.sdk.local_bulk_read import LocalBulkReader
 from headrace.sdk.mapped_files import map_whole
 from headrace.sdk.namespace import open_vfs
-from headrace.sdk.seal_calls import SealCalls, run_to_end
+from headrace.sdk.presence_calls import PresenceCalls
+from headrace.sdk.seal_calls import run_to_end
 from headrace.vfs.file_stat import Stat, is_directory, stat_of
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, ReadStream, WriteStream
@@ -70,7 +71,7 @@ def _bulk_reader_of(vfs: Vfs) -> BulkReader:
     return ThreadedBulkReader(vfs)
 
 
-class Cache(SealCalls):
+class Cache(PresenceCalls):
     """Reads and writes the namespace; `connect` creates it. The connection and the descriptors belong to the process
     and last as long as it. Only what `open` returns needs to be closed."""
 

@@ -75,6 +75,9 @@ class AsyncCache:
     ) -> AsyncIterator[ReadResult]:
         return self._each(lambda: self.cache.read_many(wanted, ordered=ordered, on_error=on_error))
 
+    async def are_cached(self, paths: Iterable[str]) -> builtins.list[bool]:
+        return await self._do(self.cache.are_cached, paths)
+
     async def stat(self, path: str) -> Stat:
         return await self._do(self.cache.stat, path)
 

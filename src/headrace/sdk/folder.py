@@ -42,6 +42,10 @@ class Folder(Protocol):
         """Read files and return their bytes in the order of the names. Raise PathNotFoundError, OriginError and its
         subclasses."""
 
+    def are_cached(self, names: Sequence[str]) -> list[bool]:
+        """Return for each file whether all its bytes are on this host, without fetching any. Raise UsageError for a
+        directory that is not a node's."""
+
     def map(self, name: str) -> memoryview:
         """Return a whole file; block until it is on this host. Writing to it changes this process's memory only."""
 
@@ -122,6 +126,9 @@ class NodeFolder:
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         return [result.data for result in self._connected.read_many(map(self._path_of, names))]
 
+    def are_cached(self, names: Sequence[str]) -> list[bool]:
+        return self._connected.are_cached(map(self._path_of, names))
+
     def map(self, name: str) -> memoryview:
         return self._connected.map(self._path_of(name))
 
@@ -177,6 +184,11 @@ class LocalFolder:
         path = self._path_of(name)
         with translating_os_errors(path, PLAIN_FILES), open(path, "rb", buffering=0) as file:
             return file.read()
+
+    def are_cached(self, names: Sequence[str]) -> list[bool]:
+        raise UsageError(
+            self._folder, why="nobody says what is cached of a directory of the host", hint=f"use {URL}/PATH"
+        )
 
     def map(self, name: str) -> memoryview:
         return map_whole(lambda: self.open(name))
