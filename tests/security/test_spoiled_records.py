@@ -103,6 +103,14 @@ def test_what_is_written_of_a_node_that_is_gone_another_node_ends(lab: Authority
     assert "sealed by operator jo" in refused(me, "written/a", operator.close("written/a", ENDED))
 
 
+def test_a_claim_is_sealed_by_nodes_only(lab: Authority) -> None:
+    me, key = seals(lab, "me"), "claims//out"
+    assert me.open(key, seals(lab, "b").close(key, OBJECT)) == OBJECT
+    for role in ("operator", "client", "service"):
+        assert f"sealed by {role} jo" in refused(me, key, seals(lab, "jo", role=role).close(key, OBJECT))
+    assert "no seal" in refused(me, key, OBJECT)
+
+
 def test_a_key_of_no_kind_is_neither_written_nor_believed(lab: Authority) -> None:
     me = seals(lab)
     for key in ("else/x", "nodes", "nodes/", "jobs/", "jobs/7/parts/", "", "mountains/x", "mounts"):
@@ -186,7 +194,7 @@ class SpoiledRecordsFixture:
             await records.close()
 
 
-LASTING = {"mounts/x": OBJECT, "pins/x": OBJECT, "written/a": OBJECT, "copies/a": LIST}
+LASTING = {"mounts/x": OBJECT, "pins/x": OBJECT, "claims//x": OBJECT, "written/a": OBJECT, "copies/a": LIST}
 
 
 @pytest.mark.server("etcd")

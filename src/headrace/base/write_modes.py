@@ -174,6 +174,16 @@ class WriteModes:
             path.startswith(prefix) and promise.mode in persisted for path, promise in self._promises.items()
         )
 
+    def persists_shared_below(self, directory: bytes) -> bool:
+        """Return whether files written at or below a directory are persisted, exclusive directories aside."""
+        prefix = directory.rstrip(b"/") + b"/"
+        promises = [promise for path, promise in self._promises.items() if path.startswith(prefix)]
+        persisted = (WriteMode.BACK, WriteMode.THROUGH)
+        return any(
+            promise.mode in persisted and not promise.is_exclusive
+            for promise in (self._promise(directory), *promises)
+        )
+
     def tops(self) -> list[bytes]:
         """Return the configured paths that can be written."""
         return [path for path, promise in self._promises.items() if promise.mode is not WriteMode.OFF]

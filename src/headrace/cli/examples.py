@@ -79,6 +79,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace node run --cache /nvme0/headrace:800GiB --cluster https://etcd.example:2379/training",
     ),
     "node drain": ("headrace node drain",),
+    "node break-claim": ("headrace node break-claim /out",),
     "checkpoint list": ("headrace checkpoint list /mnt/checkpoints/run7",),
     "checkpoint show": (
         "headrace checkpoint show /mnt/checkpoints/run7",
@@ -172,6 +173,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
+    "node break-claim": _fields("path"),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
     "seal make": _SEAL,

@@ -5,6 +5,7 @@ The kernel then serves them from the upper layer itself, and no session. Only ro
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -87,7 +88,8 @@ def unmount_exclusive(mountpoint: str) -> None:
         try:
             detach(row.mountpoint)
         except OSError as error:
-            warn(f"cannot unmount {row.mountpoint}: {error.strerror}")
+            if error.errno != errno.ENOTCONN:  # no session lives, and it goes with the mount below it
+                warn(f"cannot unmount {row.mountpoint}: {error.strerror}")
 
 
 def _rows_below(mountpoint: str) -> list[MountTableRow]:

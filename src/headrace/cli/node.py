@@ -1,11 +1,12 @@
-"""Implements `headrace node run`, a node in this process for service managers, and `headrace node drain`."""
+"""Implements `headrace node run`, a node in this process for service managers, `headrace node drain` and `headrace node
+break-claim`."""
 
 from __future__ import annotations
 
 import json as jsons
 import os
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +17,10 @@ from headrace.cli.state import RunState
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Run a node without a FUSE mount, or drain one.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Run a node without a mount, drain it, break its claims.",
+        no_args_is_help=True,
+    )
 
     @group.callback()
     def top() -> None:
@@ -24,6 +28,7 @@ def register(app: typer.Typer) -> None:
 
     group.command("run")(run)
     group.command("drain")(drain)
+    group.command("break-claim")(break_claim)
     app.add_typer(group, name="node")
 
 
@@ -95,6 +100,30 @@ def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: op
     from headrace.cli.job_progress import run_job
 
     run_job("drain", "/", socket=socket, cache=cache, as_json=json)
+
+
+def break_claim(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Path of the exclusive directory in the namespace.")
+    ],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Break the claim even if the node that holds it is in the cluster."),
+    ] = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Release the exclusive directory PATH of a node that is lost.
+
+    Any node of the cluster takes the request. What the lost node wrote there and did not persist stays on its disk. If
+    that node comes back, it persists nothing there before it is started again and has claimed the directory again.
+    """
+    from headrace.cli.request import ask
+    from headrace.wire.messages import BreakClaim
+
+    ask(BreakClaim(path=path, force=force), socket, cache)
+    print_json({"path": path}) if json else say(f"the claim is broken: {path}")
 
 
 def _log_to_stderr(level: str) -> None:

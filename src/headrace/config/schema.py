@@ -482,12 +482,6 @@ def _check_write(config: Config) -> None:
             why="only root can mount an exclusive directory",
             hint="leave out exclusive, or user",
         )
-    if modes.exclusive_tops and config.cluster:
-        raise UsageError(
-            f"setting write = {config.write!r}",
-            why="a node of a cluster can have no exclusive directories",
-            hint="leave out exclusive, or cluster",
-        )
 
 
 def _check_cluster(config: Config) -> None:

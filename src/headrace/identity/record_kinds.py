@@ -6,6 +6,7 @@
     jobs/ID/parts/NODE      the progress of a node in a job; leased
     written/NODE            where a node has dirty names
     copies/NODE             which nodes have replicas of them
+    claims/FOLDER           which node has claimed an exclusive directory
     rights/FOLDER           which node has the directory lease; leased, and not sealed
 
 A directory lease is not sealed, because anybody who can write to etcd could as well delete the record; its owner
@@ -41,11 +42,12 @@ _KINDS = {
     "jobs": RecordKind(by_operators=True),
     "written": RecordKind(is_lasting=True),
     "copies": RecordKind(is_lasting=True, is_object=False),
+    "claims": RecordKind(is_lasting=True),
     "rights": RecordKind(is_leased=True, is_ordered=False, is_object=False, is_sealed=False),
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
 _OWNED = ("nodes", "written", "copies")
-_NAMED = (*_OWNED, "jobs", "rights")
+_NAMED = (*_OWNED, "jobs", "claims", "rights")
 """Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 
 

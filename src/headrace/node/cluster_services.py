@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
+from headrace.base.write_modes import WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
@@ -29,6 +30,7 @@ from headrace.node.shared_mounts import MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
+from headrace.writeback.coherence.directory_claims import DirectoryClaims
 from headrace.writeback.coherence.dirty_scope import PREFIX as WRITTEN
 from headrace.writeback.coherence.service import CoherenceService
 from headrace.writeback.replication.failover import Failover
@@ -113,6 +115,25 @@ class ClusterServices:
         """Acquire the lease for new names in a directory."""
         if self._writing is not None:
             await self._writing.leases.acquire(folder)
+
+    async def claim_directories(self, kept: dict[bytes, str]) -> dict[bytes, str]:
+        """Claim the exclusive directories of this node, or make sure that no other node has claimed what this one
+        writes. kept: the tokens of an earlier run. Return the tokens."""
+        return {} if self._writing is None else await self._writing.claims.acquire(kept)
+
+    async def give_up_claims(self, is_done: Callable[[bytes], Awaitable[bool]]) -> None:
+        """Give up the claims of directories for which `is_done` returns True."""
+        if self._writing is not None:
+            await self._writing.claims.give_up(is_done)
+
+    async def break_claim(self, path: bytes, *, force: bool) -> None:
+        """Break the claim of another node that is lost."""
+        claims = (
+            DirectoryClaims(self._link.info.id, self._link.records, WriteModes.parse("off"))
+            if self._writing is None
+            else self._writing.claims
+        )
+        await claims.break_claim(path, force=force)
 
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)

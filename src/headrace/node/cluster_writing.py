@@ -18,6 +18,7 @@ from headrace.node.writing import (
 )
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.coherence.directory_claims import DirectoryClaims
 from headrace.writeback.coherence.directory_lease import DirectoryLeases
 from headrace.writeback.coherence.invalidation import InvalidationObserver
 from headrace.writeback.coherence.pending_names import (
@@ -47,6 +48,7 @@ class ClusterWriting:
     replicator: Replicator | None
     publisher: DirtyNamesPublisher
     leases: DirectoryLeases
+    claims: DirectoryClaims
     own: OwnVersions
 
 
@@ -75,7 +77,7 @@ def build_in_cluster(
         is_clean=names.is_clean,
         unmark=published.clear,
     )
-    pending = PendingNamesObserver(layer, publisher, published)
+    pending = PendingNamesObserver(layer, publisher, published, mounts=namespace.tree.mounts)
     leases = DirectoryLeases(
         me,
         records,
@@ -87,7 +89,10 @@ def build_in_cluster(
         publish=pending.publish_all_of,
     )
     replicator = _replicator(link, state)
-    observers: list[WriteObserver] = [InvalidationObserver(link.dirty.announcer), pending, leases, sessions]
+    claims = DirectoryClaims(me, records, layer.modes)
+    observers: list[WriteObserver] = [
+        *(InvalidationObserver(link.dirty.announcer), pending, leases, claims, sessions)
+    ]
     if replicator is not None:
         observers.insert(0, ReplicaObserver(layer.upper, layer.modes, replicator))
     settings = WriteBackSettings.of(config)
@@ -99,9 +104,11 @@ def build_in_cluster(
             layer.upper, layer.modes, replicator, note=lambda paths: changes.note(paths, changes.delay_s)
         )
 
-    write_back = build_write_back(state, settings, observers, cache=cache, durability=durability)
+    write_back = build_write_back(
+        state, settings, observers, cache=cache, durability=durability, trouble_at=claims.trouble_at
+    )
     own = OwnVersions(layer.upper, layer.journal, write_back.persist)
-    return ClusterWriting(write_back, failback, replicator, publisher, leases, own)
+    return ClusterWriting(write_back, failback, replicator, publisher, leases, claims, own)
 
 
 def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:

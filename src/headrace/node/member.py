@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from headrace import __version__
 from headrace.base.errors import UsageError
 from headrace.base.namespace_path import check_node_id
+from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import NODE
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import PEER_PROTOCOL
+from headrace.writeback.coherence.directory_claims import writes_of
 
 PORT = 7412
 
@@ -45,6 +47,7 @@ class Member:
             version=__version__,
             protocol=PEER_PROTOCOL,
             api=api_url(config, host),
+            writes=writes_of(WriteModes.parse(config.write)),
         )
         return cls(info, cluster, host, port, tls)
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -75,6 +76,7 @@ from headrace.wire.messages import (
 )
 from headrace.writeback.exclusive_claims import ExclusiveClaims
 from headrace.writeback.native_changes import native_changes_of
+from headrace.writeback.writeback import WriteBack
 
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
@@ -291,10 +293,21 @@ class Node:
         if self.write is not None and self.native is not None:
             if self.cluster is not None:
                 await self.cluster.fail_back()
-            claims = ExclusiveClaims(self.namespace, self.write.layer, limit_s=self.config.origin_timeout_s)
-            await claims.claim(again=again)
+            await self._claim_exclusive(self.write, again=again)
             self.native.start()
             await self.write.start()
+
+    async def _claim_exclusive(self, write: WriteBack, *, again: bool) -> None:
+        """Claim the exclusive directories, in the cluster and against the origin."""
+        claims = ExclusiveClaims(self.namespace, write.layer, limit_s=self.config.origin_timeout_s)
+        kept = claims.tokens()
+        tokens = {} if self.cluster is None else await self.cluster.claim_directories(kept)
+        try:
+            await claims.claim(again=again, tokens=tokens)
+        except HeadraceError:
+            if self.cluster is not None:
+                await self.cluster.give_up_claims(partial(_is_new, kept, tokens))
+            raise
 
     def _serve_others(self) -> None:
         """Hand descriptors of cached files to other users, if the configuration permits it."""
@@ -315,6 +328,8 @@ class Node:
         if self.native is not None:
             await self.native.stop()
         if self.write is not None:
+            if self.cluster is not None:
+                await self.cluster.give_up_claims(self.write.programs.has_persisted)
             await self.write.stop()
         if self.cluster is not None:
             await self.cluster.stop()
@@ -426,6 +441,11 @@ class Node:
         self.failed = True
         mark_index_corrupt(self.config)
         self.stopping.set()
+
+
+async def _is_new(kept: dict[bytes, str], tokens: dict[bytes, str], top: bytes) -> bool:
+    """Return whether this node claimed a directory just now, and has nothing there that it must persist."""
+    return kept.get(top) != tokens[top]
 
 
 def _build_link(config: Config, store: Store) -> ClusterLink | None:

@@ -27,6 +27,7 @@ from headrace.store.store import Store
 from headrace.wire.messages import (
     AcquireLease,
     Answer,
+    BreakClaim,
     Changed,
     Describe,
     Described,
@@ -152,6 +153,7 @@ class WriteRequests:
             Changed: self._changed,
             Secure: self._secure,
             AcquireLease: self._acquire_lease,
+            BreakClaim: self._break_claim,
         }
 
     async def _changed(self, request: Changed) -> Done:
@@ -168,6 +170,12 @@ class WriteRequests:
     async def _acquire_lease(self, request: AcquireLease) -> Done:
         if self._cluster is not None:
             await self._cluster.acquire_lease(request.path)
+        return Done()
+
+    async def _break_claim(self, request: BreakClaim) -> Done:
+        if self._cluster is None:
+            raise UsageError("node break-claim", why="this node has no cluster")
+        await self._cluster.break_claim(os.fsencode(normal_path(request.path)), force=request.force)
         return Done()
 
     def write_back(self) -> WriteBack:

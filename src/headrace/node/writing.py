@@ -170,9 +170,11 @@ def build_write_back(
     *,
     cache: CacheOfLayer | None = None,
     durability: Callable[[ChangeTracker], Durability] | None = None,
+    trouble_at: Callable[[bytes], str] = lambda path: "",
 ) -> WriteBack:
     """Build the write-back of a layer. cache: on the same disk as the layer. durability: builds the part that secures
-    writes if a mode promises more than this disk and the origin."""
+    writes if a mode promises more than this disk and the origin. trouble_at: returns why a path may not be persisted
+    now."""
     cache = cache or CacheOfLayer()
     namespace, layer, planner = state.namespace, state.layer, state.planner
     changes = ChangeTracker(layer, state.dirty, WriteObservers(observers), delay_s=settings.delay_s)
@@ -206,7 +208,7 @@ def build_write_back(
         layer,
         changes,
         LayerScan(layer, planner, changes, removals, turns),
-        SyncExecutor(namespace, layer, planner, changes, uploads, removals, turns),
+        SyncExecutor(namespace, layer, planner, changes, uploads, removals, turns, trouble_at=trouble_at),
         conflicts,
         OriginChangeReconciler(
             namespace,

@@ -22,7 +22,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
     instance: random id of one run of the node. address: "host:port" where peers connect. capacity_bytes: of its cache,
     which decides its share of the data. version: of the program; protocol: of the peers' messages. draining: it serves
-    its data, but owns none any longer. api: URL of its REST API, for programs on other hosts; "" for none.
+    its data, but owns none any longer. api: URL of its REST API, for programs on other hosts; "" for none. writes: its
+    write modes, percent-encoded; "" if its version has none here.
     """
 
     id: str
@@ -34,6 +35,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     protocol: int
     draining: bool = False
     api: str = ""
+    writes: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values that no node writes, because a process that can write records can write any."""

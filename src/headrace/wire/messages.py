@@ -174,6 +174,14 @@ class AcquireLease(Message, frozen=True):
         check_long_names(self.path)
 
 
+class BreakClaim(Message, frozen=True):
+    """Break the claim of a node that is lost to an exclusive directory. force: also if that node is in the cluster. →
+    Done, or Failure."""
+
+    path: str
+    force: bool = False
+
+
 class Describe(Message, frozen=True):
     """Return what the origin stores about a file's object besides its bytes, if it still has the version of that id. →
     Described."""
@@ -438,6 +446,7 @@ Request = (
     | Changed
     | Secure
     | AcquireLease
+    | BreakClaim
     | Describe
     | SealList
     | SealOpen

@@ -35,6 +35,11 @@ class DirtyPath:
         self.error = why
         self.due_s = monotonic_s() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
 
+    def held_back(self, why: str, delay_s: float) -> None:
+        """Record why the node may not persist the path now. It is no failure of the path."""
+        self.error = why
+        self.due_s = monotonic_s() + delay_s
+
 
 class DirtySet:
     """Hold dirty paths with their state."""

@@ -2,7 +2,9 @@
 the origin.
 
 A directory is claimed when that was checked once. The claim is kept beside the tree: names that are missing later were
-removed by programs of this node, perhaps while no node ran.
+removed by programs of this node, perhaps while no node ran. In a cluster it has the token of the node's claim in etcd
+(`coherence/directory_claims.py`): with another token, another node may have written there, so the directory is checked
+again.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Mapping
 
 import msgspec
 
 from headrace.base.deadline import Deadline
 from headrace.base.decoding import decode_json
 from headrace.base.errors import DeadlineExceededError, OriginUnavailableError, UsageError
+from headrace.base.model import Version
 from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode
 from headrace.namespace.namespace import Namespace
@@ -25,7 +29,6 @@ from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import hide_missing
 from headrace.overlay.marks import is_removed, is_whiteout
 from headrace.overlay.upper import Upper
-from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,14 @@ _CLAIMS = b"/exclusive"
 NAMES_MAX = 1000
 """Foreign names after which the search ends."""
 _Foreign = list[bytes]
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """Hold what the record says of a directory. inode: of the directory. token: of the claim in etcd; "" without a
+    cluster."""
+
+    inode: int
+    token: str = ""
 
 
 class ExclusiveClaims:
@@ -46,35 +57,46 @@ class ExclusiveClaims:
         self._modes = layer.modes
         self._limit_s = limit_s
 
-    async def claim(self, *, again: bool) -> None:
+    def tokens(self) -> dict[bytes, str]:
+        """Return the tokens of the claims in etcd that were recorded."""
+        return {top: token for top, token in self._read().items() if token}
+
+    async def claim(self, *, again: bool, tokens: Mapping[bytes, str] | None = None) -> None:
         """Check all exclusive directories, and record them. again: the node was killed, and programs may use the
-        directories now, so a claimed one is not refused. Raises UsageError if the origin has names that this node did
-        not write, or if this process is not root; and the errors of a listing."""
+        directories now, so a claimed one is not refused. tokens: of the claims in etcd. Raises UsageError if the origin
+        has names that this node did not write, or if this process is not root; and the errors of a listing."""
+        tokens = tokens or {}
         if self._modes.exclusive_tops and os.geteuid():
             raise UsageError(
                 f"exclusive directory {os.fsdecode(self._modes.exclusive_tops[0])}",
                 why="only root can mount it",
                 hint="leave out exclusive, or run the node as root",
             )
-        claimed = self._read()
+        recorded = self._read()
+        claimed = {top for top, token in recorded.items() if token == tokens.get(top, "")}
         for top in self._modes.exclusive_tops:
-            self._check_mounts(top)
-            foreign = await self._foreign(top, is_claimed=top in claimed)
-            if foreign and not (again and top in claimed):
-                raise _not_empty(top, foreign)
-            if foreign:
-                log.warning(
-                    "an exclusive directory lacks names of its origin path=%s name=%s",
-                    *(os.fsdecode(top), os.fsdecode(foreign[0])),
-                )
-            if top not in claimed:
-                drop_markers(self._upper, top)
-                self._upper.at(top).make_folders(0o755)
-        kept = {top for top in claimed if self._modes.of(top) is WriteMode.OFF}  # they can't change
-        for top in claimed.difference(self._modes.exclusive_tops, kept):
+            await self._check(top, is_claimed=top in claimed, again=again)
+        kept = {top for top in recorded if self._modes.of(top) is WriteMode.OFF}  # they can't change
+        for top in recorded.keys() - kept - {*self._modes.exclusive_tops}:
             self._hide_vanished(top)
-        if claimed != kept.union(self._modes.exclusive_tops):
-            self._write(kept.union(self._modes.exclusive_tops))
+        now = {top: recorded[top] for top in kept}
+        now |= {top: tokens.get(top, "") for top in self._modes.exclusive_tops}
+        if recorded != now:
+            self._write(now)
+
+    async def _check(self, top: bytes, *, is_claimed: bool, again: bool) -> None:
+        self._check_mounts(top)
+        foreign = await self._foreign(top, is_claimed=is_claimed)
+        if foreign and not (again and is_claimed):
+            raise _not_empty(top, foreign)
+        if foreign:
+            log.warning(
+                "an exclusive directory lacks names of its origin path=%s name=%s",
+                *(os.fsdecode(top), os.fsdecode(foreign[0])),
+            )
+        if not is_claimed:
+            drop_markers(self._upper, top)
+            self._upper.at(top).make_folders(0o755)
 
     def _hide_vanished(self, top: bytes) -> None:
         """Hide names that programs removed from a directory that is no longer exclusive, and that its origin still
@@ -124,47 +146,55 @@ class ExclusiveClaims:
         below: list[tuple[bytes, str]] = []
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
         async for page in origin.list_directory(key, deadline=deadline):
-            files = [item.key.rsplit("/", 1)[-1] for item in page.objects]
+            files = {item.key.rsplit("/", 1)[-1]: item.version for item in page.objects}
             for name in [*files, *page.directories]:
                 path = join(folder, os.fsencode(name))
-                if not _is_ours(self._journal, path) or not (is_claimed or self._upper.at(path).exists()):
+                version = None if is_claimed else files.get(name)
+                if not self._is_ours(path, version) or not (is_claimed or self._upper.at(path).exists()):
                     foreign.append(path)
             below += [(join(folder, os.fsencode(n)), f"{key}/{n}" if key else n) for n in page.directories]
         return below
 
+    def _is_ours(self, path: bytes, version: Version | None) -> bool:
+        """Return whether this node wrote an entry. version: which version of it, too; None for any."""
+        row = self._journal.get(path)
+        if row is None or row.is_absent:
+            return False
+        return version is None or row.begun or not row.is_file or row.version == version
+
     # ------------------------------------------------------------ the record
 
-    def _read(self) -> set[bytes]:
-        """Return the claimed directories. A directory that was created again is not claimed: its missing names were
-        lost with the first one, and no program removed them."""
+    def _read(self) -> dict[bytes, str]:
+        """Return the claimed directories, with the tokens of their claims. A directory that was created again is not
+        claimed: its missing names were lost with the first one, and no program removed them."""
         try:
             with open(self._upper.beside(_CLAIMS).open(os.O_RDONLY), "rb") as file:
-                inodes = decode_json(file.read(), dict[str, int])
+                kept = decode_json(file.read(), dict[str, int | _Kept])
         except FileNotFoundError:
-            return set()
+            return {}
         except msgspec.DecodeError as error:
             log.warning("the record of exclusive directories is damaged error=%s", error)
-            return set()
-        return {top for path, inode in inodes.items() if self._inode(top := os.fsencode(path)) == inode}
+            return {}
+        claims = {
+            os.fsencode(path): _Kept(claim) if isinstance(claim, int) else claim
+            for path, claim in kept.items()
+        }
+        return {top: claim.token for top, claim in claims.items() if self._inode(top) == claim.inode}
 
     def _inode(self, top: bytes) -> int:
         """Return the inode number of a directory; 0 if it does not exist."""
         status = self._upper.at(top).seen()
         return 0 if status is None else status.st_ino
 
-    def _write(self, tops: set[bytes]) -> None:
+    def _write(self, tokens: dict[bytes, str]) -> None:
         new = self._upper.beside(_CLAIMS + b".new")
         with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode({os.fsdecode(top): self._inode(top) for top in sorted(tops)}))
+            kept = {os.fsdecode(top): _Kept(self._inode(top), token) for top, token in sorted(tokens.items())}
+            file.write(msgspec.json.encode(kept))
             file.flush()
             os.fsync(file.fileno())
         new.rename(self._upper.beside(_CLAIMS))
         self._upper.beside(b"/").sync()
-
-
-def _is_ours(journal: SyncJournal, path: bytes) -> bool:
-    row = journal.get(path)
-    return row is not None and not row.is_absent
 
 
 def _not_empty(top: bytes, foreign: _Foreign) -> UsageError:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import DeadlineExceededError, FileInUseError, HeadraceError
+from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, FileInUseError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
@@ -38,6 +38,8 @@ RETRY_S = 1.0
 class SyncExecutor:
     """Persist paths. One task at a time works on a path.
 
+    trouble_at: returns why the node may not persist a path now; "" if it may.
+
     removals_due_s: time on the monotonic clock at which a round handles pending removals, even if no path is dirty.
     """
 
@@ -50,6 +52,8 @@ class SyncExecutor:
         uploads: Uploader,
         removals: RemovalPropagator,
         turns: KeyedLock,
+        *,
+        trouble_at: Callable[[bytes], str],
     ) -> None:
         self._tree = namespace.tree
         self._listings = namespace.listings
@@ -62,6 +66,7 @@ class SyncExecutor:
         self._uploads = uploads
         self._removals = removals
         self._turns = turns
+        self._trouble_at = trouble_at
         self._gate = asyncio.Semaphore(CONCURRENCY_MAX)
         self._clearing = asyncio.Lock()
         self.removals_due_s = math.inf
@@ -138,6 +143,9 @@ class SyncExecutor:
         async with self._gate, self._turns.at(path):
             try:
                 entry = self._dirty.get(path)
+                if entry is not None and (trouble := self._trouble_at(path)):
+                    entry.held_back(trouble, RETRY_S)
+                    return ClusterUnavailableError(os.fsdecode(path), why=trouble)
                 if entry is not None:
                     noted = entry.noted
                     await work(path)

@@ -155,8 +155,8 @@ def native_changes_of(write: WriteBack) -> NativeChanges:
     """Return the watch of the exclusive directories that a node persists."""
     return NativeChanges(
         write.layer,
-        changed=lambda paths: write.changed(paths, 0),
-        rescan_below=write.rescan_below,
+        changed=write.programs.changed,
+        rescan_below=write.programs.rescan_below,
         rescan=write.rescan,
     )
 

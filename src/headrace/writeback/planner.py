@@ -70,6 +70,20 @@ class StepPlanner:
         """Return whether the origin has the file at a path."""
         return stat.S_ISREG(status.st_mode) and self.step(path, status) is None
 
+    def is_vanished(self, row: JournalRecord) -> bool:
+        """Return whether programs removed a path that the origin has. If its exclusive directory does not exist, an
+        administrator removed or moved the layer, which removes nothing at the origin."""
+        return (
+            not row.is_absent
+            and self._layer.is_exclusive(row.path)
+            and self._layer.persists(row.path)
+            and self._upper.at(row.path).seen() is None
+            and any(
+                is_at_or_below(row.path, top) and self._upper.at(top).is_folder()
+                for top in self._layer.modes.exclusive_tops
+            )
+        )
+
 
 class LayerScan:
     """Find dirty paths in the layer, and plan a round for them. Calls are on the node's loop; walks over the layer run
@@ -121,11 +135,11 @@ class LayerScan:
                 dirty.append((path, status.st_size))
             elif row is not None and stat.S_ISREG(status.st_mode):
                 clean.append((row, status))
-        dirty += [(row.path, 0) for row in rows.values() if self._is_vanished(row)]
+        dirty += [(row.path, 0) for row in rows.values() if self._planner.is_vanished(row)]
         return dirty, clean, size_bytes
 
-    async def scan_below(self, top: bytes) -> None:
-        """Mark everything dirty at and below a path."""
+    async def scan_below(self, top: bytes, *, delay_s: float = 0.0) -> None:
+        """Mark everything dirty at and below a path, due after a delay."""
         self.hide_unanswered()
         rows = {top: self._journal.get(top), **await self._rows_below(top)}
 
@@ -136,16 +150,32 @@ class LayerScan:
                 if self._layer.persists(path)
                 and self._planner.step_by_row(path, status, rows.get(path)) is not None
             ]
-            return dirty + [(row.path, 0) for row in rows.values() if row and self._is_vanished(row)]
+            return dirty + [(row.path, 0) for row in rows.values() if row and self._planner.is_vanished(row)]
 
         now_s = monotonic_s()
         is_tree = len(rows) > 1 or self._upper.at(top).is_folder()
         for path, size in await self._layer.in_thread(walk) if is_tree else walk():
-            self._dirty.add(path, now_s, size)
+            self._dirty.add(path, now_s, size, delay_s=delay_s)
 
     async def _rows_below(self, path: bytes) -> dict[bytes, JournalRecord]:
         """Return the rows below a path, and let other tasks run meanwhile. A row may be older than the return."""
         return {row.path: row async for row in in_turns(self._journal.rows(path))}
+
+    def is_dirty(self, path: bytes) -> bool:
+        """Return whether a path needs a step, or programs removed it from an exclusive directory."""
+        status = self._upper.at(path).seen()
+        if status is not None:
+            return self._planner.step(path, status) is not None
+        row = self._journal.get(path)
+        return row is not None and self._planner.is_vanished(row)
+
+    async def is_any_dirty(self, top: bytes) -> bool:
+        """Look at everything at and below a path, and return whether any of it is dirty."""
+        await self.scan_below(top)
+        async for path in in_turns(self._dirty.below(top)):
+            if self.is_dirty(path):
+                return True
+        return False
 
     def hide_unanswered(self) -> None:
         """Hide the names of uploads whose answer was lost and whose file no longer exists here."""
@@ -189,34 +219,20 @@ class LayerScan:
     async def _plan_vanished(self, path: bytes, steps: dict[bytes, SyncStep]) -> None:
         """Plan what removes at the origin what programs removed from an exclusive directory: no marker hides it."""
         row = self._journal.get(path)
-        if row is None or not self._is_vanished(row):
+        if row is None or not self._planner.is_vanished(row):
             self._dirty.drop(path)
         rows = [] if row is None else [row]
         if row is None or not row.is_file:
             rows += (await self._rows_below(path)).values()
         now_s = monotonic_s()
         async for row in in_turns(rows):
-            if not self._is_vanished(row):
+            if not self._planner.is_vanished(row):
                 continue
             self._dirty.resize(self._dirty.add(row.path, now_s), 0)
             if row.path in self._turns:
                 self._dirty.defer([row.path], TURN_S)
             else:
                 steps[row.path] = SyncStep.REMOVE_DIRECTORY if row.is_directory else SyncStep.REMOVE
-
-    def _is_vanished(self, row: JournalRecord) -> bool:
-        """Return whether programs removed a path that the origin has. If its exclusive directory does not exist, an
-        administrator removed or moved the layer, which removes nothing at the origin."""
-        return (
-            not row.is_absent
-            and self._layer.is_exclusive(row.path)
-            and self._layer.persists(row.path)
-            and self._upper.at(row.path).seen() is None
-            and any(
-                is_at_or_below(row.path, top) and self._upper.at(top).is_folder()
-                for top in self._layer.modes.exclusive_tops
-            )
-        )
 
     def _drop_missing(self, path: bytes) -> None:
         """Drop a dirty path without an entry, and hide what the origin may have there."""

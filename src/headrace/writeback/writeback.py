@@ -38,6 +38,7 @@ from headrace.writeback.durability import Durability
 from headrace.writeback.executor import RETRY_S, SyncExecutor
 from headrace.writeback.origin_changes import OriginChangeReconciler
 from headrace.writeback.planner import CleanFiles, LayerScan
+from headrace.writeback.program_changes import ProgramChanges
 from headrace.writeback.scrub_written import WrittenFilesOfScrub
 from headrace.writeback.writable_layer import WritableLayer
 
@@ -81,6 +82,7 @@ class WriteBack:
         self._has_suspects = False
         self._tasks = OwnedTasks()
         self.counts = executor.counts
+        self.programs = ProgramChanges(layer, changes, scan)
 
     # ------------------------------------------------------------ start and stop
 
@@ -133,11 +135,6 @@ class WriteBack:
         self._quota.measured(used_bytes)
         self._demoter.begin(clean)
         return clean
-
-    async def rescan_below(self, path: bytes) -> None:
-        """Find what is dirty at and below a path that programs moved or removed."""
-        await self._scan.scan_below(path)
-        self._changes.wake.set()
 
     # ------------------------------------------------------------ rounds
 

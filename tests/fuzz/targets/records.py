@@ -19,6 +19,7 @@ from headrace.node import shared_mounts
 from headrace.overlay.pending_version import PendingVersion
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
+from headrace.writeback.coherence.directory_claims import ClaimRecord
 from headrace.writeback.coherence.dirty_scope import DirtyScope
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
@@ -73,6 +74,11 @@ def _cover(data: bytes) -> None:
     again = DirtyScope.decode(cover.encode())
     assert again == cover
     DirtyScope.of(set(cover.folders), set(cover.below))
+
+
+def _claim(data: bytes) -> None:
+    record = ClaimRecord.decode(data)
+    assert ClaimRecord.decode(record.encode()) == record
 
 
 def _last_view(data: bytes) -> None:
@@ -133,6 +139,12 @@ FUZZERS = [
         "what nodes say they wrote (writeback/coherence/dirty_scope.py)",
         _cover,
         [DirtyScope.of({b"/a", b"/b/c"}, {b"/d"}).encode(), b'{"folders": ["%2Fa"], "below": ["%2F"]}'],
+    ),
+    _fuzzer(
+        "claim-records",
+        "claims of exclusive directories (writeback/coherence/directory_claims.py)",
+        _claim,
+        [ClaimRecord("node-1", "0a1b").encode(), ClaimRecord("", "0a1b").encode()],
     ),
     _fuzzer(
         "last-view",

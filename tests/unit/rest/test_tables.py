@@ -45,6 +45,7 @@ OF_THE_HOST = {
         "Changed",
         "Secure",
         "AcquireLease",
+        "BreakClaim",
         "Describe",
         "SealOpen",
         "LookupVersion",

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.beneath import SafePath
-from headrace.base.errors import StoreError, UsageError
+from headrace.base.errors import ClusterUnavailableError, StoreError, UsageError
 from headrace.config.load import load
+from headrace.node.writing import CacheOfLayer, WriteBackSettings, build_write_back
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.exclusive_claims import ExclusiveClaims
@@ -260,7 +261,7 @@ async def test_a_layer_that_an_administrator_removes_is_no_removal_of_its_files(
         layer.upper.at(b"/out").throw_away()
         write.changed([b"/out/d/f", b"/out/d"], 0)
         await write.rescan()
-        await write.rescan_below(b"/out/d")
+        await write.programs.rescan_below(b"/out/d")
         await pass_time(60.0)
         assert write.waiting(b"/") == (0, 0)
         await assert_origin(layer, {b"/out/d/f": b"ours"})
@@ -281,3 +282,59 @@ async def test_other_tasks_run_while_many_paths_are_compared() -> None:
     paths = [path async for path in in_turns(range(5 * PATHS_PER_TURN))]
     counting.cancel()
     assert paths == list(range(5 * PATHS_PER_TURN)) and turns >= 5
+
+
+async def test_with_another_token_the_directory_is_compared_with_the_origin(tmp_path: Path) -> None:
+    """Another node may have had it, and may have changed a file that this node wrote."""
+    layer = layer_of(tmp_path)
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    await claims.claim(again=False, tokens={b"/out": "a1"})
+    assert claims.tokens() == {b"/out": "a1"}
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/out/d/f", b"ours")
+        await write.persist(b"/out")
+        await claims.claim(again=True, tokens={b"/out": "b2"})
+        layer.memory.hold("out/d/f", b"theirs")
+        await claims.claim(again=False, tokens={b"/out": "b2"})
+        for tokens in ({b"/out": "c3"}, {}):
+            with pytest.raises(UsageError, match="/out/d/f among them"):
+                await claims.claim(again=True, tokens=tokens)
+        assert claims.tokens() == {b"/out": "b2"}
+        assert layer.content(b"/out/d/f") == b"ours"
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("an exclusive directory is not compared with its origin")
+async def test_a_record_of_an_earlier_release_is_a_claim_without_a_token(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    await claims.claim(again=False)
+    inode = layer.upper.at(b"/out").lstat().st_ino
+    (tmp_path / "volume/upper/exclusive").write_text(f'{{"/out": {inode}}}')
+    layer.origin.fail("list", PlannedFault.UNAVAILABLE)
+    await claims.claim(again=False)  # a directory without a claim would not start without its origin
+    assert claims.tokens() == {}
+    layer.crash()
+
+
+async def test_where_the_node_may_not_persist_now_a_change_waits(tmp_path: Path) -> None:
+    layer, trouble = layer_of(tmp_path), ["another node has it"]
+    settings = WriteBackSettings(delay_s=0.0, timeout_s=LIMIT_S, layer_bytes_max=1 << 30)
+    write = build_write_back(
+        *(layer.state, settings, ()),
+        cache=CacheOfLayer(layer.store),
+        trouble_at=lambda path: trouble[0] if path.startswith(b"/out/") else "",
+    )
+    async with layer.running(write):
+        layer.write(b"/out/f", b"ours")
+        write.changed([b"/out/f"], 0)
+        await pass_time(10.0)
+        assert layer.origin.count("put") == 0
+        assert write.failing(b"/") == [("/out/f", "another node has it")] and write.counts.failures == 0
+        with pytest.raises(ClusterUnavailableError, match="another node has it"):
+            await write.persist(b"/out")
+        trouble[0] = ""
+        await pass_time(2.0)
+        assert write.waiting(b"/") == (0, 0)
+        await assert_origin(layer, {b"/out/f": b"ours"})
+    layer.crash()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
 from headrace.base.write_modes import WriteMode
+from headrace.namespace.mounts import MountTable
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
@@ -30,8 +31,10 @@ class PendingNames:
     """Return the state of the layer's names for other nodes."""
 
     def __init__(self, layer: WritableLayer, planner: StepPlanner, dirty: DirtySet) -> None:
+        self._layer = layer
         self._upper = layer.upper
         self._modes = layer.modes
+        self._journal = layer.journal
         self._planner = planner
         self._dirty = dirty
 
@@ -39,11 +42,19 @@ class PendingNames:
         """Return the entry of a path; its state is ORIGIN if the origin has everything."""
         safe_path, name = self._upper.at(path), split(path)[1]
         entry = own_entry(safe_path, name)
+        if entry.means == EntryState.DIRECTORY and path in self._modes.tops():
+            # it is created at the origin with the first entry below it
+            return entry if self._dirty.below(path) else PendingEntry(name, EntryState.ORIGIN)
         if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
                 if self._planner.step(path, safe_path.lstat()) is not None:
                     return entry
-        return PendingEntry(name, EntryState.ORIGIN)
+        return PendingEntry(name, EntryState.HIDDEN if self._is_vanished(path) else EntryState.ORIGIN)
+
+    def _is_vanished(self, path: bytes) -> bool:
+        """Return whether programs removed a path from an exclusive directory, where no marker hides it."""
+        row = self._journal.get(path) if self._layer.is_exclusive(path) else None
+        return row is not None and self._planner.is_vanished(row)
 
     def is_clean(self, path: bytes) -> bool:
         """Return whether the origin has everything at a path."""
@@ -69,9 +80,17 @@ class PublishedFlags:
 
 
 class PendingNamesObserver(WriteObserver):
-    """Report changes of dirty names to the publisher."""
+    """Report changes of dirty names to the publisher. mounts: a directory of one of them is at no origin."""
 
-    def __init__(self, layer: WritableLayer, publisher: DirtyNamesPublisher, flags: PublishedFlags) -> None:
+    def __init__(
+        self,
+        layer: WritableLayer,
+        publisher: DirtyNamesPublisher,
+        flags: PublishedFlags,
+        *,
+        mounts: MountTable,
+    ) -> None:
+        self._mounts = mounts
         self._upper = layer.upper
         self._modes = layer.modes
         self._publisher = publisher
@@ -114,8 +133,24 @@ class PendingNamesObserver(WriteObserver):
         if below:
             walked = (pair for path in list(noted) for pair in self._upper.walk(path))
             noted |= {path: stat.S_ISDIR(status.st_mode) for path, status in walked}
+        noted |= dict.fromkeys(self._new_tops(noted), False)
         self._publisher.note(noted, [path for path, is_directory in noted.items() if is_directory])
         return list(noted)
+
+    def _new_tops(self, noted: Iterable[bytes]) -> list[bytes]:
+        """Return the directories of the write modes that noted paths lie in. No session creates them, and the origin
+        may have none of them yet."""
+        tops = [top for top in self._modes.tops() if top != b"/" and not self._publisher.has_noted(top)]
+        paths = list(noted) if tops else []
+        return [
+            top
+            for top in tops
+            if any(path.startswith(top + b"/") for path in paths) and not self._is_mount(top)
+        ]
+
+    def _is_mount(self, top: bytes) -> bool:
+        place = self._mounts.find(top)
+        return place is None or not place[1]
 
 
 class SingleNodeFlags(WriteObserver):

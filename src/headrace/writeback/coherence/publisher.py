@@ -149,6 +149,12 @@ class DirtyNamesPublisher:
         if self._started and (new or not all(map(self.is_recorded, folders))):
             self._write()
 
+    def has_noted(self, path: bytes) -> bool:
+        """Return whether a path was noted, and not found to be clean since."""
+        directory, name = split(path)
+        folder = self._directories.get(directory)
+        return folder is not None and name in folder.names
+
     async def enter(self, paths: Iterable[bytes]) -> None:
         """Wait until the record covers the directories of these noted paths. If the records are unavailable, log it and
         return at once; the record is written as soon as they are available again."""
