@@ -300,9 +300,9 @@ def run_fd_store(
 
 
 def _adopt(arguments: argparse.Namespace) -> int:
-    for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd):
+    for fd in (arguments.adopt_fuse_fd, arguments.adopt_handover_fd):
         os.set_inheritable(fd, False)
-    fd_store = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, handover_fd=arguments.adopt_ledger_fd)
+    fd_store = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, handover_fd=arguments.adopt_handover_fd)
     if arguments.adopt_control_fd < 0:
         fd_store.resume()
     else:
