@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import tempfile
 from array import array
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -37,7 +39,14 @@ from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
 from headrace.seal.erofs import ImageEntry
-from headrace.seal.shared import SharedRecord, check_packed, decode_record, measure_list, read_packed
+from headrace.seal.shared import (
+    SharedRecord,
+    check_packed,
+    decode_record,
+    measure_list,
+    read_packed,
+    unpack_shared,
+)
 from headrace.seal.shared_lists import SharedLists
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import drop_older_images, image_entry
@@ -61,7 +70,8 @@ class SharedSeals:
         self._sealing = sealing
         self._catalogue = catalogue
         self._lists = SharedLists(catalogue)
-        self._opened: SingleFlight[SealId, SealOpened] = SingleFlight()
+        self._opened: SingleFlight[tuple[SealId, str], SealOpened] = SingleFlight()
+        self._unpacked: SingleFlight[str, None] = SingleFlight()
         self._known: dict[SealId, tuple[float, SealOpened]] = {}
         """The seals of origins that were opened recently, each with the time until when its record is believed."""
 
@@ -114,30 +124,50 @@ class SharedSeals:
             rows.append(_row(record, record.path))
         return rows
 
-    async def open(self, seal: SealId) -> SealOpened:
-        """Return where the list of a seal lies on this host: of this node's own seal, or fetched from an origin and
-        checked. PathNotFoundError, InvalidImageError, UsageError, OriginError."""
+    async def open(self, seal: SealId, known_id: str = "") -> SealOpened:
+        """Return where the list of a seal lies on this host, unpacked: of this node's own seal, or fetched from an
+        origin and checked. known_id: of the list that the caller has mapped, which need not be there.
+        PathNotFoundError, InvalidImageError, NoSpaceError, UsageError, OriginError."""
         try:
             record = await self._sealing.in_thread(self._catalogue.record, seal)
         except PathNotFoundError:
-            return await self._opened.run(seal, lambda: self._open_at_origin(seal))
-        files = [self._catalogue.path(seal, record.file_name(name)) for name in ("list", "ids")]
-        return SealOpened(record.path, record.id, *files)
+            return await self._opened.run((seal, known_id), lambda: self._open_at_origin(seal, known_id))
+        while record.id != known_id and not self._lists.has(record.id):
+            before = record
+            try:
+                await self._unpacked.run(record.id, partial(self._unpack_own, record))
+            except PathNotFoundError:  # the seal is removed, or a lazy one was renewed
+                record = await self._sealing.in_thread(self._catalogue.record, seal)
+                if record == before:
+                    raise
+        ids_path = self._catalogue.path(seal, record.file_name("ids"))
+        return SealOpened(record.path, record.id, self._lists.path(record.id), ids_path)
 
-    async def _open_at_origin(self, seal: SealId) -> SealOpened:
+    async def _unpack_own(self, record: SealRecord) -> None:
+        with self._lists.create(record.id) as out:
+            await self._sealing.in_thread(self._catalogue.unpack_list, record, out)
+
+    async def _open_at_origin(self, seal: SealId, known_id: str) -> SealOpened:
         known = self._known.get(seal)
-        if known is None or monotonic_s() >= known[0] or not self._lists.has(known[1].id):
+        if known is None or monotonic_s() >= known[0] or not self._has_list(known[1].id, known_id):
             mount, record = await self.find(seal, "")
-            list_path = self._lists.path(record.id)
-            if not self._lists.has(record.id):
-                with self._lists.create(record.id) as out:
-                    await OriginSeals(mount).fetch_list(record, out)
-                    await self._sealing.in_thread(check_packed, out, record)
-            known = monotonic_s() + KNOWN_S, SealOpened(_path_of(mount, record), record.id, list_path, "")
+            if not self._has_list(record.id, known_id):
+                await self._unpacked.run(record.id, lambda: self._fetch_and_unpack(mount, record))
+            opened = SealOpened(_path_of(mount, record), record.id, self._lists.path(record.id), "")
+            known = monotonic_s() + KNOWN_S, opened
             self._known[seal] = known
             if len(self._known) > KNOWN_MAX:
                 del self._known[next(iter(self._known))]
         return known[1]
+
+    def _has_list(self, id: str, known_id: str) -> bool:
+        return id == known_id or self._lists.has(id)
+
+    async def _fetch_and_unpack(self, mount: Mount, record: SharedRecord) -> None:
+        self._lists.check_room(record.packed_bytes + record.list_bytes)
+        with self._lists.create(record.id) as out, tempfile.TemporaryFile(dir=self._lists.folder) as packed:
+            await OriginSeals(mount).fetch_list(record, packed)
+            await self._sealing.in_thread(unpack_shared, packed, record, out)
 
     async def pull(self, seal: SealId, path: str, progress: JobProgress) -> None:
         """Make a seal of this node from one at an origin. path: as for `rows`. Files that have changed since, or are

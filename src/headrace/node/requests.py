@@ -253,7 +253,7 @@ class SealRequests:
         return SealRows(rows=await self._seals.own_rows())
 
     async def _open(self, request: SealOpen) -> SealOpened:
-        return await self._seals.open(SealId.parse(request.seal))
+        return await self._seals.open(SealId.parse(request.seal), request.known_id)
 
 
 class JobRequests:

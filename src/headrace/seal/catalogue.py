@@ -6,7 +6,7 @@
     NAME@VERSION/image        the image; it may be absent (`seal/stored_image.py`)
     NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
-    .shared/                  content lists that were fetched from origins (`seal/shared_lists.py`)
+    .shared/                  content lists that programs read, unpacked (`seal/shared_lists.py`)
 
 A lazy seal whose missing files have arrived gets a list, ids and an image of the next generation: `list.1` and so on.
 The rename of its new record makes them the seal.
@@ -38,6 +38,7 @@ from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoun
 from headrace.base.private_folder import make_private, private
 from headrace.seal.mount import is_in_use
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
+from headrace.seal.unpacked_list import write_unpacked
 
 Kind = TypeVar("Kind")
 
@@ -173,6 +174,16 @@ class Catalogue:
             return open(self.path(record.seal, record.file_name("list")), "rb")
         except FileNotFoundError as error:
             raise _missing(record.seal) from error
+
+    def unpack_list(self, record: SealRecord, out: BinaryIO) -> None:
+        """Check the content list, and unpack it for programs. PathNotFoundError, InvalidImageError."""
+        with self.open_list(record) as packed, gzip.GzipFile(fileobj=packed) as file:
+            try:
+                write_unpacked(cast("BinaryIO", file), record.id, out)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise InvalidImageError(
+                    f"seal {record.seal}", why=f"list: {error}", hint="seal again"
+                ) from error
 
     def ids(self, record: SealRecord) -> array[int]:
         """Return the ids of the cache files, in the order of the list. Raises InvalidImageError for a damaged file."""

@@ -13,6 +13,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, BinaryIO, Literal, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import InvalidImageError, UsageError
 from headrace.seal.catalogue import SealId
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
+from headrace.seal.unpacked_list import write_unpacked
 
 FOLDER = ".headrace/seals"
 RECORD_BYTES_MAX = 1 << 16
@@ -88,12 +90,8 @@ def decode_record(data: bytes, seal: SealId) -> SharedRecord:
 def read_packed(file: BinaryIO, record: SharedRecord) -> Iterator[SnapshotEntry]:
     """Yield the entries of a packed list. Raises InvalidImageError for a list that is invalid, is longer than the
     record says, or has another id; the id is known at the end only. Memory is bounded, whatever the list is."""
-    with gzip.GzipFile(fileobj=file) as unpacked:
-        bounded = _BoundedFile(unpacked, record)
-        try:
-            yield from read_snapshot(cast("BinaryIO", bounded), record.id)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise _refused(record.seal, f"its list: {error}") from error
+    with _unpacked(file, record) as unpacked:
+        yield from read_snapshot(unpacked, record.id)
 
 
 def check_packed(file: BinaryIO, record: SharedRecord) -> None:
@@ -101,6 +99,22 @@ def check_packed(file: BinaryIO, record: SharedRecord) -> None:
     file.seek(0)
     for _ in read_packed(file, record):
         pass
+
+
+def unpack_shared(file: BinaryIO, record: SharedRecord, out: BinaryIO) -> None:
+    """Check a packed list as `read_packed` does, and unpack it for programs. Raises InvalidImageError."""
+    file.seek(0)
+    with _unpacked(file, record) as unpacked:
+        write_unpacked(unpacked, record.id, out)
+
+
+@contextmanager
+def _unpacked(file: BinaryIO, record: SharedRecord) -> Iterator[BinaryIO]:
+    with gzip.GzipFile(fileobj=file) as unpacked:
+        try:
+            yield cast("BinaryIO", _BoundedFile(unpacked, record))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise _refused(record.seal, f"its list: {error}") from error
 
 
 def measure_list(file: BinaryIO, id: str) -> int:

@@ -1,29 +1,20 @@
 """Look paths up in the content list of a seal, without holding it in memory.
 
-The list is unpacked into a file without a name, and an array has the offset of each entry. Entries are in the order of
-a walk, so a path is found by bisection.
+The node has unpacked the list, and the file has the offset of each entry (`seal/unpacked_list.py`). All programs of a
+host map the same file. Entries are in the order of a walk, so a path is found by bisection.
 """
 
 from __future__ import annotations
 
 import bisect
-import gzip
-import hashlib
-import mmap
-import os
-import tempfile
-import zlib
 from array import array
 from collections.abc import Iterator
 from typing import cast
 
-import msgspec
-
 from headrace.base.decoding import msgpack_decoder
-from headrace.base.errors import InvalidImageError
-from headrace.seal.snapshot import MAGIC, SnapshotEntry
+from headrace.seal.snapshot import SnapshotEntry
+from headrace.seal.unpacked_list import map_unpacked
 
-_PIECE_BYTES = 1 << 20
 _LENGTH_BYTES = 2
 
 Names = tuple[bytes, ...]
@@ -32,12 +23,10 @@ Names = tuple[bytes, ...]
 class SealedList:
     """The entries of one list, by position. Thread-safe, also in a child after a fork."""
 
-    def __init__(self, path: str, id: str) -> None:
-        """Unpack a list. Blocks for about half a second a million entries. Raises InvalidImageError for another list
-        than that of the id. Raises OSError."""
-        self._list = _unpacked(path, id)
+    def __init__(self, path: str) -> None:
+        """Map a list that the node unpacked. Raises InvalidImageError and OSError."""
+        self._list, self._offsets = map_unpacked(path)
         self._decoder = msgpack_decoder(SnapshotEntry)
-        self._offsets = self._read_offsets()
         self._file_numbers: array[int] | None = None
 
     def __len__(self) -> int:
@@ -86,29 +75,6 @@ class SealedList:
     def _names(self, position: int) -> Names:
         return names_of_sealed(self.entry(position).path)
 
-    def _read_offsets(self) -> array[int]:
-        content, offset, end = self._list, len(MAGIC), len(self._list)
-        offsets: array[int] = array("Q")
-        while offset < end:
-            offsets.append(offset)
-            offset += _LENGTH_BYTES + content[offset] + (content[offset + 1] << 8)
-        return offsets
-
 
 def names_of_sealed(path: bytes) -> Names:
     return tuple(path.split(b"/")) if path else ()
-
-
-def _unpacked(path: str, id: str) -> mmap.mmap:
-    digest = hashlib.sha256()
-    try:
-        with gzip.open(path, "rb") as packed, tempfile.TemporaryFile() as file:
-            while piece := packed.read(_PIECE_BYTES):
-                digest.update(piece)
-                file.write(piece)
-            file.flush()
-            if digest.hexdigest() != id:
-                raise InvalidImageError(f"the content list {path}", why="it has another id than its seal")
-            return mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, prot=mmap.PROT_READ)
-    except (EOFError, gzip.BadGzipFile, zlib.error, msgspec.DecodeError) as error:
-        raise InvalidImageError(f"the content list {path}", why=str(error), hint="seal again") from error

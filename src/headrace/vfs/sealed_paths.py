@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 KNOWN_S = 1.0
 """A seal that was found, or was not, counts for this long, like the directories of origins."""
 KNOWN_MAX = 256
-"""Anybody may ask for any name, and an unpacked list takes room."""
+"""Anybody may ask for any name."""
+LISTS_MAX = 16
+"""Lists that a process has mapped."""
 NO_ID = FileId(0)
 """The id of what has no cache file here: a directory of a seal, or a file whose sealed version is lost."""
 _SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
@@ -194,6 +196,13 @@ class SealedPaths:
                 del self._known[next(others, next(iter(self._known)))]
             return self._known.setdefault(name, _Known())
 
+    def _drop_old_lists(self) -> None:
+        """Forget the oldest lists beyond LISTS_MAX: one that is mapped takes room also after the node removed it."""
+        with self._adding:
+            names = [name for name, known in self._known.items() if known.seal is not None]
+            for name in names[: max(0, len(names) - LISTS_MAX + 1)]:
+                del self._known[name]
+
     def _opened(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal | None:
         try:
             return self._opened_now(name, before)
@@ -203,7 +212,7 @@ class SealedPaths:
             return self._opened_now(name, before)
 
     def _opened_now(self, name: bytes, before: _OpenSeal | None) -> _OpenSeal:
-        answer = self._client.ask(SealOpen(seal=name.decode()))
+        answer = self._client.ask(SealOpen(seal=name.decode(), known_id="" if before is None else before.id))
         assert isinstance(answer, SealOpened)
         top = os.fsencode(answer.path)
         if before is not None and (before.id, before.top, before.ids_path) == (
@@ -215,7 +224,8 @@ class SealedPaths:
         rows = before.list if before is not None and before.id == answer.id else None
         from headrace.vfs.sealed_list import SealedList  # few programs need it and its modules
 
-        return _OpenSeal(top, answer.id, rows or SealedList(answer.list_path, answer.id), answer.ids_path)
+        self._drop_old_lists()
+        return _OpenSeal(top, answer.id, rows or SealedList(answer.list_path), answer.ids_path)
 
     def _entry(self, seal: _OpenSeal, position: int) -> SealedEntry:
         sealed = seal.list.entry(position)

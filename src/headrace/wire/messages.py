@@ -210,9 +210,11 @@ class SealList(Message, frozen=True):
 
 
 class SealOpen(Message, frozen=True):
-    """Find a seal of the node, or else at the origins, as NAME@VERSION. → SealOpened; Failure where there is none."""
+    """Find a seal of the node, or else at the origins, as NAME@VERSION. known_id: of the list that the client has
+    mapped; the node need not unpack that one again. → SealOpened; Failure where there is none."""
 
     seal: str
+    known_id: str = ""
 
 
 class LookupVersion(Message, frozen=True):
@@ -378,7 +380,8 @@ class SealRows(Message, frozen=True):
 
 class SealOpened(Message, frozen=True):
     """A seal. path: of the namespace, of the directory that was sealed. list_path: of its content list on this host,
-    packed. ids_path: of the ids of its cache files; "" where this node has not sealed it."""
+    unpacked (`seal/unpacked_list.py`); it is there unless the client knows the id. ids_path: of the ids of its cache
+    files; "" where this node has not sealed it."""
 
     path: str
     id: str

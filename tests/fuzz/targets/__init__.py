@@ -17,7 +17,7 @@ _MODULES = {
     ),
     "seals": ("sealed-records",),
     "images": ("images",),
-    "sealed_data": ("seal-lists", "seal-records", "origin-seals", "packed-lists"),
+    "sealed_data": ("seal-lists", "unpacked-lists", "seal-records", "origin-seals", "packed-lists"),
     "lazy_layer": ("lazy-names", "lazy-requests"),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),

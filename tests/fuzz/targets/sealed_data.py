@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
+import tempfile
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -12,6 +15,8 @@ from headrace.base.errors import InvalidImageError, UsageError
 from headrace.seal.catalogue import Place, SealId, SealRecord
 from headrace.seal.shared import LIST_BYTES_MAX, SharedRecord, decode_record, list_key, read_packed
 from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
+from headrace.seal.unpacked_list import write_unpacked
+from headrace.vfs.sealed_list import SealedList
 from tests.fuzz.fuzzer import Fuzzer
 from tests.unit.seal.snapshots import TREE, written
 
@@ -55,6 +60,20 @@ def _read_packed(data: bytes) -> None:
     assert size_bytes <= record.list_bytes
 
 
+def _unpack(data: bytes) -> None:
+    """Each name of a list that is unpacked is found by its path, and no other is."""
+    body = MAGIC + data
+    with tempfile.NamedTemporaryFile() as out:
+        write_unpacked(io.BytesIO(body), hashlib.sha256(body).hexdigest(), cast("BinaryIO", out))
+        out.flush()
+        rows = SealedList(out.name)
+    entries = list(read_snapshot(io.BytesIO(body)))
+    assert len(rows) == len(entries)
+    for position, entry in enumerate(entries):
+        assert rows.find(entry.path) == position and rows.entry(position) == entry
+        assert rows.find(entry.path + b"/") is None
+
+
 def _lists() -> list[bytes]:
     lists = [TREE, TREE[:1], TREE[:3], [TREE[0], SnapshotEntry(b"a" * 255, TREE[2].mode, 1 << 62)]]
     lists.append([TREE[0], SnapshotEntry(b"a", TREE[2].mode, 5, checksum=None)])
@@ -72,6 +91,14 @@ FUZZERS = [
         "seal-lists",
         "content lists of seals (seal/snapshot.py)",
         _read_list,
+        (InvalidImageError,),
+        _lists(),
+        words=[b"..", b"/", b"\0", b"\xc0", b"\xff\xff", b"\xcf" + b"\xff" * 8],
+    ),
+    Fuzzer(
+        "unpacked-lists",
+        "content lists that programs map (seal/unpacked_list.py, vfs/sealed_list.py)",
+        _unpack,
         (InvalidImageError,),
         _lists(),
         words=[b"..", b"/", b"\0", b"\xc0", b"\xff\xff", b"\xcf" + b"\xff" * 8],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from headrace.base.errors import (
     InvalidImageError,
+    NoSpaceError,
     PathExistsError,
     PathNotFoundError,
     UsageError,
@@ -20,10 +22,12 @@ from headrace.namespace.mounts import Mount
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.reserved import NamespaceOrigin
+from headrace.seal import unpacked_list
 from headrace.seal.catalogue import SealId
 from headrace.seal.check import check_image
 from headrace.seal.shared import LIST_BYTES_MAX, SharedRecord, list_key, record_key
 from headrace.seal.snapshot import SnapshotEntry
+from headrace.vfs.sealed_list import SealedList
 from tests.unit.jobs.sealing_fixture import SEAL, SealingFixture
 from tests.unit.seal.snapshots import DIRECTORY, FILE, written
 
@@ -298,3 +302,54 @@ async def test_a_seal_of_several_mounts_is_not_pushed(node: SealingFixture) -> N
         await node.run("push-seal", seal="all@1")
     assert not [key for key in node.spoils._objects if "headrace" in key]
     assert node.catalogue.seals() == [SealId("all", 1)]
+
+
+# ---------------------------------------------------------------- what programs of the host map
+
+
+def kept_lists(node: SealingFixture) -> list[str]:
+    folder = os.path.join(node.catalogue.folder, ".shared")
+    return sorted(os.listdir(folder)) if os.path.exists(folder) else []
+
+
+async def test_a_list_is_unpacked_once_for_all_programs(node: SealingFixture) -> None:
+    record = await pushed(node)
+    entries = list(node.catalogue.entries(node.catalogue.record(SEAL)))
+    for is_own in (True, False):
+        for _ in range(2):
+            opened = await node.jobs.shared_seals.open(SEAL)
+            rows = SealedList(opened.list_path)
+            assert [rows.entry(position) for position in range(len(rows))] == entries
+            assert (opened.path, opened.id, opened.ids_path != "") == ("/d", record.id, is_own)
+        assert kept_lists(node) == [record.id]
+        os.unlink(opened.list_path)
+        assert (await node.jobs.shared_seals.open(SEAL, record.id)).id == record.id
+        assert kept_lists(node) == [], "a program that has it mapped needs no other"
+        if is_own:
+            await node.run("unseal")
+
+
+async def test_a_list_that_the_disk_has_no_room_for_is_not_fetched(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = await pushed(node)
+    await node.run("unseal")
+    forge(node, {"list_bytes": LIST_BYTES_MAX})
+    node.spoils.delete(list_key(record.id))
+    disk = os.statvfs("/")
+    full = os.statvfs_result((disk.f_bsize, 4096, 10**6, 10**6, 1 << 20, *disk[5:]))  # 4 GiB are free
+    monkeypatch.setattr("headrace.seal.shared_lists.os.statvfs", lambda _: full)
+    with pytest.raises(NoSpaceError, match="8192 MiB, and may take 2048 MiB"):
+        await node.jobs.shared_seals.open(SEAL)
+    assert kept_lists(node) == []
+
+
+async def test_a_list_of_too_many_names_is_left_early(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pushed(node)
+    await node.run("unseal")
+    monkeypatch.setattr(unpacked_list, "ENTRIES_MAX", 3)
+    with pytest.raises(InvalidImageError, match="more than 3 names"):
+        await node.jobs.shared_seals.open(SEAL)
+    assert kept_lists(node) == []

@@ -65,4 +65,5 @@ def test_a_list_that_is_being_fetched_is_not_removed(
         add(lists, 2)
         add(lists, 3)
         assert draft.exists() and kept(lists) == [3]
+        out.write(b"the rest")
     assert kept(lists) == [1]

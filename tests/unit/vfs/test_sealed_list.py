@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,15 @@ from hypothesis import strategies as st
 from headrace.base.errors import InvalidImageError
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.vfs.sealed_list import SealedList
-from tests.unit.seal.snapshots import DIRECTORY, FILE, TREE, written
+from tests.unit.seal.snapshots import DIRECTORY, FILE, TREE, unpack_into
 
 NAMES = st.sampled_from([b"a", b"b", b"a-", b"a.", b"\xff", b"aa"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map(tuple)
 
 
 def opened(folder: Path, entries: list[SnapshotEntry]) -> SealedList:
-    body, id = written(entries)
-    path = folder / "list"
-    path.write_bytes(gzip.compress(body))
-    return SealedList(str(path), id)
+    unpack_into(folder / "list", entries)
+    return SealedList(str(folder / "list"))
 
 
 def tree_of(files: set[tuple[bytes, ...]]) -> list[SnapshotEntry]:
@@ -59,10 +56,14 @@ def test_each_path_is_found_and_no_other(
     assert (rows.find(missing) is None) == (missing not in [entry.path for entry in entries])
 
 
-def test_another_list_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_the_node_did_not_finish_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list"
     opened(tmp_path, TREE)
-    with pytest.raises(InvalidImageError, match="another id"):
-        SealedList(str(tmp_path / "list"), "0" * 64)
-    (tmp_path / "list").write_bytes(b"x")
-    with pytest.raises(InvalidImageError):
-        SealedList(str(tmp_path / "list"), "0" * 64)
+    whole = path.read_bytes()
+    for body in (b"", b"x", whole[:-8], whole[:-5], bytes(len(whole)), whole[:-8] + b"\xff" * 8):
+        path.write_bytes(body)
+        with pytest.raises(InvalidImageError, match="unpacked"):
+            SealedList(str(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        SealedList(str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import threading
 from collections.abc import Callable
@@ -18,17 +17,15 @@ from headrace.vfs import sealed_paths
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.messages import Answer, Done, Failure, Message, SealOpen, SealOpened
 from tests.unit.client.scripted_node import ScriptedNode
-from tests.unit.seal.snapshots import FILE, TOP, written
+from tests.unit.seal.snapshots import FILE, TOP, unpack_into
 
 ENTRIES = [TOP, SnapshotEntry(b"empty", FILE), SnapshotEntry(b"x", FILE, 5, 7, token="t", checksum=12)]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> SealOpened:
-    body, id = written(ENTRIES)
-    path = tmp_path / "list"
-    path.write_bytes(gzip.compress(body))
-    return SealOpened("/nowhere", id, str(path), "")
+    id = unpack_into(tmp_path / "list", ENTRIES)
+    return SealOpened("/nowhere", id, str(tmp_path / "list"), "")
 
 
 def answering(opened: SealOpened) -> Callable[[Message], list[Answer]]:
