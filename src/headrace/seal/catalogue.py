@@ -176,7 +176,7 @@ class Catalogue:
             raise _missing(record.seal) from error
 
     def unpack_list(self, record: SealRecord, out: BinaryIO) -> None:
-        """Check the content list, and unpack it for programs. PathNotFoundError, InvalidImageError."""
+        """Check the content list, and unpack it for programs. Raises PathNotFoundError and InvalidImageError."""
         with self.open_list(record) as packed, gzip.GzipFile(fileobj=packed) as file:
             try:
                 write_unpacked(cast("BinaryIO", file), record.id, out)

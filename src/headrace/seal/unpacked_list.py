@@ -43,8 +43,8 @@ class _CopyingReader:
 
 
 def write_unpacked(file: BinaryIO, id: str, out: BinaryIO) -> None:
-    """Unpack a list while it is checked. file: yields the list. InvalidImageError for a list of another id, or of too
-    many entries; then `out` must not be used. Memory is bounded, whatever the list is."""
+    """Unpack a list while it is checked. file: yields the list. Raises InvalidImageError for a list of another id, or
+    of too many entries; then `out` must not be used. Memory is bounded, whatever the list is."""
     list_file, offsets, count, start = _CopyingReader(file, out), array("Q"), 0, len(MAGIC)
     with tempfile.TemporaryFile(dir=os.path.dirname(out.name)) as offsets_file:
         for _ in read_snapshot(cast("BinaryIO", list_file), id):
@@ -66,7 +66,7 @@ def write_unpacked(file: BinaryIO, id: str, out: BinaryIO) -> None:
 
 
 def map_unpacked(path: str) -> tuple[mmap.mmap, Sequence[int]]:
-    """Return the bytes of a list, which begin at 0, and the offset of each entry. FileNotFoundError, OSError;
+    """Return the bytes of a list, which begin at 0, and the offset of each entry. Raises OSError, and
     InvalidImageError for a file that `write_unpacked` did not finish."""
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
