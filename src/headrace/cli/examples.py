@@ -141,11 +141,11 @@ def _fields(names: str) -> tuple[str, ...]:
 
 
 _JOB = _fields(
-    "kind path took_s done files_done files_total bytes_done bytes_total failed_files failed listing id state"
+    "kind path took_s done files_done files_total bytes_done bytes_total failed_files failed listing id state data"
 )
 _JOB_ROW = _fields(
     "id kind path options node state attempt files_done files_total bytes_done bytes_total failed_files "
-    "failed listing bytes_s eta_s took_s files_by_node"
+    "failed listing bytes_s eta_s took_s files_by_node data"
 )
 _READY = _fields(
     "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid holder_pid "

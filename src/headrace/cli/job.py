@@ -63,6 +63,7 @@ def show(
     columns["tried"] = f"{row.attempt} times" if row.attempt > 1 else ""
     columns["took"] = f"{row.took_s} s"
     columns["options"] = ", ".join(f"{name}={value}" for name, value in row.options.items())
+    columns["data"] = ", ".join(f"{name}, id {id[:12]}" for name, id in row.data.items())
     columns["nodes"] = ", ".join(f"{node}: {files}" for node, files in row.files_by_node.items())
     lines = [(name, text) for name, text in columns.items() if text]
     lines += [("failed", f"{path}: {reason}") for path, reason in row.failed[:FAILED_SHOWN_MAX]]

@@ -116,7 +116,8 @@ def show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json
         else ""
     )
     failed = f", {state.failed_files} failed" if state.failed_files else ""
-    say(f"{kind} {path}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
+    data = "".join(f" of {name}, id {id[:12]}" for name, id in state.data.items())
+    say(f"{kind} {path}{data}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
     for name, reason in state.failed[:FAILED_SHOWN_MAX]:
         warn(f"{name}: {reason}")
     if len(state.failed) > FAILED_SHOWN_MAX:

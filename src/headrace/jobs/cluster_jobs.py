@@ -140,11 +140,11 @@ class ClusterJobs:
         if kind not in KINDS:
             raise UsageError(f"job kind {kind!r}", why="no such kind", hint="use load, free, pin or unpin")
         parse_options(kind, options)
-        await self.local.namespace.resolver.resolve(os.fsencode(path))
+        data = await self.local.data_of(kind, os.fsencode(path))
         number = max((int(id) for id in self._states if id.isdecimal()), default=0)
         while True:
             number += 1
-            record = JobRecord(str(number), kind, path, options, self._me)
+            record = JobRecord(str(number), kind, path, options, self._me, data=data)
             raw = msgspec.json.encode(record)
             if await self._records.create(job_key(record.id), raw):
                 self._on_record(job_key(record.id), raw)
@@ -201,7 +201,7 @@ class ClusterJobs:
         def restarted(record: JobRecord) -> JobRecord | None:
             if record.state == RUNNING:
                 return None
-            paths = _failed_paths(record)
+            paths = [] if record.data else _failed_paths(record)  # a path names no version
             return msgspec.structs.replace(
                 record, state=RUNNING, attempt=record.attempt + 1, paths=paths, summary=None
             )

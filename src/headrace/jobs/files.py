@@ -13,6 +13,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.options import Priority
 from headrace.jobs.priority_semaphore import PrioritySemaphore
+from headrace.jobs.sealed_checksum import check_sealed_bytes
 from headrace.store.store import Store
 
 AT_ONCE = 64
@@ -64,6 +65,11 @@ class FileWork:
     async def load(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
         """Load `spans` of a large file, or all of it if there are none. Return the number of bytes that are cached
         then."""
+        loaded = await self._load(entry, spans, priority)
+        check_sealed_bytes(self._store, entry)
+        return loaded
+
+    async def _load(self, entry: Entry, spans: Sequence[Span], priority: Priority) -> int:
         if not spans:
             async with self._budget.take(entry.version.size_bytes), self._slots.take(priority):
                 return await self._reads.load(entry)

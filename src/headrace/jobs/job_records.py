@@ -29,6 +29,12 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """The bound keeps sums over all nodes within the integers of every message."""
 
 
+DataVersions = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=80)], Annotated[str, msgspec.Meta(max_length=64)]],
+    msgspec.Meta(max_length=1),
+]
+
+
 class TaskProgress(msgspec.Struct, frozen=True):
     """The progress of a task or of a whole job.
 
@@ -60,7 +66,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
 class JobRecord(msgspec.Struct, frozen=True):
     """A job. `node` accepted it. `state` is running or one of ENDS; `failed` means that it completed, but some files
     failed. `paths` are the roots of a retry, where files failed; otherwise the job covers `path`. `summary` is set at
-    its end."""
+    its end. `data` has the id of the seal whose files the job concerns, by its name."""
 
     id: str
     kind: str
@@ -71,6 +77,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     attempt: Count = 1
     paths: list[str] = []
     summary: TaskProgress | None = None
+    data: DataVersions = {}
 
 
 def job_key(id: str) -> str:
@@ -127,6 +134,7 @@ def state_of(record: JobRecord, figures: TaskProgress) -> JobState:
         listing=figures.listing and not done,
         id=record.id,
         state=record.state,
+        data=record.data,
     )
 
 
@@ -151,5 +159,6 @@ def row_of(record: JobRecord, figures: TaskProgress, nodes: Mapping[str, TaskRec
         bytes_s=round(figures.bytes_s, 1) if record.state == RUNNING else 0.0,
         eta_s=round(left / figures.bytes_s, 1) if has_estimate else None,
         took_s=round(figures.took_s, 1),
+        data=record.data,
         files_by_node={node: task.figures.files_done for node, task in sorted(nodes.items())},
     )

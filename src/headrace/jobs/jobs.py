@@ -28,6 +28,7 @@ from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
 from headrace.jobs.progress import FileAction, JobProgress, each_file
 from headrace.jobs.seal import Sealing
+from headrace.jobs.sealed_walk import SealedWalk
 from headrace.jobs.shared_seals import SharedSeals
 from headrace.jobs.walk import walk
 from headrace.namespace.namespace import Namespace
@@ -41,6 +42,8 @@ REPORT_INTERVAL_S = 0.25
 
 FETCHING = ("load", "pin")
 """Kinds that fetch missing files; the others walk only the names in the index."""
+SEALED_KIND = "load"
+"""A seal can be loaded by its path. Whoever wants to keep its files pulls it."""
 SEAL_KINDS = ("seal", "complete-seal", "unseal", "verify-seal", "push-seal", "pull-seal")
 KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 
@@ -69,6 +72,7 @@ class Jobs:
         self.sealing = Sealing(namespace, store, self.files, catalogue, disk, modes=modes, missing=missing)
         self.lazy_seals = LazySeals(namespace, store, self.files, catalogue, self.sealing, missing)
         self.shared_seals = SharedSeals(namespace, store, self.sealing, catalogue)
+        self.sealed_walk = SealedWalk(namespace, store, self.shared_seals)
         self.auto_seal = AutoSeal(
             namespace,
             AutomaticSeals(namespace, self.sealing, catalogue, disk),
@@ -107,7 +111,7 @@ class Jobs:
         else:
             if kind == "free":
                 await self.auto_seal.give_up(path, "files of it were freed")
-            await self._each_file(path, self._action(kind, parsed), progress, fresh=kind in FETCHING)
+            await self._each_file(path, self._action(kind, parsed), progress, kind)
 
     def _action(self, kind: str, options: JobOptions) -> FileAction:
         files, priority = self.files, options.priority
@@ -126,21 +130,37 @@ class Jobs:
 
         return {"load": load, "pin": pin, "unpin": unpin, "free": free}[kind]
 
-    async def _each_file(
-        self, path: bytes, action: FileAction, progress: JobProgress, *, fresh: bool
-    ) -> None:
-        top = await self.namespace.resolver.resolve(path)
+    async def _each_file(self, path: bytes, action: FileAction, progress: JobProgress, kind: str) -> None:
+        walked = await self._walk(path, progress, kind)
 
         async def files() -> AsyncIterator[tuple[bytes, Entry]]:
-            async for file in walk(
-                self.namespace.listings, self.store.index, top, fresh=fresh, failed=progress.add_failure
-            ):
+            async for file in walked:
                 progress.files_total += 1
                 progress.bytes_total += file[1].version.size_bytes
                 yield file
             progress.listing = False
 
         await each_file(files(), action, progress)
+
+    async def data_of(self, kind: str, path: bytes) -> dict[str, str]:
+        """Return the id of the seal that a job's path is in, by its name; nothing for a plain path. Raises
+        PathNotFoundError."""
+        sealed = await self.sealed_walk.find(path) if kind == SEALED_KIND else None
+        if sealed is not None:
+            return sealed.data
+        await self.namespace.resolver.resolve(path)
+        return {}
+
+    async def _walk(
+        self, path: bytes, progress: JobProgress, kind: str
+    ) -> AsyncIterator[tuple[bytes, Entry]]:
+        """Return the files of a job. Raises PathNotFoundError."""
+        sealed = await self.sealed_walk.find(path) if kind == SEALED_KIND else None
+        if sealed is not None:
+            progress.data = sealed.data
+            return self.sealed_walk.files(sealed, progress.add_failure)
+        top, fresh = await self.namespace.resolver.resolve(path), kind in FETCHING
+        return walk(self.namespace.listings, self.store.index, top, fresh=fresh, failed=progress.add_failure)
 
     async def _seal(self, kind: str, path: bytes, seal: SealId, progress: JobProgress, *, lazy: bool) -> None:
         if kind == "seal":

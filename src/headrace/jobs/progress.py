@@ -17,12 +17,13 @@ FileAction = Callable[[Entry], Awaitable[int]]
 
 
 class JobProgress:
-    """The counts of a running job."""
+    """The counts of a running job. data: the id of the seal whose files it concerns, by its name."""
 
     def __init__(self) -> None:
         self.files_done = self.files_total = self.bytes_done = self.bytes_total = self.failed_files = 0
         self.failed: list[tuple[str, str]] = []
         self.listing = True
+        self.data: dict[str, str] = {}
 
     def add_failure(self, path: str, reason: str) -> None:
         self.failed_files += 1
@@ -39,6 +40,7 @@ class JobProgress:
             failed_files=self.failed_files,
             failed=self.failed if done else [],
             listing=self.listing,
+            data=self.data,
         )
 
 

@@ -27,16 +27,16 @@ from headrace.base.errors import (
     InvalidImageError,
     NoSpaceError,
     NotADirectoryPathError,
-    StoreError,
     UsageError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
+from headrace.base.model import Entry, FileId, Kind
 from headrace.base.write_modes import WriteModes
 from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.options import Priority
 from headrace.jobs.progress import JobProgress, each_file
+from headrace.jobs.sealed_checksum import stored_checksum
 from headrace.jobs.sealed_objects import SealedObjects
 from headrace.jobs.walk import NAMES_AT_ONCE
 from headrace.namespace.namespace import Namespace
@@ -47,7 +47,6 @@ from headrace.seal.probe import seal_trouble
 from headrace.seal.snapshot import SnapshotEntry, SnapshotWriter
 from headrace.seal.stored_image import drop_older_images, image_entry
 from headrace.seal.writer import write_image
-from headrace.store.reader import CacheReader
 from headrace.store.recovery import version_of
 from headrace.store.store import Store
 from headrace.store.usage import allocated_bytes
@@ -337,20 +336,8 @@ class Sealing:
         )
 
     def checksum(self, path: str, entry: Entry) -> int:
-        """Return the checksum of the whole file. Raises StoreError if the cache has no longer all of that version."""
-        size_bytes = entry.version.size_bytes
-        if not size_bytes:
-            return 0
-        cached = self._store.index.cached(entry.id)
-        if cached is None or not cached.trusted or version_of(cached) != entry.version:
-            raise StoreError(f"seal: {path}", why="the file left the cache meanwhile", hint="seal again")
-        if size_bytes <= BLOCK_SIZE_BYTES:
-            return cached.checksum
-        reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
-        try:
-            return reader.file_checksum()
-        finally:
-            reader.close()
+        """Return the checksum of a whole file. Raises StoreError if the cache has no longer all of that version."""
+        return stored_checksum(self._store, path, entry)
 
     # ------------------------------------------------------------ the steps of verify and remove
 

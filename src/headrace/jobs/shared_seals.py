@@ -37,7 +37,7 @@ from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing, rows_of, write_row
 from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
-from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord
+from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord, unpack_list
 from headrace.seal.erofs import ImageEntry
 from headrace.seal.shared import (
     SharedRecord,
@@ -145,7 +145,7 @@ class SharedSeals:
 
     async def _unpack_own(self, record: SealRecord) -> None:
         with self._lists.create(record.id) as out:
-            await self._sealing.in_thread(self._catalogue.unpack_list, record, out)
+            await self._sealing.in_thread(unpack_list, self._catalogue, record, out)
 
     async def _open_at_origin(self, seal: SealId, known_id: str) -> SealOpened:
         known = self._known.get(seal)

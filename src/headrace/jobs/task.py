@@ -134,16 +134,14 @@ class JobTask:
         self._listing = False
 
     async def _shares_below(self, path: bytes) -> AsyncIterator[Assignment]:
-        jobs, fetching = self._jobs, self.job.kind in FETCHING
+        fetching = self.job.kind in FETCHING
         try:
-            top = await self._resolve(path)
+            files = await self._files(path)
         except HeadraceError as error:
             if fetching:  # otherwise this node has no file of it
                 self._fail(os.fsdecode(path), str(error))
             return
-        async for file_path, entry in walk(
-            jobs.namespace.listings, jobs.store.index, top, fresh=fetching, failed=self._fail
-        ):
+        async for file_path, entry in files:
             if fetching:
                 share = self._shares.of(file_path, entry, self._copies)
             else:
@@ -153,6 +151,18 @@ class JobTask:
             for key, size_bytes, first, mine in share.segments:
                 self._listed.add(key, size_bytes, first=first, mine=mine)
             yield share
+
+    async def _files(self, path: bytes) -> AsyncIterator[tuple[bytes, Entry]]:
+        """Return the files at and below a path, or in the job's seal."""
+        jobs = self._jobs
+        if self.job.data:
+            sealed = await jobs.sealed_walk.find(path)
+            if sealed is None or sealed.data != self.job.data:
+                why = "this node finds no such seal, or another one of that name"
+                raise PathNotFoundError(os.fsdecode(path), why=why)
+            return jobs.sealed_walk.files(sealed, self._fail)
+        top, fresh = await self._resolve(path), self.job.kind in FETCHING
+        return walk(jobs.namespace.listings, jobs.store.index, top, fresh=fresh, failed=self._fail)
 
     async def _resolve(self, path: bytes) -> Entry:
         """Return the entry of the path. Wait a little: the node that accepted the job knew the path, and a mount

@@ -106,6 +106,7 @@ class OwnJob:
             failed_files=state.failed_files,
             failed=[Failed(*failure) for failure in state.failed],
             listing=state.listing and not state.done,
+            data=state.data,
         )
 
     def _changed(self, **changes: object) -> ApiJob:
@@ -237,6 +238,7 @@ def _job_of(row: JobRow) -> ApiJob:
         bytes_s=row.bytes_s,
         eta_s=row.eta_s,
         files_by_node=row.files_by_node,
+        data=row.data,
     )
 
 

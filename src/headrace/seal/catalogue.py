@@ -175,16 +175,6 @@ class Catalogue:
         except FileNotFoundError as error:
             raise _missing(record.seal) from error
 
-    def unpack_list(self, record: SealRecord, out: BinaryIO) -> None:
-        """Check the content list, and unpack it for programs. Raises PathNotFoundError and InvalidImageError."""
-        with self.open_list(record) as packed, gzip.GzipFile(fileobj=packed) as file:
-            try:
-                write_unpacked(cast("BinaryIO", file), record.id, out)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise InvalidImageError(
-                    f"seal {record.seal}", why=f"list: {error}", hint="seal again"
-                ) from error
-
     def ids(self, record: SealRecord) -> array[int]:
         """Return the ids of the cache files, in the order of the list. Raises InvalidImageError for a damaged file."""
         return self._ids_in(str(record.seal), record.file_name("ids"))
@@ -331,6 +321,15 @@ def ids_now(catalogue: Catalogue, seal: SealId) -> array[int]:
             before, record = record, catalogue.record(seal)
             if record == before:
                 raise
+
+
+def unpack_list(catalogue: Catalogue, record: SealRecord, out: BinaryIO) -> None:
+    """Check the content list of a seal, and unpack it for programs. Raises PathNotFoundError and InvalidImageError."""
+    with catalogue.open_list(record) as packed, gzip.GzipFile(fileobj=packed) as file:
+        try:
+            write_unpacked(cast("BinaryIO", file), record.id, out)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
 
 
 def drop_generation(catalogue: Catalogue, record: SealRecord) -> None:

@@ -206,7 +206,8 @@ class ApiJob(Value, frozen=True):
     """A job and its progress. scope: `cluster` for a job of all nodes, which each of them can report; `node` for a job
     of the process that serves this API, which ends with it. state: running, done, cancelled or failed; failed means
     that some files could not be processed. failed: up to 1000 files; failed_files counts all. files_total: 0 while
-    unknown. listing: the job may still find more files. error: why the job ended, if no single file caused it."""
+    unknown. listing: the job may still find more files. data: the id of the seal
+    whose files it concerns, by its name. error: why the job ended, if no single file caused it."""
 
     id: str
     kind: str
@@ -227,6 +228,7 @@ class ApiJob(Value, frozen=True):
     bytes_s: float = 0.0
     eta_s: float | None = None
     files_by_node: dict[str, int] = {}
+    data: dict[str, str] = {}
     error: Problem | None = None
 
 

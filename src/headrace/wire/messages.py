@@ -317,7 +317,8 @@ class Report(Message, frozen=True):
 
 class JobState(Message, frozen=True):
     """The progress of a job. failed: up to 1000 of (path, reason); failed_files counts all. files_total: 0 while
-    unknown. id, state: of a job of the whole cluster, "running", "done", "cancelled" or "failed"; else ""."""
+    unknown. id, state: of a job of the whole cluster, "running", "done", "cancelled" or "failed"; else "". data: the id
+    of the seal whose files it concerns, by its name."""
 
     done: bool
     files_done: int
@@ -329,11 +330,12 @@ class JobState(Message, frozen=True):
     listing: bool
     id: str = ""
     state: str = ""
+    data: dict[str, str] = {}
 
 
 class JobRow(msgspec.Struct, frozen=True):
     """A job of the cluster. node: the node that accepted it. attempt: 1, and one more with each retry. eta_s: None if
-    it cannot be estimated. took_s: of the slowest node, by its own clock."""
+    it cannot be estimated. took_s: of the slowest node, by its own clock. data: as in JobState."""
 
     id: str
     kind: str
@@ -353,6 +355,7 @@ class JobRow(msgspec.Struct, frozen=True):
     eta_s: float | None
     took_s: float
     files_by_node: dict[str, int]
+    data: dict[str, str] = {}
 
 
 class JobRows(Message, frozen=True):

@@ -188,7 +188,7 @@ class Runner:
                 self.store,
                 self.reads,
                 self.disk,
-                catalogue=Catalogue(""),
+                catalogue=Catalogue.of_cache(str(folder)),
                 modes=WriteModes.parse(""),
                 on_damaged=lambda _: asyncio.sleep(0),
             ),

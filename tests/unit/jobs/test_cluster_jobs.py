@@ -335,3 +335,22 @@ async def test_records_that_tell_at_once(tmp_path: Path) -> None:
         await w.agree(await w.runners["d"].jobs.submit("load", "/d", {"replicas": "2"}))
         assert await w.agree(await w.runners["d"].jobs.submit("free", "/d", {}))
         assert not any([await runner.has(name) for runner in w.runners.values() for name in names])
+
+
+async def test_a_version_is_loaded_by_its_path_on_all_nodes(world: JobClusterFixture) -> None:
+    names = world.put_many(30)
+    first = world.runners["a"].jobs.local
+    for kind in ("seal", "push-seal"):
+        states = [state async for state in first.run(kind, "/d", {"seal": "data@3"})]
+        assert states[-1].failed_files == 0
+    world.put("d/new", b"later")
+    id = await world.runners["b"].jobs.submit("load", "/data@3", {})
+    row = await world.agree(id)
+    assert (row.state, row.files_done, row.failed_files, row.path) == ("done", 30, 0, "/data@3")
+    (seal_row,) = await first.shared_seals.own_rows()
+    assert row.data == {"data@3": seal_row.id}
+    for name in names:
+        assert await world.runners[world.owners(name)[0]].has(name)
+    assert not world.origin.reads["d/new"]
+    with pytest.raises(PathNotFoundError):
+        await world.runners["b"].jobs.submit("pin", "/data@3", {})

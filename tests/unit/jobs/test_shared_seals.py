@@ -353,3 +353,47 @@ async def test_a_list_of_too_many_names_is_left_early(
     with pytest.raises(InvalidImageError, match="more than 3 names"):
         await node.jobs.shared_seals.open(SEAL)
     assert kept_lists(node) == []
+
+
+# ---------------------------------------------------------------- jobs over the path of a seal
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_version_is_loaded_by_its_path(node: SealingFixture, *, is_own: bool) -> None:
+    record = await pushed(node)
+    if not is_own:
+        await node.run("unseal")
+        await node.run("free")
+    node.hold("d/new", 5)
+    await node.run("sync", "/")
+    state = await node.run("load", "/a@1")
+    assert (state.files_done, state.failed_files, state.data) == (5, 0, {"a@1": record.id})
+    rows = SealedList((await node.jobs.shared_seals.open(SEAL)).list_path)
+    assert len(rows) == record.files + 3
+    assert not node.jobs.files.is_cached(await node.entry("d/new"))
+    assert node.jobs.files.is_whole(await node.entry("d/large"))
+    part = await node.run("load", "/a@1/a")
+    assert (part.files_done, part.data) == (2, {"a@1": record.id})
+    assert (await node.run("load", "/d")).data == {}
+    gone = await node.run("load", "/a@1/nothing")
+    assert gone.failed == [("/a@1/nothing", "the seal has no such path")]
+    for kind, path in (("load", "/a@2"), ("load", "/a@x"), ("free", "/a@1"), ("pin", "/a@1")):
+        with pytest.raises(PathNotFoundError):
+            await node.run(kind, path)
+
+
+async def test_what_is_no_longer_the_sealed_version_is_named(node: SealingFixture) -> None:
+    node.hold("d/b", 7, token='"t"')
+    await pushed(node)
+    await node.run("unseal")
+    await node.run("free")
+    node.hold("d/b", 7, token='"t"')
+    node.hold("d/large", 9)
+    node.spoils.delete("d/a-b")
+    await node.run("sync", "/")
+    state = await node.run("load", "/a@1")
+    reasons = dict(state.failed)
+    assert set(reasons) == {"/d/b", "/d/large", "/d/a-b"} and state.files_done == 2
+    assert "other bytes" in reasons["/d/b"] and "another version" in reasons["/d/large"]
+    assert "no such object" in reasons["/d/a-b"]
+    assert (await node.run("load", "/d")).failed_files == 0

@@ -142,4 +142,5 @@ def _row_of(job: ApiJob) -> JobRow:
         eta_s=job.eta_s,
         took_s=job.took_s,
         files_by_node=job.files_by_node,
+        data=job.data,
     )
