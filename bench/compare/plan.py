@@ -17,13 +17,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from planbench import cases, goals
+from planbench import cases, goals, predicted
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "single": cases.single,
     "joint": cases.joint,
     "substitution": cases.substitution,
     "peak": cases.peak,
+    "predicted": predicted.predicted,
     "large": cases.large,
 }
 

@@ -64,7 +64,7 @@ def switched(precision: float | None, *, is_on: bool) -> bool:
     return precision >= (OFF_AT if is_on else ON_AT)
 
 
-class Model(Protocol):
+class PredictionModel(Protocol):
     """Predicts the next files of a job."""
 
     @property
@@ -268,8 +268,8 @@ class AccessPredictor:
         self.sequential = SequentialWalk(file_count)
         self.repeated = RepeatedOrder(file_count)
         self.shuffled = ShuffledEpoch(file_count)
-        self._outstanding: dict[int, int] = {}
-        self._issuer: tuple[Model, int] | None = None
+        self._outstanding: dict[int, int] = {}  # by file, the count of opens at which it is given up
+        self._issuer: tuple[PredictionModel, int] | None = None
         self._last_file, self._opens = -1, 0
         self._opened_at_s: float | None = None
         self.files_s = 0.0
@@ -283,7 +283,7 @@ class AccessPredictor:
         return self.right / (self.right + self.wrong) if self.right + self.wrong else None
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> PredictionModel | None:
         """Return the model that predicts now: the one that knows most of the order."""
         for model in self._models():
             if model.is_on:
@@ -306,8 +306,11 @@ class AccessPredictor:
             model.open(file)
         if self._outstanding.pop(file, None) is not None:
             self.right += 1
-        if self._issuer is not None and self._issuer != self._issuer_now():
-            self._give_up()
+        issuer = self._issuer_now()
+        if self._issuer is not None and self._issuer != issuer:
+            # what a shuffled epoch has not read is read in any order that is known since
+            if issuer is None or self._issuer[0] is not self.shuffled:
+                self._give_up()
         elif self.model is not self.shuffled:
             self._expire()
 
@@ -322,19 +325,21 @@ class AccessPredictor:
         files: list[int] = []
         if self._issuer is None or limit <= 0:
             return files
+        is_ordered = self._issuer[0] is not self.shuffled
+        kept = 4 * (self._outstanding_max + _WINDOW) if is_ordered else self._file_count
         for file in self._issuer[0].upcoming():
             if file not in self._outstanding and not self.shuffled.has_read(file):
                 files.append(file)
-                self._outstanding[file] = self._opens
+                self._outstanding[file] = self._opens + kept
                 if len(files) == limit:
                     break
         return files
 
-    def _issuer_now(self) -> tuple[Model, int] | None:
+    def _issuer_now(self) -> tuple[PredictionModel, int] | None:
         model = self.model
         return None if model is None else (model, model.run)
 
-    def _models(self) -> tuple[Model, ...]:
+    def _models(self) -> tuple[PredictionModel, ...]:
         return self.sequential, self.repeated, self.shuffled
 
     def _give_up(self) -> None:
@@ -346,10 +351,9 @@ class AccessPredictor:
 
     def _expire(self) -> None:
         """Give up predictions of an order that the job has passed."""
-        oldest_kept = self._opens - 4 * (self._outstanding_max + _WINDOW)
         while self._outstanding:
             file = next(iter(self._outstanding))
-            if self._outstanding[file] >= oldest_kept:
+            if self._outstanding[file] >= self._opens:
                 return
             del self._outstanding[file]
             self.wrong += 1

@@ -1,0 +1,44 @@
+"""The simulation of plans at a small size: origin bytes as Belady's, less with substitution, the lowest peak."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+COMPARE = Path(__file__).resolve().parents[3] / "bench" / "compare"
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def simulate(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, str]:
+    """Return the verdicts on the goals of some cases, by the goals' texts."""
+    patch.syspath_prepend(str(COMPARE))
+    cases: Any = importlib.import_module("planbench.cases")
+    goals: Any = importlib.import_module("planbench.goals")
+    results: Any = importlib.import_module("nodebench.results").Results()
+    bench = cases.Bench(SimpleNamespace(root=str(folder)), results, 0.05, 1)
+    for name in names:
+        getattr(cases, name)(bench)
+    verdicts = {goal.text: goal.verdict for goal in goals.goals(results)}
+    return {text: verdict for text, verdict in verdicts.items() if verdict != "not measured"}
+
+
+def test_hits_of_one_job_and_origin_bytes_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = simulate(tmp_path, monkeypatch, "single", "joint", "substitution")
+    has_libcachesim = (
+        importlib.util.find_spec("libcachesim") is not None
+    )  # its wheels are for Linux on x86_64
+    assert len(verdicts) == 3 + has_libcachesim
+    assert set(verdicts.values()) == {"met"}, verdicts
+
+
+def test_a_fetcher_keeps_to_the_peak_of_the_taut_string(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = simulate(tmp_path, monkeypatch, "peak")
+    assert list(verdicts.values()) == ["met"]
