@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from array import array
 from collections.abc import Callable, Hashable, Iterator
 from operator import itemgetter
@@ -124,6 +125,8 @@ class PlannedStream:
 
     def set_step_s(self, step_s: float) -> None:
         """Set the measured seconds of one batch."""
+        if not 0 <= step_s < math.inf:
+            raise UsageError(f"step time {step_s} of a plan", why="it must be a number of seconds")
         self.step_s = step_s
 
     def next_position(self, file: int) -> int | None:

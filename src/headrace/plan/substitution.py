@@ -11,7 +11,7 @@ import base64
 import binascii
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.base.errors import UsageError
@@ -38,7 +38,9 @@ class CachedFirstOrder:
         self, count: int, *, rank: int = 0, world: int = 1, drop_last: bool = True, before: bytes = b""
     ) -> None:
         self._count, self._rank, self._world, self._before = count, rank, world, before
-        left = array("I", (position for position in range(count) if not _has(before, position)))
+        left = array("I", range(count))
+        if before.strip(b"\0"):
+            left = array("I", (position for position in left if not _has(before, position)))
         if drop_last:
             del left[len(left) // world * world :]
         elif left:
@@ -91,8 +93,8 @@ class CachedFirstOrder:
                 why=f"it is of rank {state['rank']} of {state['world']}, not of rank {self._rank} of {self._world}",
                 hint="at another world size, give the states of all ranks",
             )
-        for offset in range(len(self.share)):
-            if _has(read, offset) and not self._taken[offset]:
+        for offset in _numbers_in(read):
+            if offset < len(self.share) and not self._taken[offset]:
                 self._take(offset, [])
                 self.mark_read([offset])
 
@@ -142,8 +144,9 @@ def merged_state(states: Sequence[dict[str, Any]], *, drop_last: bool) -> bytes:
     merged = bytearray(before.ljust(-(-count // 8), b"\0"))
     for state, (_, read) in zip(states, checked, strict=True):
         order = CachedFirstOrder(count, rank=state["rank"], world=world, drop_last=drop_last, before=before)
-        for offset, position in enumerate(order.share):
-            if _has(read, offset):
+        for offset in _numbers_in(read):
+            if offset < len(order.share):
+                position = order.share[offset]
                 merged[position >> 3] |= 1 << (position & 7)
     return bytes(merged)
 
@@ -166,6 +169,12 @@ def _checked(state: dict[str, Any]) -> tuple[bytes, bytes]:
 
 def _has(bitmap: bytes | bytearray, number: int) -> bool:
     return number >> 3 < len(bitmap) and bool(bitmap[number >> 3] >> (number & 7) & 1)
+
+
+def _numbers_in(bitmap: bytes) -> Iterator[int]:
+    for index, byte in enumerate(bitmap):
+        if byte:
+            yield from (8 * index + bit for bit in range(8) if byte >> bit & 1)
 
 
 def _stripped(bitmap: bytes | bytearray) -> bytes:

@@ -97,6 +97,12 @@ def test_a_batch_has_a_sample() -> None:
         PlannedStream(array("I", [1]), 0)
 
 
+@pytest.mark.parametrize("step_s", [-1.0, float("nan"), float("inf")])
+def test_a_step_time_is_a_number_of_seconds(step_s: float) -> None:
+    with pytest.raises(UsageError, match="step time"):
+        built([1]).set_step_s(step_s)
+
+
 @pytest.mark.parametrize("distance", [1, 97])
 def test_large_orders_find_each_file(distance: int) -> None:
     """Tables of many steps and of many chains; distance 97: an order of a few of many files."""
