@@ -60,12 +60,13 @@ class Dlio:
         self.version = self._try()
 
     def make(self, name: str, folder: str, *, files: int, sizes: float) -> None:
-        """The data set, by DLIO's generator."""
+        """The data set, by DLIO's generator. It wants memory for the readers, though it starts none: one is enough."""
         self._run(
             name,
             folder,
             files=files,
             sizes=sizes,
+            readers=1,
             more={"workflow.generate_data": True, "workflow.train": False},
         )
 

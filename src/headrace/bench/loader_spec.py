@@ -16,7 +16,7 @@ TORCH, TENSORFLOW = LOADERS = ("torch", "tensorflow")
 class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Describe the share of a data set that an accelerator reads.
 
-    files: number of files of the data set that are used. loader: one of LOADERS.
+    files: number of files of the data set that are used. loader: one of LOADERS. as_bytes: npz are not decoded.
     """
 
     where: Where
@@ -32,6 +32,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
     seed: int
     loader: str = TORCH
+    as_bytes: bool = False
 
     def order(self, epoch: int) -> np.ndarray[Any, Any]:
         """Return the numbers of this rank's samples in the epoch; numbers of files if tfrecords have many samples."""

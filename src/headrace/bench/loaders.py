@@ -99,7 +99,7 @@ class SampleDataset(Dataset[Batch]):
         if data.format == "tokens":
             return self._window(place, number, row)
         name = data.name(number)
-        if data.format == "npz":
+        if data.format == "npz" and not self._feed.as_bytes:
             return formats.read_npz(place.source(name))
         if data.format == "tfrecord":
             # an object of one sample is read as a whole: a stream would first request its size

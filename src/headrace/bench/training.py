@@ -241,6 +241,7 @@ def feed_of(plan: TrainingPlan, data: DataSet) -> LoaderSpec:
         shuffle=plan.shuffled,
         seed=plan.seed,
         loader=plan.loader,
+        as_bytes=scaled.as_bytes,
     )
 
 

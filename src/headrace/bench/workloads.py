@@ -39,7 +39,8 @@ class Workload:
 
     handed_bytes: bytes of a sample that a loader worker passes to the trainer. npz, and JPEG of MLPerf: as in DLIO.
     JPEG of ours: 224 x 224 pixels. tfrecords: none, because TensorFlow's readers are threads of the trainer. shuffled:
-    shuffle always, without --shuffle. flat: JPEGs are in one directory, not in one for each class.
+    shuffle always, without --shuffle. flat: JPEGs are in one directory, not in one for each class. as_bytes: npz are
+    read as bytes, and their checksums not verified, as DLIO of v3.0 reads them.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Workload:
     handed_bytes: int = 0
     shuffled: bool = False
     flat: bool = False
+    as_bytes: bool = False
 
     def scaled(self, *, sizes: float, times: float) -> Workload:
         """Return the workload with samples and compute multiplied by a factor each."""
@@ -114,7 +116,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         name="unet3d", version="v3.0", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=32,
-        compute_s={"b200": 0.162}, handed_bytes=2_097_152, shuffled=True,
+        compute_s={"b200": 0.162}, handed_bytes=2_097_152, shuffled=True, as_bytes=True,
     ),
     Workload(
         name="retinanet", version="v3.0", format="jpeg", sample_bytes=322_957, batch=24, readers=4,
