@@ -21,7 +21,8 @@ _SAMPLES_A_CHAIN = 8  # to 16 of them: less than 0.5 bytes a sample for the head
 
 def _mapped_table(count: int) -> memoryview[int]:
     """Return memory for numbers of 4 bytes, all 0."""
-    return memoryview(mmap.mmap(-1, max(1, count) * 4)).cast("B").cast("I")
+    memory = mmap.mmap(-1, max(1, count) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(memory).cast("B").cast("I")
 
 
 def _filled(table: memoryview[int]) -> Iterator[None]:
