@@ -30,9 +30,7 @@ def simulate(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, 
 
 def test_hits_of_one_job_and_origin_bytes_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = simulate(tmp_path, monkeypatch, "single", "joint", "substitution")
-    has_libcachesim = (
-        importlib.util.find_spec("libcachesim") is not None
-    )  # its wheels are for Linux on x86_64
+    has_libcachesim = importlib.util.find_spec("libcachesim") is not None  # Linux on x86_64 has wheels
     assert len(verdicts) == 3 + has_libcachesim
     assert set(verdicts.values()) == {"met"}, verdicts
 
