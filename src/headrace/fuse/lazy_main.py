@@ -18,7 +18,7 @@ from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import HeadraceError, MountError
 from headrace.base.logs import log_to_stderr
 from headrace.base.mount_api import detached_mount
-from headrace.client.node_client import connect
+from headrace.client.node_client import PATIENCE_S, connect
 from headrace.fuse import abi, device, handover_state
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.lazy_files import LazyClient, LazyFiles
@@ -57,7 +57,7 @@ def _serve(arguments: argparse.Namespace, control: socket.socket) -> None:
     record = catalogue.record(SealId.parse(arguments.seal))
     files = (entry for entry in catalogue.entries(record) if entry.is_file)
     lazy = LazyFiles(record.path, zip(files, catalogue.ids(record), strict=False))
-    client = LazyClient(connect(arguments.socket, role="session"), lazy)
+    client = LazyClient(connect(arguments.socket, role="session", patience_s=PATIENCE_S), lazy)
     session, root = make_layer(client)
     session.start()
     thread = threading.Thread(target=session.serve, name="session")

@@ -53,9 +53,9 @@ def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = No
 def load_client(name: str, socket_path: str) -> Any:
     """Import and call a client factory with the socket's path. `name` is module:function."""
     if name == DEFAULT_CLIENT:
-        from headrace.client.node_client import connect
+        from headrace.client.node_client import PATIENCE_S, connect
 
-        return connect(socket_path, role="session")
+        return connect(socket_path, role="session", patience_s=PATIENCE_S)
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(socket_path)
 
