@@ -51,6 +51,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "job show": ("headrace job show 7", "headrace job show 7 --follow"),
     "job cancel": ("headrace job cancel 7",),
     "job retry": ("headrace job retry 7",),
+    "run": (
+        "headrace run -- python train.py",
+        "headrace run --name resnet -- torchrun --nproc-per-node 8 train.py",
+    ),
+    "plan show": ("headrace plan show", "headrace plan show resnet --json"),
     "mount add": (
         "headrace mount add /imagenet s3://training-data/imagenet",
         "headrace mount add /local /nfs/dataset",
@@ -174,6 +179,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
     "node break-claim": _fields("path"),
+    "run": _fields("job socket"),
+    "plan show": _fields(
+        "stream job rank world state epoch position samples step_s needed_bytes_s fetched_bytes_s "
+        "ahead_samples ahead_s hits misses hit_share utilization"
+    ),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
     "seal make": _SEAL,

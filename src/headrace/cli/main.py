@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
-    "job", "seal", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "tls", "diagnose",
-    "lab",
+    "job", "seal", "run", "plan", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench",
+    "config", "tls", "diagnose", "lab",
 )  # fmt: skip
 FILE_JOBS = ("load", "free", "pin", "unpin")
 """Commands of one module; each of the others has a module of its name."""

@@ -11,9 +11,11 @@ from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundE
 from headrace.base.model import FileId, Version
 from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
+from headrace.plan.planned_files import PlannedFiles
 from headrace.seal.catalogue import Catalogue, ids_now
 from headrace.store.index import Index
 from headrace.store.sealed_files import SealedFile, StoredSeals
+from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -25,8 +27,9 @@ def index_folder(config: Config) -> str:
     return os.path.join(config.cache[0].folder, "index")
 
 
-def open_store(config: Config) -> Store:
-    """Open the cache, with a new index if the old one is corrupt. Remove the remains of seals of an earlier run."""
+def open_store(config: Config, planned: PlannedFiles) -> Store:
+    """Open the cache, with a new index if the old one is corrupt. Remove the remains of seals of an earlier run.
+    planned: what plans say of its files."""
     volumes = [
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)
@@ -34,10 +37,10 @@ def open_store(config: Config) -> Store:
     if os.path.exists(_corrupt_mark(config)):
         move_index_away(config, CorruptIndexError("the last run found a damaged page"))
     try:
-        store = _store_at(config, volumes)
+        store = _store_at(config, volumes, planned)
     except CorruptIndexError as error:
         move_index_away(config, error)
-        store = _store_at(config, volumes)
+        store = _store_at(config, volumes, planned)
     if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
         store.sealed.renew()
     return store
@@ -115,14 +118,17 @@ def close_after_failure(store: Store) -> None:
         log.warning("the store could not be closed cleanly error=%s", error)
 
 
-def _store_at(config: Config, volumes: list[Volume]) -> Store:
+def _store_at(config: Config, volumes: list[Volume], planned: PlannedFiles) -> Store:
     return Store.open(
         index_folder(config),
         volumes,
-        policy=config.eviction_policy,
-        high=config.watermark_high,
-        low=config.watermark_low,
-        borrowed_share=config.borrowed_share,
+        rules=SpaceRules(
+            high=config.watermark_high,
+            low=config.watermark_low,
+            borrowed_share=config.borrowed_share,
+            policy=config.eviction_policy,
+            planned=planned,
+        ),
         spill=spill_of(config.socket_path),
         seals=_seals_of(config),
     )

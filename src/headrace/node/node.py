@@ -44,6 +44,7 @@ from headrace.node.cache import (
 )
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
+from headrace.node.plan_requests import PlanRequests
 from headrace.node.requests import (
     Handlers,
     JobRequests,
@@ -57,6 +58,9 @@ from headrace.node.requests import (
 from headrace.node.session_events import SessionEvents
 from headrace.node.upkeep import Upkeep
 from headrace.node.writing import CacheOfLayer, build_persister, build_single
+from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.fetcher import PlannedFetcher
+from headrace.prefetch.plan_table import PlanTable
 from headrace.seal.catalogue import Catalogue
 from headrace.store.store import Store
 from headrace.wire.messages import (
@@ -96,7 +100,9 @@ GC_THRESHOLD = 50_000
 class Node:
     """Is a running node. Build it with `Node.start`; end it with `stop`."""
 
-    def __init__(self, config: Config, store: Store, link: ClusterLink | None = None) -> None:
+    def __init__(
+        self, config: Config, store: Store, planned: PlannedFiles, link: ClusterLink | None = None
+    ) -> None:
         self.config = config
         self.store = store
         self.began_s = time.monotonic()
@@ -127,7 +133,12 @@ class Node:
             self.write = None if writing is None else writing.write_back
         self.native = None if self.write is None else native_changes_of(self.write)
         self.reads = self._build_reads()
+        self.plans = PlanTable(planned, self.namespace)
+        self.planned_fetcher = PlannedFetcher(
+            *(self.plans, self.reads, store, self.namespace.tree), watermark_low=config.watermark_low
+        )
         store.space.evicted.add(self._evicted)
+        store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
         self.attachments = Attachments(
             config,
@@ -200,6 +211,7 @@ class Node:
             **MountRequests(self.attachments, self.mounts, self.cluster).handlers,
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
+            **PlanRequests(self.plans, self.planned_fetcher).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
@@ -251,12 +263,13 @@ class Node:
 
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
-        store = open_store(config)
+        planned = PlannedFiles()
+        store = open_store(config, planned)
         link: ClusterLink | None = None
         node: Node | None = None
         try:
             link = _build_link(config, store)
-            node = cls(config, store, link)
+            node = cls(config, store, planned, link)
             await node.attachments.attach_configured(check=not again)
             await node._join(again=again)
             make_private(os.path.dirname(config.socket_path))
@@ -272,6 +285,7 @@ class Node:
             close_after_failure(store)
             raise
         node.upkeep.start()
+        node.planned_fetcher.start()
         node.jobs.auto_seal.start()
         node.jobs.lazy_seals.start()
         if node.scrub is not None:
@@ -318,6 +332,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.upkeep.stop()
+        await self.planned_fetcher.stop()
         await self.jobs.auto_seal.stop()
         await self.jobs.lazy_seals.stop()
         if self.scrub is not None:

@@ -191,6 +191,10 @@ class BorrowedFirst:
     def __contains__(self, id: FileId) -> bool:
         return self._owned.size_of(id) > 0 or self._borrowed.size_of(id) > 0
 
+    def size_of(self, id: FileId) -> int:
+        """Return the bytes of a file; 0 if it is not here."""
+        return self._borrowed.size_of(id) or self._owned.size_of(id)
+
     def touch(self, id: FileId) -> None:
         self._owned.touch(id)
         self._borrowed.touch(id)

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.base import failpoint
 from headrace.base.model import Entry, FileId
 from headrace.store.index import Index
+from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
 from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
@@ -22,10 +23,10 @@ class FileRegistry:
     writer and of the index. writers: the open ones; an unused writer is removed by itself.
     """
 
-    def __init__(self, index: Index, volumes: list[Volume], policy: str) -> None:
+    def __init__(self, index: Index, volumes: list[Volume], policy: str, planned: PlannedChoice) -> None:
         self.index = index
         self.volumes = volumes
-        self.accounts = Accounts(volumes, policy)
+        self.accounts = Accounts(volumes, policy, planned)
         self.lock = threading.RLock()
         self.writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self.sequence = index.state.synced_sequence

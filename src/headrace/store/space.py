@@ -7,11 +7,13 @@ evicts are reported at its next call.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
 from headrace.store.file_registry import FileRegistry
+from headrace.store.planned_choice import NoPlans, PlannedChoice
 from headrace.store.room import choose_volume
 from headrace.store.spill import note_spilled
 from headrace.store.victims import Victims
@@ -22,22 +24,29 @@ EVICT_STEP_BYTES = 8 << 20
 """Bytes evicted per acquisition of the lock, beyond the bytes needed at once: some 60 ms for files of 4 KiB."""
 
 
-class CacheSpace:
-    """The space of a node's disks and of its spill. evicted: called with the ids of evicted files.
+@dataclass(frozen=True, slots=True)
+class SpaceRules:
+    """Say what is evicted, and when. high, low: shares of a volume's capacity where eviction begins and ends.
+    borrowed_share: the share for files that other nodes own. policy: of build_policy. planned: knows which files are
+    read when."""
 
-    high, low: shares of a volume's capacity where eviction begins and ends. borrowed_share: the share for files that
-    other nodes own. No method waits for another process; deleting files blocks for the disk.
-    """
+    high: float = 0.95
+    low: float = 0.90
+    borrowed_share: float = 1.0
+    policy: str = "s3fifo"
+    planned: PlannedChoice = field(default_factory=NoPlans)
+
+
+class CacheSpace:
+    """The space of a node's disks and of its spill. evicted: called with the ids of evicted files. No method waits for
+    another process; deleting files blocks for the disk."""
 
     def __init__(
         self,
         files: FileRegistry,
         disks: list[Volume],
         spill: Volume | None,
-        *,
-        high: float,
-        low: float,
-        borrowed_share: float,
+        rules: SpaceRules,
     ) -> None:
         self.evicted: Listeners[[list[FileId]]] = Listeners()
         self.evicted_files = 0
@@ -46,12 +55,12 @@ class CacheSpace:
         self._disks = disks
         self._spill = spill
         self._has_spilled = False
-        self._high, self._low, self._borrowed_share = high, low, borrowed_share
+        self._high, self._low, self._borrowed_share = rules.high, rules.low, rules.borrowed_share
         self._lock = files.lock
         self._home = threading.get_ident()
         self._unreported = list[FileId]()
         self._draining: set[int] = set()  # volumes that were above the high watermark
-        self._victims = Victims(files.index, files.accounts, files.is_open)
+        self._victims = Victims(files.index, files.accounts, rules.planned, files.is_open)
 
     @property
     def used_bytes(self) -> int:

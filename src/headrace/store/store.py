@@ -28,7 +28,7 @@ from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, 
 from headrace.store.room import keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import NO_SEALS, SealedFiles, StoredSeals
-from headrace.store.space import CacheSpace
+from headrace.store.space import CacheSpace, SpaceRules
 from headrace.store.spill import close_volumes, forget_spilled, open_spill
 from headrace.store.usage import allocated_bytes
 from headrace.store.verifier import FileVerifier
@@ -55,11 +55,8 @@ class Store:
         self,
         index: Index,
         volumes: list[Volume],
-        policy: str,
+        rules: SpaceRules,
         *,
-        high: float,
-        low: float,
-        borrowed_share: float,
         spill: Volume | None,
         seals: StoredSeals,
     ) -> None:
@@ -71,12 +68,10 @@ class Store:
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
         self.unverified_found = recover(index, self.disks, seals)
-        self._files = FileRegistry(index, volumes, policy)
+        self._files = FileRegistry(index, volumes, rules.policy, rules.planned)
         self.sealed = SealedFiles(self._files, seals)
         """Known before anything can be evicted."""
-        self.space = CacheSpace(
-            self._files, self.disks, spill, high=high, low=low, borrowed_share=borrowed_share
-        )
+        self.space = CacheSpace(self._files, self.disks, spill, rules)
         self.verifier = FileVerifier(self._files, self.space)
         self._lock = self._files.lock
         self._sync_failed = self._closed = False
@@ -87,18 +82,14 @@ class Store:
         index_folder: str,
         volumes: list[Volume],
         *,
-        policy: str = "s3fifo",
-        high: float = 0.95,
-        low: float = 0.90,
-        borrowed_share: float = 1.0,
+        rules: SpaceRules | None = None,
         boot_id: str | None = None,
         spill: tuple[str, str] | None = None,
         seals: StoredSeals = NO_SEALS,
     ) -> Store:
-        """Open and recover the cache. high, low: shares of a volume's capacity where eviction begins and ends.
-        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none. seals:
-        whose files are kept, and outlive the index. StoreBusyError, StoreError, CorruptIndexError; everything is
-        closed then."""
+        """Open and recover the cache. rules: of eviction. spill: as in open_spill; None: there is none. seals: whose
+        files are kept, and outlive the index. StoreBusyError, StoreError, CorruptIndexError; everything is closed
+        then."""
         index: Index | None = None
         spill_volume: Volume | None = None
         try:
@@ -115,14 +106,7 @@ class Store:
             )
             spill_volume = None if spill is None else open_spill(*spill, volumes)
             by_number += [] if spill_volume is None else [spill_volume]
-            store = cls(
-                *(index, volumes, policy),
-                high=high,
-                low=low,
-                borrowed_share=borrowed_share,
-                spill=spill_volume,
-                seals=seals,
-            )
+            store = cls(index, volumes, rules or SpaceRules(), spill=spill_volume, seals=seals)
             store.keep_room()
             return store
         except BaseException:

@@ -11,6 +11,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.block_map import map_bytes
 from headrace.store.eviction import BorrowedFirst, build_policy
+from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_ids import SealedIds
 from headrace.store.volume import SPILL, Volume
@@ -22,10 +23,14 @@ completes the file. Such a part has a position in the policy."""
 
 
 class Accounts:
-    """The accounts of a store. policies: of each volume. pinned, sealed: files that must not be evicted."""
+    """The accounts of a store. policies: of each volume. planned: hears of each complete file. pinned, sealed: files
+    that must not be evicted."""
 
-    def __init__(self, volumes: Sequence[Volume], policy: str) -> None:
+    def __init__(self, volumes: Sequence[Volume], policy: str, planned: PlannedChoice) -> None:
         self.policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
+        for number, ranks in enumerate(self.policies):
+            planned.add_volume(number, ranks.size_of)
+        self._planned = planned
         self.pinned: set[FileId] = set()
         self.sealed = SealedIds()
         self._volumes = volumes
@@ -93,6 +98,7 @@ class Accounts:
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
             self.policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
+            self._planned.note_resident(cached.id)
         else:
             size_bytes = volume.allocated(cached.id)
             self._partial[cached.id] = (volume.number, size_bytes)

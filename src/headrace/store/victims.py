@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headrace.base.model import FileId
 from headrace.store.index import Index
+from headrace.store.planned_choice import PlannedChoice
 from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
@@ -17,9 +18,12 @@ are."""
 class Victims:
     """The victims of a store. is_open: whether a file is being filled now. Called under the store's lock."""
 
-    def __init__(self, index: Index, accounts: Accounts, is_open: Callable[[FileId], bool]) -> None:
+    def __init__(
+        self, index: Index, accounts: Accounts, planned: PlannedChoice, is_open: Callable[[FileId], bool]
+    ) -> None:
         self._index = index
         self._accounts = accounts
+        self._planned = planned
         self._is_open = is_open
         self.steps: tuple[Step, ...] = (
             self.superseded_on,
@@ -58,9 +62,12 @@ class Victims:
         return self.of_policy(volume, volume.used_bytes) + self.partial_idle(volume, volume.used_bytes)
 
     def of_policy(self, volume: Volume, bytes_needed: int, _: FileId | None = None) -> list[FileId]:
-        return self._accounts.policies[volume.number].victims(
-            bytes_needed, lambda id: self._accounts.is_kept(id) or self._is_open(id)
-        )
+        policy = self._accounts.policies[volume.number]
+        ids = policy.victims(bytes_needed, self._must_stay)
+        return self._planned.choose(volume.number, ids, self._must_stay)
+
+    def _must_stay(self, id: FileId) -> bool:
+        return self._accounts.is_kept(id) or self._is_open(id)
 
     def _partials(
         self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool

@@ -12,10 +12,20 @@ import msgspec
 from headrace.base.namespace_path import check_long_names
 
 PROTOCOL = 2
+PLAN_TEXT_MAX = 1024
+PLAN_SAMPLES_MAX = 1 << 31
+PLAN_LEARNED_MAX = 1 << 16
+"""The longest name of a plan, in characters; most samples of a data set; most files of one report of a worker."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base class of all messages; the tag on the wire is the class name."""
+
+
+def check_plan_range(first: int, count: int) -> None:
+    """Raise ValueError unless positions first..first + count are within a plan."""
+    if not 0 <= first <= first + count <= PLAN_SAMPLES_MAX:
+        raise ValueError(f"positions {first} to {first + count} are not within a plan")
 
 
 # ---------------------------------------------------------------- requests
@@ -239,6 +249,94 @@ class GatewayCounts(Message, frozen=True):
     rows: list[OperationRow]
 
 
+class PlanStart(Message, frozen=True):
+    """Announce the reads of one loader of a training process. A stream without any message for a minute ends. Since
+    protocol 2. → PlanStarted.
+
+    stream: a random id. job: its name. rank, world: of the process. key: what workers of this process call the data
+    set, in PlanLearn. digest: of the names of its files, b"" where only the workers can tell. samples: of the data set.
+    batch_size: samples that are taken at a time.
+    """
+
+    stream: str
+    job: str
+    rank: int
+    world: int
+    key: str
+    digest: bytes
+    samples: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if max(map(len, (self.stream, self.job, self.key, self.digest))) > PLAN_TEXT_MAX:
+            raise ValueError(f"a name of a plan has more than {PLAN_TEXT_MAX} characters")
+        if not (
+            0 <= self.rank < self.world and self.batch_size >= 1 and 0 <= self.samples <= PLAN_SAMPLES_MAX
+        ):
+            raise ValueError("the numbers of a plan are out of range")
+
+
+class PlanNames(Message, frozen=True):
+    """Name the files of consecutive samples of a data set, from `first` on: paths of the namespace, divided by zero
+    bytes; an empty one is a file that no mount has. → Done."""
+
+    digest: bytes
+    first: int
+    names: bytes
+
+    def __post_init__(self) -> None:
+        check_plan_range(self.first, self.names.count(b"\0") + 1)
+
+
+class PlanOrder(Message, frozen=True):
+    """Give a part of the order of an epoch: sample numbers of 4 bytes, little-endian, the first at position `first` of
+    the epoch. is_last: the epoch's order is complete. → Done."""
+
+    stream: str
+    epoch: int
+    first: int
+    indices: bytes
+    is_last: bool
+
+    def __post_init__(self) -> None:
+        check_plan_range(self.first, len(self.indices) // 4)
+        if len(self.indices) % 4 or not 0 <= self.epoch < PLAN_SAMPLES_MAX:
+            raise ValueError("an order is divided in the middle of a number, or its epoch is out of range")
+
+
+class PlanProgress(Message, frozen=True):
+    """Report how many samples of an epoch a loader has taken from its sampler. → Done."""
+
+    stream: str
+    epoch: int
+    position: int
+
+
+class PlanLearn(Message, frozen=True):
+    """Report files that a worker opened while it loaded samples: indices has the sample of each path, paths are those
+    of the namespace, divided by zero bytes. → Done."""
+
+    key: str
+    indices: list[int]
+    paths: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.indices) != self.paths.count(b"\0") + 1 or len(self.indices) > PLAN_LEARNED_MAX:
+            raise ValueError("as many paths as samples are needed, and not too many of them")
+        for index in self.indices:
+            check_plan_range(index, 1)
+
+
+class PlanEnd(Message, frozen=True):
+    """End a stream. → Done, also if it is unknown."""
+
+    stream: str
+
+
+class PlanList(Message, frozen=True):
+    """List the streams that this node knows. → PlanRows."""
+
+
 class Shutdown(Message, frozen=True):
     """Stop the node in an orderly way. → Done."""
 
@@ -263,6 +361,39 @@ class Welcome(Message, frozen=True):
 
 class Done(Message, frozen=True):
     pass
+
+
+class PlanStarted(Message, frozen=True):
+    """known: the node has the names of this data set, so they need not be sent."""
+
+    known: bool
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """The state of one stream. samples: of the epoch. needed_bytes_s: what its deadlines ask of the cache.
+    fetched_bytes_s: of all streams of the node. ahead_samples, ahead_s: how far all that comes next is in the cache.
+    hits, misses: samples of this epoch whose file was in the cache when they were taken, or not. state: "planned",
+    "learning" (the files are not known yet), or "unreliable" (the files turned out to be others)."""
+
+    stream: str
+    job: str
+    rank: int
+    world: int
+    state: str
+    epoch: int
+    position: int
+    samples: int
+    step_s: float
+    needed_bytes_s: float
+    fetched_bytes_s: float
+    ahead_samples: int
+    ahead_s: float
+    hits: int
+    misses: int
+
+
+class PlanRows(Message, frozen=True):
+    rows: list[PlanRow]
 
 
 class Opened(Message, frozen=True):
@@ -458,6 +589,13 @@ Request = (
     | SealOpen
     | LookupVersion
     | GatewayCounts
+    | PlanStart
+    | PlanNames
+    | PlanOrder
+    | PlanProgress
+    | PlanLearn
+    | PlanEnd
+    | PlanList
     | Shutdown
 )
 Answer = (
@@ -474,6 +612,8 @@ Answer = (
     | JobRows
     | SealRows
     | SealOpened
+    | PlanStarted
+    | PlanRows
     | Failure
     | Invalidated
     | Written

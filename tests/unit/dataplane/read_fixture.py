@@ -17,6 +17,8 @@ from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
+from headrace.store.planned_choice import NoPlans, PlannedChoice
+from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -32,10 +34,14 @@ class ReadPathFixture:
         boot_id: str = "1",
         origin: MemoryOrigin | None = None,
         verify_origin: bool = True,
+        planned: PlannedChoice | None = None,
     ) -> None:
         self.origin = origin or MemoryOrigin("reads")
         self.store = Store.open(
-            str(folder / "v/index"), [Volume(0, str(folder / "v"), capacity_bytes)], boot_id=boot_id
+            str(folder / "v/index"),
+            [Volume(0, str(folder / "v"), capacity_bytes)],
+            rules=SpaceRules(planned=planned or NoPlans()),
+            boot_id=boot_id,
         )
         mounts = MountTable()
         self.namespace = Namespace.build(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)

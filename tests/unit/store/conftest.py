@@ -16,6 +16,7 @@ from headrace.base.model import (
 )
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import SealedFile, StoredSeals
+from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -36,7 +37,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
         volume = Volume(0, str(tmp_path / "volume"), capacity_bytes, "ssd")
         index = str(tmp_path / "volume/index")
         seals = StoredSeals(read_ids=lambda: [[file.id for file in sealed]], read_files=lambda: sealed)
-        store = Store.open(index, [volume], boot_id=boot_id, policy=policy, seals=seals)
+        store = Store.open(index, [volume], boot_id=boot_id, rules=SpaceRules(policy=policy), seals=seals)
         stores.append(store)
         return store
 

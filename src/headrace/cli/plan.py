@@ -1,0 +1,85 @@
+"""Implements `headrace plan show`: what training jobs read next, and how far the cache is ahead of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_json, print_rows, say
+from headrace.config.sizes import show_size
+
+if TYPE_CHECKING:
+    from headrace.wire.messages import PlanRow
+
+BAR_WIDTH = 20
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Show the plans of training jobs.", no_args_is_help=True)
+    group.command("show")(show)
+    app.add_typer(group, name="plan")
+
+
+def show(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Name of one job; all jobs without it.")] = "",
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print where planned jobs are, and how far the cache is ahead."""
+    import msgspec
+
+    from headrace.cli.request import ask
+    from headrace.wire.messages import PlanList, PlanRows
+
+    answer = ask(PlanList(), socket, cache)
+    assert isinstance(answer, PlanRows)
+    rows = [row for row in answer.rows if job in ("", row.job)]
+    if json:
+        print_json([{**msgspec.to_builtins(row), **_estimates(row)} for row in rows])
+    elif rows:
+        print_rows(
+            [_columns(row) for row in rows],
+            as_json=False,
+            right=("step", "needed", "fetched", "ahead", "hits"),
+        )
+    else:
+        say("no job reports a plan; start one with `headrace run -- COMMAND`")
+
+
+def _columns(row: PlanRow) -> dict[str, str]:
+    hits, utilization = _estimates(row)["hit_share"], _estimates(row)["utilization"]
+    return {
+        "job": row.job if row.world == 1 else f"{row.job} {row.rank}/{row.world}",
+        "state": row.state,
+        "epoch": f"{row.epoch}",
+        "position": f"{_bar(row)} {row.position}/{row.samples or '?'}",
+        "step": f"{row.step_s:.3f} s" if row.step_s else "",
+        "needed": f"{show_size(row.needed_bytes_s)}/s" if row.needed_bytes_s else "",
+        "fetched": f"{show_size(row.fetched_bytes_s)}/s",
+        "ahead": f"{row.ahead_s:.0f} s",
+        "hits": "" if hits is None else f"{hits:.1%}",
+        "AU": "" if utilization is None else f"{utilization:.0%}",
+    }
+
+
+def _estimates(row: PlanRow) -> dict[str, float | None]:
+    """Return the share of the epoch's samples that were cached in time, and the accelerator utilization that the
+    fetched rate allows where the cache is not ahead."""
+    taken = row.hits + row.misses
+    utilization = None
+    if row.needed_bytes_s and row.step_s:
+        is_ahead = row.ahead_s >= row.step_s * 8 or row.position + row.ahead_samples >= row.samples
+        utilization = 1.0 if is_ahead else min(1.0, row.fetched_bytes_s / row.needed_bytes_s)
+    return {"hit_share": row.hits / taken if taken else None, "utilization": utilization}
+
+
+def _bar(row: PlanRow) -> str:
+    """Return the position in the epoch, and what is cached from there on, as a bar."""
+    if not row.samples:
+        return "·" * BAR_WIDTH
+    done = min(BAR_WIDTH, BAR_WIDTH * row.position // row.samples)
+    ahead = min(BAR_WIDTH - done, BAR_WIDTH * row.ahead_samples // row.samples)
+    return "█" * done + "▒" * ahead + "·" * (BAR_WIDTH - done - ahead)

@@ -1,0 +1,92 @@
+"""Implements `headrace run -- COMMAND`: starts a training program whose order of reads the node learns."""
+
+from __future__ import annotations
+
+import errno
+import json as json_module
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import warn
+
+NOT_FOUND, NOT_RUN = 127, 126
+"""Statuses of a shell for a program that does not exist, or can't be executed."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", context_settings={"allow_interspersed_args": False})(run)
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="Command that starts the program; put `--` before it."),
+    ],
+    name: Annotated[
+        str | None,
+        options.define("--name", "NAME", "Name of the job in `headrace plan show`.", default="the program's"),
+    ] = None,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the node that takes the plan, as a line of JSON on stderr.")
+    ] = False,
+) -> int:
+    """Start a training program, and fetch ahead what it reads next.
+
+    The program needs no change: a hook in its Python processes learns the order of each torch DataLoader from its
+    sampler (docs/plan.md). The command becomes the program, with its exit status. Without a node on this host the
+    program runs all the same.
+    """
+    variables = dict(os.environ)
+    node_socket = _node_socket(socket, cache)
+    if node_socket is not None:
+        variables |= _hook_variables(node_socket, name or _program(command))
+    if json:
+        sys.stderr.write(json_module.dumps({"job": name or _program(command), "socket": node_socket}) + "\n")
+    try:
+        os.execvpe(command[0], command, variables)
+    except OSError as error:
+        warn(f"run: {command[0]}: {(error.strerror or str(error)).lower()}")
+        return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
+
+
+def _program(command: list[str]) -> str:
+    """Return the first word that names a script, or the last component of the command itself."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return os.path.basename(script)
+
+
+def _node_socket(socket: str | None, cache: str | None) -> str | None:
+    """Return the socket of the node to report to; None without one, which is said. UsageError for several."""
+    from headrace.base.errors import NodeUnavailableError
+    from headrace.client.discovery import find_node
+
+    try:
+        return find_node(socket=socket, cache=cache)
+    except NodeUnavailableError as error:
+        warn(f"the program runs without a plan: {error}")
+        return None
+
+
+def _hook_variables(node_socket: str, name: str) -> dict[str, str]:
+    """Return the variables of the environment that load and configure the hook."""
+    import headrace.hook
+    from headrace.client.discovery import read_states
+    from headrace.config.load import load
+    from headrace.hook.loaders import JOB, MOUNTS, SOCKET
+
+    folder = os.path.join(os.path.dirname(headrace.hook.__file__), "site")
+    before = os.environ.get("PYTHONPATH")
+    states = read_states(load().config.run_folder)
+    mounts = [(state.mountpoint, "/") for state in states if state.mountpoint and state.socket == node_socket]
+    return {
+        "PYTHONPATH": folder if not before else f"{folder}{os.pathsep}{before}",
+        SOCKET: node_socket,
+        JOB: name,
+        **({MOUNTS: json_module.dumps(mounts)} if mounts else {}),
+    }

@@ -1,0 +1,161 @@
+"""Watch torch's DataLoaders: learn the order of each epoch as it begins, and count what is taken.
+
+All is done where a loader takes its next index, in the program's own thread. Samplers inside the loader stay the
+objects that the program made.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .mounts import MountedPaths, mounts_of_process
+from .opened_files import OpenedSampleFiles, data_set_key, end_batch
+from .reporter import ReportedStream, Reporter
+from .sample_files import files_of
+from .samplers import LearnedOrder, NotPlannable, learn, rank_and_world
+
+SOCKET, JOB, MOUNTS = "HEADRACE_PLAN_SOCKET", "HEADRACE_PLAN_JOB", "HEADRACE_PLAN_MOUNTS"
+"""Variables of the environment by which `headrace run` says where to report, for which job, and what is mounted."""
+WATCHER = "_headrace_watcher"
+"""Attribute of torch.utils.data.dataloader that holds the watcher of this process."""
+_EPOCH = "_headrace_epoch"
+
+
+def watch_all_loaders(dataloader: Any) -> None:
+    """Make every loader of this process be watched. dataloader: the module torch.utils.data.dataloader. Do nothing
+    without the variables that `headrace run` sets."""
+    mounts = mounts_of_process(os.environ.get(MOUNTS, ""))
+    if os.environ.get(SOCKET):
+        watcher = Watcher(os.environ[SOCKET], os.environ.get(JOB, "job"), mounts)
+        patch(dataloader, watcher)
+
+
+def patch(dataloader: Any, watcher: Watcher) -> None:
+    """Make the loaders of a module, torch.utils.data.dataloader, call a watcher."""
+    base, fetch = dataloader._BaseDataLoaderIter, dataloader._utils.fetch._MapDatasetFetcher
+    take, build, load = base._next_index, fetch.__init__, fetch.fetch
+
+    def next_index(self: Any) -> Any:
+        batches = watcher.batches_of(self)
+        return take(self) if batches is None else next(batches)
+
+    def build_fetcher(self: Any, dataset: Any, auto_collation: bool, *rest: Any) -> None:  # noqa: FBT001
+        build(self, watcher.marked(dataset, auto_collation), auto_collation, *rest)
+
+    def fetch_batch(self: Any, index: Any) -> Any:
+        try:
+            return load(self, index)
+        finally:
+            end_batch(self.dataset)
+
+    setattr(dataloader, WATCHER, watcher)
+    base._next_index, fetch.__init__, fetch.fetch = next_index, build_fetcher, fetch_batch
+
+
+class _WatchedEpoch:
+    """Holds one epoch of one loader. iterator: of its sampler. batches: where the loader takes its indices instead."""
+
+    def __init__(self, iterator: Any, batches: Iterator[Any] | None) -> None:
+        self.iterator = iterator
+        self.batches = batches
+
+
+class Watcher:
+    """Watches the loaders of this process and reports them. chosen_only: those that the program chose, not all."""
+
+    def __init__(
+        self, socket_path: str, job: str, mounts: MountedPaths, *, chosen_only: bool = False
+    ) -> None:
+        self._chosen_only = chosen_only
+        self._pid = os.getpid()
+        self._reporter = Reporter(socket_path, job, mounts)
+        self._opened_files = OpenedSampleFiles(socket_path, mounts)
+        self._streams: dict[int, ReportedStream] = {}  # by the id of the index sampler, until that is gone
+        self._unplanned: set[int] = set()
+        self._chosen: set[int] = set()
+
+    def choose(self, index_sampler: Any) -> None:
+        """Watch a loader by its index sampler, and permit a copy of that, of whatever kind it is."""
+        self._chosen.add(id(index_sampler))
+        weakref.finalize(index_sampler, self._chosen.discard, id(index_sampler)).atexit = False
+
+    def marked(self, data_set: Any, auto_collation: bool) -> Any:  # noqa: FBT001
+        """Return what a fetcher reads instead of a data set."""
+        try:
+            return self._opened_files.mark(data_set, auto_collation=auto_collation)
+        except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            self._reporter.say_once(f"the files of samples can't be learned: {error!r}")
+            return data_set
+
+    def batches_of(self, loading: Any) -> Iterator[Any] | None:
+        """Return what to take the next index from; None: from the loader's own iterator. loading: the iterator of a
+        DataLoader."""
+        epoch: _WatchedEpoch | None = loading.__dict__.get(_EPOCH)
+        if epoch is None or epoch.iterator is not loading._sampler_iter:
+            epoch = loading.__dict__[_EPOCH] = _WatchedEpoch(loading._sampler_iter, self._begin(loading))
+        return epoch.batches
+
+    def _begin(self, loading: Any) -> Iterator[Any] | None:
+        """Learn the order of an epoch before its first index is taken. Return None for a loader without a plan."""
+        sampler = loading._index_sampler
+        if id(sampler) in self._unplanned or os.getpid() != self._pid:
+            return None
+        if self._chosen_only and id(sampler) not in self._chosen:
+            return None
+        try:
+            return self._plan(loading, sampler)
+        except NotPlannable as error:
+            self._give_up(sampler, str(error))
+        except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            self._give_up(sampler, repr(error))
+        return None
+
+    def _plan(self, loading: Any, sampler: Any) -> Iterator[Any]:
+        rank, world = rank_and_world()
+        if not hasattr(loading._dataset, "__len__") or type(sampler).__name__ == "_InfiniteConstantSampler":
+            raise NotPlannable(f"{type(loading._dataset).__name__} has no order that a sampler knows")
+        stream = self._streams.get(id(sampler)) or self._new_stream(loading, rank, world)
+        order = learn(sampler, world=world, is_chosen=id(sampler) in self._chosen)
+        stream.begin(order.indices)
+        if id(sampler) not in self._streams:
+            self._streams[id(sampler)] = stream
+            # the exit of the process ends all streams at once
+            weakref.finalize(sampler, self._forget, id(sampler)).atexit = False
+            self._reporter.add(stream)
+        self._reporter.wake()
+        return _counted(order, loading._sampler_iter, stream)
+
+    def _forget(self, sampler_id: int) -> None:
+        stream = self._streams.pop(sampler_id, None)
+        if stream is not None:
+            self._reporter.remove(stream)
+
+    def _new_stream(self, loading: Any, rank: int, world: int) -> ReportedStream:
+        data_set, sampler = loading._dataset, loading._index_sampler
+        return ReportedStream(
+            id=uuid.uuid4().hex,
+            key=data_set_key(data_set, self._pid),
+            files=files_of(data_set),
+            samples=len(data_set),
+            batch_size=max(1, int(getattr(sampler, "batch_size", 1) or 1)),
+            rank=rank,
+            world=world,
+            index_sampler=weakref.ref(sampler),
+        )
+
+    def _give_up(self, sampler: Any, why: str) -> None:
+        self._unplanned.add(id(sampler))
+        weakref.finalize(sampler, self._unplanned.discard, id(sampler)).atexit = False
+        self._forget(id(sampler))
+        self._reporter.say_once(f"a loader runs without a plan: {why}")
+
+
+def _counted(order: LearnedOrder, iterator: Any, stream: ReportedStream) -> Iterator[Any]:
+    """Give the batches of an epoch, and count the samples as they are taken."""
+    for batch in iterator if order.batches is None else order.batches:
+        stream.position += len(batch) if hasattr(batch, "__len__") else 1
+        yield batch

@@ -1,0 +1,128 @@
+"""Learn which files a sample is made of, from what the processes that load samples open.
+
+An audit hook of Python sees each `open` of a file (https://docs.python.org/3/library/audit_events.html). While a
+worker loads sample 17, the files it opens are those of sample 17. Files that a library opens in C are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing import parent_process
+from typing import Any
+
+from .frames import PlanConnection, PlanRefusedError
+from .mounts import MountedPaths
+from .sample_files import is_known
+
+TIMEOUT_S = 2.0
+BATCHES_FIRST = 4
+"""Batches of which a worker reports the files, of a data set whose files are known: so a wrong map is noticed."""
+BATCHES_LATER = 64
+"""After that, and after each sample was loaded once, it reports one batch in so many."""
+
+
+def data_set_key(data_set: Any, pid: int) -> str:
+    """Return what the processes of a loader call its data set. pid: of the process that has the loader."""
+    kind = type(data_set)
+    return f"{pid}:{kind.__module__}.{kind.__qualname__}:{len(data_set)}"
+
+
+class OpenedSampleFiles:
+    """Follows what this process opens while it loads samples."""
+
+    def __init__(self, socket_path: str, mounts: MountedPaths) -> None:
+        self._socket_path = socket_path
+        self._mounts = mounts
+        self._index: int | None = None
+        self._opened: list[tuple[int, str]] = []
+        self._is_hooked = False
+
+    def mark(self, data_set: Any, *, auto_collation: bool) -> Any:
+        """Return what a fetcher is to read instead of its data set: the data set itself where nothing can be learned,
+        as a batch that is read in one call doesn't say which file is whose."""
+        if not auto_collation or getattr(data_set, "__getitems__", None) or not hasattr(data_set, "__len__"):
+            return data_set
+        if not self._is_hooked:
+            self._is_hooked = True
+            sys.addaudithook(self._audit)
+        return _MarkedDataSet(data_set, self)
+
+    def load(self, data_set: Any, index: Any) -> Any:
+        """Load a sample, and note the files that are opened meanwhile."""
+        self._index = index if isinstance(index, int) else None
+        try:
+            return data_set[index]
+        finally:
+            self._index = None
+
+    def take(self) -> list[tuple[int, str]]:
+        """Return the (index, path) of all noted files, and forget them."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def report(self, key: str, opened: list[tuple[int, str]]) -> bool:
+        """Send noted files to the node. Return False when it does not want them, or can't be reached."""
+        pairs = [(index, self._mounts.namespace_path(path)) for index, path in opened]
+        known = [(index, path) for index, path in pairs if path is not None]
+        if not known:
+            return True
+        try:
+            connection = PlanConnection(self._socket_path, timeout_s=TIMEOUT_S)
+            try:
+                paths = b"\0".join(os.fsencode(path) for _, path in known)
+                connection.ask("PlanLearn", key=key, indices=[index for index, _ in known], paths=paths)
+            finally:
+                connection.close()
+        except (OSError, PlanRefusedError):
+            return False
+        return True
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._index is None or event != "open":
+            return
+        path, mode = arguments[0], arguments[1]
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if isinstance(path, str) and (mode is None or "r" in mode):
+            self._opened.append((self._index, path))
+
+
+class _MarkedDataSet:
+    """Stand for a data set in the process that loads its samples, and report the files that are opened for each."""
+
+    def __init__(self, data_set: Any, files: OpenedSampleFiles) -> None:
+        torch_data = sys.modules["torch.utils.data"]
+        parent = None if torch_data.get_worker_info() is None else parent_process()
+        self._data_set = data_set
+        self._files = files
+        self._key = data_set_key(data_set, os.getpid() if parent is None else int(parent.pid or 0))
+        self._is_known = is_known(data_set)
+        self._loaded = bytearray(0 if self._is_known else len(data_set))
+        self._missing = len(self._loaded)
+        self._batches = 0
+        self._is_wanted = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_data_set"], name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._files.load(self._data_set, index)
+
+    def end_batch(self) -> None:
+        """Report the files of a batch, unless enough is known."""
+        opened = self._files.take()
+        self._batches += 1
+        is_checked = self._batches <= BATCHES_FIRST or self._batches % BATCHES_LATER == 0
+        if self._is_wanted and (self._missing or is_checked):
+            self._is_wanted = self._files.report(self._key, opened)
+        for index, _ in opened:
+            if index < len(self._loaded) and not self._loaded[index]:
+                self._loaded[index] = 1
+                self._missing -= 1
+
+
+def end_batch(data_set: Any) -> None:
+    """Say that a fetcher has loaded a batch."""
+    if isinstance(data_set, _MarkedDataSet):
+        data_set.end_batch()

@@ -1,0 +1,244 @@
+"""Send the plans of a process to the node, in a thread, while the job goes on.
+
+The node may be away, or be replaced by another: then everything is sent again. Without a node the job runs as it would
+without a plan.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import sys
+import threading
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from .frames import PlanConnection, PlanRefusedError
+from .mounts import MountedPaths
+from .sample_files import SampleFiles
+from .samplers import next_epoch
+
+INTERVAL_S = 0.25
+"""Seconds between two reports of the position."""
+RETRY_S = 5.0
+"""Seconds after which a node that could not be reached is tried again."""
+TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
+NAMES_AT_ONCE = 4096
+INDICES_AT_ONCE = 1 << 20
+DIGEST_SAMPLES = 4096
+
+
+class ReportedStream:
+    """The reads of one loader of one process. position: samples that were taken from the sampler in this epoch; the
+    program's thread counts it, the reporter's reads it.
+
+    key: what the workers call the data set. files: of its samples, if it says so itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        key: str,
+        files: SampleFiles | None,
+        samples: int,
+        batch_size: int,
+        rank: int,
+        world: int,
+        index_sampler: Callable[[], Any],
+    ) -> None:
+        self.id = id
+        self.key = key
+        self.files = files
+        self.samples = samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world = world
+        self.index_sampler = index_sampler
+        self.position = 0
+        self.current: tuple[int, array[int]] = (-1, array("I"))
+        """The number of the epoch and its order. They are replaced together, as two threads use them."""
+
+    def begin(self, order: array[int]) -> None:
+        """Begin the next epoch."""
+        self.position = 0
+        self.current = (self.current[0] + 1, order)
+
+
+class _SentState:
+    """Says what the node knows of a stream. epoch: the last whose order it has. later: the order of the epoch after
+    `epoch`, empty if only its sampler will know it, None if nobody has looked yet."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.later: array[int] | None = None
+
+
+class Reporter:
+    """Reports the streams of this process. job: the name of the job, which all its processes have."""
+
+    def __init__(self, socket_path: str, job: str, mounts: MountedPaths) -> None:
+        self._socket_path = socket_path
+        self._job = job
+        self._mounts = mounts
+        self._streams: list[ReportedStream] = []
+        self._ended: list[str] = []
+        self._sent: dict[str, _SentState] = {}
+        self._connection: PlanConnection | None = None
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-plan", daemon=True)
+        self._has_begun = False
+        self._said: set[str] = set()
+
+    def add(self, stream: ReportedStream) -> None:
+        """Report a stream from now on. The lists are replaced, never changed: two threads see them."""
+        self._streams = [*self._streams, stream]
+        if not self._has_begun:
+            self._has_begun = True
+            self._thread.start()
+            atexit.register(self._stop)
+
+    def remove(self, stream: ReportedStream) -> None:
+        self._streams = [other for other in self._streams if other is not stream]
+        self._ended.append(stream.id)
+
+    def wake(self) -> None:
+        """Report soon: an epoch begins."""
+        self._wake.set()
+
+    def say_once(self, text: str) -> None:
+        """Print a line, unless it was printed before."""
+        if text not in self._said:
+            self._said.add(text)
+            sys.stderr.write(f"headrace: {text}\n")
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            wait_s = INTERVAL_S
+            try:
+                self._report_all()
+            except OSError:
+                self._disconnect()
+                wait_s = RETRY_S
+            self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def _report_all(self) -> None:
+        streams = self._streams
+        if streams and self._connection is None:
+            self._connection = PlanConnection(self._socket_path, timeout_s=TIMEOUT_S)
+        for stream in streams:
+            try:
+                self._report(stream)
+            except PlanRefusedError as error:
+                self.remove(stream)
+                self.say_once(f"the node takes no plan: {error}")
+        while self._ended:
+            self._close(self._ended.pop())
+
+    def _disconnect(self) -> None:
+        """Forget what the node knows: another one may answer next."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._sent.clear()
+
+    def _report(self, stream: ReportedStream) -> None:
+        sent = self._sent.get(stream.id)
+        if sent is None:
+            self._open(stream)
+            sent = self._sent[stream.id] = _SentState()
+        (epoch, order), position = stream.current, stream.position
+        if sent.epoch < epoch:
+            if sent.epoch + 1 != epoch or sent.later != order:
+                self._send_order(stream.id, epoch, order)
+            sent.epoch, sent.later = epoch, None
+        elif sent.later is None and position:
+            sent.later = _next_epoch(stream) or array("I")
+            if sent.later and stream.current[0] == epoch:
+                self._send_order(stream.id, epoch + 1, sent.later)
+        self._ask("PlanProgress", stream=stream.id, epoch=epoch, position=position)
+
+    def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        assert self._connection is not None
+        return self._connection.ask(kind, **fields)
+
+    def _open(self, stream: ReportedStream) -> None:
+        names = None if stream.files is None else _SampleNames(stream.files, self._mounts)
+        digest = b"" if names is None else self._digest(names)
+        answer = self._ask(
+            "PlanStart",
+            stream=stream.id,
+            job=self._job,
+            rank=stream.rank,
+            world=stream.world,
+            key=stream.key,
+            digest=digest,
+            samples=stream.samples,
+            batch_size=stream.batch_size,
+        )
+        if names is not None and not answer.get("known"):
+            for start in range(0, stream.samples, NAMES_AT_ONCE):
+                part = b"\0".join(names.part(start, start + NAMES_AT_ONCE))
+                self._ask("PlanNames", digest=digest, first=start, names=part)
+
+    def _digest(self, names: _SampleNames) -> bytes:
+        """Return what two processes with the same data set agree on: a hash of some of the names."""
+        count = len(names.files)
+        digest = hashlib.blake2b(str(count).encode(), digest_size=16)
+        for index in range(0, count, max(1, count // DIGEST_SAMPLES)):
+            digest.update(names.name(index) + b"\0")
+        return digest.digest()
+
+    def _send_order(self, stream: str, epoch: int, order: array[int]) -> None:
+        for start in range(0, len(order), INDICES_AT_ONCE) or (0,):
+            part = order[start : start + INDICES_AT_ONCE]
+            if sys.byteorder == "big":
+                part.byteswap()
+            is_last = start + INDICES_AT_ONCE >= len(order)
+            indices = part.tobytes()
+            self._ask("PlanOrder", stream=stream, epoch=epoch, first=start, indices=indices, is_last=is_last)
+
+    def _stop(self) -> None:
+        """Tell the node at the exit of the process that its streams are over. Without this it notices later."""
+        self._ending.set()
+        self._wake.set()
+        self._thread.join(timeout=CLOSE_TIMEOUT_S)
+        if self._connection is None or self._thread.is_alive():
+            return
+        try:
+            for stream in [*self._ended, *(stream.id for stream in self._streams)]:
+                self._close(stream)
+        except OSError:
+            pass
+
+    def _close(self, stream: str) -> None:
+        if self._sent.pop(stream, None) is not None:
+            try:
+                self._ask("PlanEnd", stream=stream)
+            except PlanRefusedError:
+                pass  # the node has dropped it already
+
+
+def _next_epoch(stream: ReportedStream) -> array[int] | None:
+    index_sampler = stream.index_sampler()
+    return None if index_sampler is None else next_epoch(index_sampler)
+
+
+class _SampleNames:
+    """The names of samples' files in the namespace; an empty one for a file outside all mounts."""
+
+    def __init__(self, files: SampleFiles, mounts: MountedPaths) -> None:
+        self.files = files
+        self._mounts = mounts
+
+    def name(self, index: int) -> bytes:
+        return os.fsencode(self._mounts.namespace_path(self.files[index]) or "")
+
+    def part(self, start: int, end: int) -> list[bytes]:
+        names = (self._mounts.namespace_path(path) for path in self.files[start:end])
+        return [os.fsencode(name or "") for name in names]

@@ -1,0 +1,81 @@
+"""Say which file each sample of a data set is, where the data set itself says so."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SampleFiles = Sequence[str]
+"""The path of the file of each sample, by the sample's index."""
+_DEPTH_MAX = 16
+
+
+def files_of(data_set: Any, depth: int = 0) -> SampleFiles | None:
+    """Return the file of each sample; None for a data set that this module doesn't know."""
+    if depth > _DEPTH_MAX:
+        return None
+    for kind in type(data_set).__mro__:
+        known = _KNOWN.get((kind.__module__, kind.__name__))
+        if known is not None:
+            return known(data_set, depth)
+    return None
+
+
+class ChosenSamples(Sequence[str]):
+    """Choose samples of another data set, without a copy of its paths."""
+
+    def __init__(self, files: SampleFiles, indices: Sequence[int]) -> None:
+        self._files = files
+        self._indices = array("I", indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._files[number] for number in self._indices[index]]
+        return self._files[self._indices[index]]
+
+
+def _of_samples(data_set: Any, _: int) -> SampleFiles | None:
+    """Return the files of torchvision's DatasetFolder and ImageFolder."""
+    return [sample[0] for sample in data_set.samples]
+
+
+def _of_headrace(data_set: Any, _: int) -> SampleFiles | None:
+    """Return the files of our Samples, as URLs of the namespace or as paths."""
+    top = data_set.place.name.rstrip("/")
+    return [f"{top}/{name}" for name in data_set.names]
+
+
+def _of_subset(data_set: Any, depth: int) -> SampleFiles | None:
+    files = files_of(data_set.dataset, depth + 1)
+    return None if files is None else ChosenSamples(files, data_set.indices)
+
+
+def _of_concatenation(data_set: Any, depth: int) -> SampleFiles | None:
+    paths: list[str] = []
+    for part in data_set.datasets:
+        files = files_of(part, depth + 1)
+        if files is None or len(files) != len(part):
+            return None
+        paths += files[0 : len(files)]
+    return paths
+
+
+_KNOWN: dict[tuple[str, str], Callable[[Any, int], SampleFiles | None]] = {
+    ("torchvision.datasets.folder", "DatasetFolder"): _of_samples,
+    ("headrace.integrations.torch_data", "Samples"): _of_headrace,
+    ("torch.utils.data.dataset", "Subset"): _of_subset,
+    ("torch.utils.data.dataset", "ConcatDataset"): _of_concatenation,
+}
+
+
+def is_known(data_set: Any, depth: int = 0) -> bool:
+    """Return whether `files_of` knows a data set, without listing its files."""
+    names = {(kind.__module__, kind.__name__) for kind in type(data_set).__mro__}
+    if depth > _DEPTH_MAX or not names & set(_KNOWN):
+        return False
+    parts = getattr(data_set, "datasets", None) or [getattr(data_set, "dataset", None)]
+    return all(part is None or is_known(part, depth + 1) for part in parts)

@@ -1,0 +1,85 @@
+"""Answer the messages of plans, which training processes send, and `headrace plan show`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.prefetch.fetcher import PlannedFetcher, ahead_s
+from headrace.prefetch.plan_table import PlannedReader, PlanTable
+from headrace.wire.messages import (
+    Done,
+    PlanEnd,
+    PlanLearn,
+    PlanList,
+    PlanNames,
+    PlanOrder,
+    PlanProgress,
+    PlanRow,
+    PlanRows,
+    PlanStart,
+    PlanStarted,
+)
+
+
+class PlanRequests:
+    """Hands messages to the plans of a node."""
+
+    def __init__(self, plans: PlanTable, fetcher: PlannedFetcher) -> None:
+        self._plans = plans
+        self._fetcher = fetcher
+        self.handlers: Mapping[type, Any] = {
+            PlanStart: self._start,
+            PlanNames: self._name,
+            PlanOrder: self._order,
+            PlanProgress: self._progress,
+            PlanLearn: self._learn,
+            PlanEnd: self._end,
+            PlanList: self._list,
+        }
+
+    async def _start(self, request: PlanStart) -> PlanStarted:
+        return PlanStarted(known=self._plans.start(request))
+
+    async def _name(self, request: PlanNames) -> Done:
+        await self._plans.name(request)
+        return Done()
+
+    async def _order(self, request: PlanOrder) -> Done:
+        await self._plans.order(request)
+        return Done()
+
+    async def _progress(self, request: PlanProgress) -> Done:
+        self._plans.progress(request)
+        return Done()
+
+    async def _learn(self, request: PlanLearn) -> Done:
+        await self._plans.learn(request)
+        return Done()
+
+    async def _end(self, request: PlanEnd) -> Done:
+        self._plans.end(request.stream)
+        return Done()
+
+    async def _list(self, _: PlanList) -> PlanRows:
+        return PlanRows(rows=[self._row(reader) for reader in self._plans.readers])
+
+    def _row(self, reader: PlannedReader) -> PlanRow:
+        request = reader.request
+        return PlanRow(
+            stream=request.stream,
+            job=request.job,
+            rank=request.rank,
+            world=request.world,
+            state=reader.state,
+            epoch=reader.epoch,
+            position=reader.position,
+            samples=reader.epoch_samples,
+            step_s=reader.step_s or 0.0,
+            needed_bytes_s=self._fetcher.needed_bytes_s(reader),
+            fetched_bytes_s=self._fetcher.fetched_bytes_s(),
+            ahead_samples=reader.ahead_samples,
+            ahead_s=ahead_s(reader),
+            hits=reader.hits,
+            misses=reader.misses,
+        )

@@ -1,0 +1,93 @@
+"""Hold what all plans of a node say about its files: their numbers, their order, and which to evict.
+
+Threads: the node's loop changes the plans, and any thread that needs space asks for victims. Each method takes the
+lock; those who work on `orders` and `numbers` themselves take it, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from headrace.base.model import FileId
+from headrace.plan.eviction import PlannedVictims
+from headrace.plan.file_numbers import FileNumbers
+from headrace.plan.orders import MergedOrders
+
+SizeOf = Callable[[FileId], int]
+"""Takes a file id and returns its bytes on one volume; 0: it is not there."""
+IsKept = Callable[[FileId], bool]
+"""Takes a file id and returns whether the file must not be evicted now."""
+
+
+class PlannedFiles:
+    """The files of all plans of a node."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.orders = MergedOrders()
+        self.numbers = FileNumbers()
+        self._victims: dict[int, PlannedVictims] = {}
+        self._sizes: dict[int, SizeOf] = {}
+
+    def reset(self) -> None:
+        """Forget all files, when no plan is left."""
+        with self.lock:
+            self.orders = MergedOrders()
+            self.numbers = FileNumbers()
+            for volume in self._sizes:
+                self._victims[volume] = self._new_victims(volume)
+
+    def add_volume(self, volume: int, size_of: SizeOf) -> None:
+        """Add a volume, by its number."""
+        with self.lock:
+            self._sizes[volume] = size_of
+            self._victims[volume] = self._new_victims(volume)
+
+    def choose(self, volume: int, ids: Sequence[FileId], is_kept: IsKept) -> list[FileId]:
+        """Replace the victims of a volume's policy that plans know by those that are needed last.
+
+        So the policy decides how much the planned files lose, as it does without plans, and the plans decide which.
+        """
+        with self.lock:
+            if not len(self.numbers):
+                return list(ids)
+            known = {id for id in ids if self.orders.knows(self.numbers.number_of(id))}
+            if not known:
+                return list(ids)
+            size_of = self._sizes[volume]
+            bytes_needed = sum(map(size_of, known))
+            numbers = self._victims[volume].victims(
+                bytes_needed, lambda number: is_kept(self.numbers.id_of(number))
+            )
+            chosen = dict.fromkeys(map(self.numbers.id_of, numbers))
+            bytes_needed -= sum(map(size_of, chosen))
+            for id in ids:  # files that the victims don't know yet
+                if id in known and id not in chosen and bytes_needed > 0:
+                    chosen[id] = None
+                    bytes_needed -= size_of(id)
+            return [*(id for id in ids if id not in known and id not in chosen), *chosen]
+
+    def note_resident(self, id: FileId) -> None:
+        """Note a file that is complete in the cache now."""
+        if not len(self.numbers):
+            return
+        with self.lock:
+            number = self.numbers.number_of(id)
+            for victims in self._victims.values() if number else ():
+                victims.insert(number)
+
+    def may_admit(self, number: int, size_bytes: int) -> bool:
+        """Return whether a file may be prefetched into a full cache: nothing that is needed sooner goes for it."""
+        with self.lock:
+            return all(victims.may_admit(number, size_bytes) for victims in self._victims.values())
+
+    def catch_up(self) -> bool:
+        """Follow the changes of the plans a step, of a few milliseconds. Return whether all is done."""
+        with self.lock:
+            results = [victims.catch_up() for victims in self._victims.values()]
+            return all(results)
+
+    def _new_victims(self, volume: int) -> PlannedVictims:
+        numbers, size_of = self.numbers, self._sizes[volume]
+        return PlannedVictims(self.orders, lambda number: size_of(numbers.id_of(number)))

@@ -1,0 +1,174 @@
+"""`headrace run` with real torch on a real mount: the program is unchanged, and its files are there before it asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.host import Host, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(180)]
+
+FILES = 240
+TRAINER = Path(__file__).with_name("trainer.py")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    try:
+        for number in range(FILES):
+            host.put(f"images/{number % 8}/{number}.bin", 2000 + number)
+        yield host
+    finally:
+        host.close()
+
+
+def train(host: Host, *words: object, plan: bool, folder: Path | None = None) -> dict[str, Any]:
+    """Run the trainer, with or without `headrace run`, and return what it prints."""
+    command = [sys.executable, *map(str, (TRAINER, folder or host.mount / "images", *words))]
+    before = ["run", "--name", "job", "--"] if plan else []
+    if plan:
+        done = host.headrace(*before, *command, limit_s=120)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return {"said": done.stderr, **json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("sampler", ["shuffle", "replacement", "distributed", "custom"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_is_bit_identical(host: Host, sampler: str, workers: int) -> None:
+    """Batches, the bytes of all files, and the states of the random generators are the same without the hook and
+    without a mount."""
+    host.up()
+    planned = train(host, sampler, workers, plan=True)
+    plain = train(host, sampler, workers, plan=False, folder=host.truth / "images")
+    assert planned.pop("said") == ""
+    del plain["said"]
+    assert planned == plain
+
+
+@pytest.mark.parametrize("kind", ["known", "learned"])
+def test_the_files_are_cached_before_they_are_read(host: Host, kind: str) -> None:
+    """A trainer that waits after the first batch of its last epoch finds all of that epoch in the cache."""
+    host.up()
+    go = host.base / "go"
+    trainer = host.start(
+        *(
+            "run",
+            "--name",
+            "job",
+            "--",
+            sys.executable,
+            TRAINER,
+            host.mount / "images",
+            "shuffle",
+            2,
+            kind,
+            go,
+        ),
+        json_=False,
+    )
+
+    def row() -> dict[str, Any]:
+        rows = host.json("plan", "show", "job")
+        return rows[0] if rows else {}
+
+    wait_until(
+        lambda: row().get("epoch") == 1 and row()["state"] == "planned", limit_s=60, hint=lambda: str(row())
+    )
+    wait_until(
+        lambda: row()["position"] + row()["ahead_samples"] == FILES, limit_s=60, hint=lambda: str(row())
+    )
+    go.touch()
+    assert trainer.wait(60) == 0
+    wait_until(lambda: host.json("plan", "show") == [])
+
+
+def test_a_cold_data_set_arrives_in_the_order_of_the_plan(host: Host) -> None:
+    host.up()
+    planned = train(host, "shuffle", 2, "known", plan=True)
+    assert len(planned["batches"]) > 0
+    wait_until(lambda: host.status()["cache"]["used_bytes"] >= FILES * 4096)
+
+
+def test_without_a_node_the_program_runs_all_the_same(host: Host) -> None:
+    planned = train(host, "shuffle", 0, plan=True, folder=host.truth / "images")
+    assert "the program runs without a plan" in planned["said"]
+
+
+def test_a_node_that_dies_is_no_concern_of_the_program(host: Host) -> None:
+    """The files are outside the mount, so that only the plan needs the node."""
+    up = host.up()
+    go = host.base / "go"
+    trainer = host.start(
+        *("run", "--", sys.executable, TRAINER, host.truth / "images", "shuffle", 2, "known", go), json_=False
+    )
+    wait_until(lambda: (host.base / "go.waiting").exists(), limit_s=60)
+    host.ok("down", "--all")
+    up.wait()
+    go.touch()
+    assert trainer.wait(60) == 0
+    assert "Traceback" not in trainer.said
+
+
+CHOOSING = """
+import headrace.plan, sys, time
+from torch.utils.data import DataLoader
+from headrace.client.connection import Connection
+from headrace.client.discovery import find_node
+from headrace.wire.messages import PlanList
+from tests.integration.plan.trainer import Files
+chosen, other = (DataLoader(Files(sys.argv[1]), batch_size=8, shuffle=True) for _ in range(2))
+assert headrace.plan.watch(chosen, name="mine")
+next(iter(other))
+batches = iter(chosen)
+next(batches)
+connection = Connection(find_node(), role="cli")
+for _ in range(500):
+    rows = connection.ask(PlanList()).rows
+    if rows and rows[0].position:
+        break
+    time.sleep(0.02)
+print([row.job for row in rows])
+"""
+
+
+def test_a_program_may_choose_a_loader_itself(host: Host) -> None:
+    host.up()
+    done = subprocess.run(
+        [sys.executable, "-c", CHOOSING, str(host.mount / "images")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=host.environment | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert (done.returncode, done.stdout) == (0, "['mine']\n"), done.stderr
+
+
+def test_a_program_without_torch_is_left_alone(host: Host, tmp_path: Path) -> None:
+    """It has its arguments, its status, its own sitecustomize and its own PYTHONPATH."""
+    host.up()
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.from_own_sitecustomize = True\n")
+    host.environment["PYTHONPATH"] = f"{own}{os.pathsep}{host.environment.get('PYTHONPATH', '')}"
+    script = (
+        "import sys; assert sys.from_own_sitecustomize; "
+        "assert not [name for name in sys.modules if 'headrace' in name]; sys.exit(int(sys.argv[1]))"
+    )
+    done = host.headrace("run", "--", sys.executable, "-c", script, "7")
+    assert (done.returncode, done.stderr) == (7, "")
+    missing = host.headrace("run", "--", "/no/such/program")
+    assert missing.returncode == 127
+    assert "no such file" in missing.stderr

@@ -1,0 +1,136 @@
+"""Learning an order changes nothing that the program sees: batches, and the states of all random generators."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from headrace.hook.samplers import NotPlannable, learn, next_epoch
+
+SAMPLES = range(103)
+
+
+class DrawsAsItGoes(Sampler[int]):
+    """Draws from all three global generators between its indices."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(50):
+            torch.rand(1)
+            yield random.randrange(103) + int(np.random.randint(2)) * 0
+
+    def __len__(self) -> int:
+        return 50
+
+
+def shared_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: SequentialSampler(SAMPLES),
+    "random": lambda: RandomSampler(SAMPLES),
+    "random, own generator": lambda: RandomSampler(SAMPLES, generator=shared_generator()),
+    "replacement": lambda: RandomSampler(SAMPLES, replacement=True, num_samples=200),
+    "replacement, own generator": lambda: RandomSampler(
+        SAMPLES, replacement=True, num_samples=200, generator=shared_generator()
+    ),
+    "weighted": lambda: WeightedRandomSampler([1.0] * 50 + [2.0] * 53, 90),
+    "subset": lambda: SubsetRandomSampler(range(3, 60)),
+    "distributed": lambda: DistributedSampler(SAMPLES, num_replicas=3, rank=1, seed=2),  # type: ignore[arg-type]
+    "drawing as it goes": DrawsAsItGoes,
+}
+
+
+def seed_all() -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+
+
+def random_states() -> tuple[object, ...]:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+
+
+def two_epochs(index_sampler: Any, *, planned: bool) -> tuple[list[list[Any]], list[array[int]], object]:
+    """Return the batches of two epochs, the orders that were learned, and the states of the generators then. The
+    program draws random numbers of its own between batches."""
+    seed_all()
+    epochs, orders = [], []
+    for _ in range(2):
+        iterator = iter(index_sampler)
+        if planned:
+            order = learn(index_sampler, world=1)
+            orders.append(order.indices)
+            iterator = iterator if order.batches is None else order.batches
+        batches = []
+        for batch in iterator:
+            batches.append(batch)
+            torch.rand(1), random.random(), np.random.rand()
+        epochs.append(batches)
+    return epochs, orders, random_states()
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_is_the_same_with_and_without_a_plan(name: str, drop_last: bool, is_batched: bool) -> None:
+    def build() -> Any:
+        seed_all()
+        sampler = SAMPLERS[name]()
+        return BatchSampler(sampler, 8, drop_last) if is_batched else sampler
+
+    plain, _, states = two_epochs(build(), planned=False)
+    planned, orders, states_planned = two_epochs(build(), planned=True)
+    assert planned == plain
+    assert states_planned == states
+    if name == "drawing as it goes":
+        return  # the copy can't know what the program draws in between
+    for batches, order in zip(plain, orders, strict=True):
+        assert [index for batch in batches for index in (batch if is_batched else [batch])] == order.tolist()
+
+
+def test_the_next_epoch_of_a_distributed_sampler_is_known() -> None:
+    sampler = DistributedSampler(SAMPLES, num_replicas=3, rank=2, seed=4)  # type: ignore[arg-type, var-annotated]
+    batches = BatchSampler(sampler, 8, drop_last=True)
+    sampler.set_epoch(6)
+    later = next_epoch(batches)
+    assert sampler.epoch == 6
+    sampler.set_epoch(7)
+    assert later is not None
+    assert later.tolist() == [index for batch in batches for index in batch]
+    assert next_epoch(BatchSampler(RandomSampler(SAMPLES), 8, drop_last=True)) is None
+
+
+def test_a_sampler_that_may_wait_for_other_ranks_is_not_copied() -> None:
+    with pytest.raises(NotPlannable, match="may wait for other ranks"):
+        learn(DrawsAsItGoes(), world=2)
+    assert len(learn(DrawsAsItGoes(), world=2, is_chosen=True).indices) == 50
+
+
+class Broken(Sampler[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield [1, 2]
+        yield ["three"]
+
+
+def test_indices_that_are_no_numbers_are_no_plan() -> None:
+    with pytest.raises(NotPlannable, match="can't be copied"):
+        learn(Broken(), world=1)
+    names = SubsetRandomSampler(["a", "b"])  # type: ignore[list-item]
+    with pytest.raises(NotPlannable, match="not numbers"):
+        learn(BatchSampler(names, 2, drop_last=False), world=1)

@@ -1,0 +1,109 @@
+"""A node with an origin in memory, and a training job that reports its plan as the hook does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from headrace.base.model import FileId
+from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.fetcher import PlannedFetcher
+from headrace.prefetch.plan_table import PlannedReader, PlanTable
+from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
+from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
+
+SIZE_BYTES = 1000
+
+
+class PlannedNode:
+    """A node with `files` files of 1,000 bytes below /d."""
+
+    def __init__(self, folder: Path, files: int, *, capacity_bytes: int = 64 * MIB) -> None:
+        self.planned = PlannedFiles()
+        self.reads = ReadPathFixture(
+            folder,
+            capacity_bytes=capacity_bytes,
+            planned=self.planned,
+        )
+        self.paths = [b"/d/%d" % number for number in range(files)]
+        for number in range(files):
+            self.reads.origin.hold(f"d/{number}", number.to_bytes(4, "little") * (SIZE_BYTES // 4))
+        self.plans = PlanTable(self.planned, self.reads.namespace)
+        self.reads.store.space.evicted.add(self.plans.note_evicted)
+        self.fetcher = PlannedFetcher(
+            self.plans,
+            self.reads.reads,
+            self.reads.store,
+            self.reads.namespace.tree,
+            watermark_low=0.9,
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        async with self.reads.running():
+            self.fetcher.start()
+            try:
+                yield self
+            finally:
+                await self.fetcher.stop()
+
+    def id_of(self, number: int) -> FileId | None:
+        entry = self.reads.namespace.tree.entry_at(self.paths[number])
+        return None if entry is None else entry.id
+
+    def cached(self) -> set[int]:
+        """Return the numbers of the files that are whole in the cache, and check their bytes."""
+        numbers = set()
+        for number in range(len(self.paths)):
+            id = self.id_of(number)
+            cached = None if id is None else self.reads.store.index.cached(id)
+            if id is not None and cached is not None and cached.complete:
+                assert self.reads.content(id)[:SIZE_BYTES] == number.to_bytes(4, "little") * (SIZE_BYTES // 4)
+                numbers.add(number)
+        return numbers
+
+    async def settle(self, seconds: float = 5.0) -> None:
+        """Let the fetcher work, with the upkeep of a node's cache beside it. Time is virtual."""
+        for _ in range(int(seconds * 10)):
+            await asyncio.sleep(0.1)
+            while self.reads.store.space.evict_if_needed():
+                pass
+
+
+class Job:
+    """One loader over the files of a node. digest: b"" for a data set that only its workers know."""
+
+    def __init__(
+        self, node: PlannedNode, stream: str = "s", *, digest: bytes = b"digest", batch_size: int = 4
+    ) -> None:
+        self._plans = node.plans
+        self._stream = stream
+        self.key = f"key of {stream}"
+        self.start = PlanStart(stream, "train", 0, 1, self.key, digest, len(node.paths), batch_size)
+        self._paths = node.paths
+
+    @property
+    def reader(self) -> PlannedReader:
+        return next(reader for reader in self._plans.readers if reader.key == self._stream)
+
+    async def begin(self, order: Sequence[int], epoch: int = 0) -> None:
+        """Announce the data set and its first epoch."""
+        if not self._plans.start(self.start) and self.start.digest:
+            await self._plans.name(PlanNames(self.start.digest, 0, b"\0".join(self._paths)))
+        await self.order(order, epoch)
+
+    async def order(self, order: Sequence[int], epoch: int) -> None:
+        await self._plans.order(PlanOrder(self._stream, epoch, 0, array("I", order).tobytes(), True))
+
+    def progress(self, position: int, epoch: int = 0) -> None:
+        self._plans.progress(PlanProgress(self._stream, epoch, position))
+
+    async def learn(self, samples: dict[int, list[bytes]]) -> None:
+        pairs = [(index, path) for index, paths in samples.items() for path in paths]
+        await self._plans.learn(
+            PlanLearn(self.key, [index for index, _ in pairs], b"\0".join(path for _, path in pairs))
+        )

@@ -1,0 +1,206 @@
+"""Plans of training jobs, from their messages to files in the cache. Time is virtual."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
+from tests.unit.dataplane.read_fixture import MIB
+from tests.unit.prefetch.job_fixture import Job, PlannedNode
+
+FILES = 200
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> PlannedNode:
+    return PlannedNode(tmp_path, FILES)
+
+
+def shuffled(seed: int, count: int = FILES) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+async def test_what_is_planned_is_in_the_cache_before_it_is_read(node: PlannedNode) -> None:
+    async with node.running():
+        job = Job(node)
+        await job.begin(shuffled(1))
+        await node.settle()
+        assert node.cached() == set(range(FILES))
+        job.progress(FILES)
+        assert (job.reader.hits, job.reader.misses, job.reader.state) == (FILES, 0, "planned")
+
+
+async def test_a_second_process_need_not_name_the_files(node: PlannedNode) -> None:
+    async with node.running():
+        first, second = Job(node, "a"), Job(node, "b")
+        await first.begin(shuffled(1))
+        assert node.plans.start(second.start)
+        assert second.reader.sample_map is first.reader.sample_map
+
+
+async def test_a_map_that_is_learned_plans_the_next_epoch(node: PlannedNode) -> None:
+    async with node.running():
+        job = Job(node, digest=b"")
+        await job.begin(shuffled(1))
+        await node.settle()
+        assert node.cached() == set()
+        assert job.reader.state == "learning"
+        for first in range(0, FILES, 50):
+            await job.learn({index: [node.paths[index]] for index in range(first, first + 50)})
+        assert job.reader.state == "planned"
+        job.progress(FILES)
+        await job.order(shuffled(2), epoch=1)
+        job.progress(0, epoch=1)
+        await node.settle()
+        assert node.cached() == set(range(FILES))
+
+
+async def test_samples_of_several_files_are_fetched_with_all_of_them(tmp_path: Path) -> None:
+    node = PlannedNode(tmp_path, 40)
+    async with node.running():
+        job = Job(node, digest=b"")
+        await job.begin([3, 1])
+        pairs = {index: [node.paths[index], node.paths[index + 20]] for index in (1, 3)}
+        await job.learn(pairs)
+        await job.learn({index: [node.paths[index]] for index in range(40) if index not in pairs})
+        await job.order([3, 1], epoch=1)
+        await node.settle()
+        assert node.cached() == {1, 3, 21, 23}
+        job.progress(1, epoch=1)
+        assert job.reader.stream is not None
+        assert job.reader.stream.position == 2
+
+
+async def test_a_sample_that_opens_another_file_later_ends_the_plan(node: PlannedNode) -> None:
+    async with node.running():
+        job = Job(node)
+        await job.begin(shuffled(1))
+        await job.learn({7: [node.paths[8]]})
+        assert job.reader.state == "unreliable"
+        assert not job.reader.is_fetched
+
+
+async def test_what_is_needed_sooner_stays_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    """The cache holds a third of the data. The fetcher stays ahead of the reader, and drops only what it has read."""
+    node = PlannedNode(tmp_path, 3000, capacity_bytes=8 * MIB)
+    order = shuffled(3, 3000)
+    async with node.running():
+        job = Job(node, batch_size=10)
+        await job.begin(order)
+        for position in range(0, 3000, 150):
+            await node.settle(1)
+            missing = set(order[position : position + 150]) - node.cached()
+            assert not missing, position
+            job.progress(position + 150)
+        assert job.reader.misses == 0
+        assert node.fetcher.fetched_files < 3300
+
+
+async def test_a_stream_without_a_word_ends(node: PlannedNode) -> None:
+    async with node.running():
+        job = Job(node)
+        await job.begin(shuffled(1))
+        await node.settle(50)
+        job.progress(4)
+        await node.settle(50)
+        assert node.plans.readers
+        await node.settle(20)
+        assert not node.plans.readers
+        with pytest.raises(UsageError, match="does not know its stream"):
+            job.progress(8)
+
+
+async def test_a_predicted_epoch_is_taken_over_and_a_wrong_prediction_replaced(node: PlannedNode) -> None:
+    async with node.running():
+        job = Job(node)
+        await job.begin(shuffled(1))
+        await job.order(shuffled(2), epoch=1)
+        stream = job.reader.stream
+        job.progress(FILES)
+        await job.order(shuffled(2), epoch=1)
+        job.progress(8, epoch=1)
+        assert job.reader.stream is stream
+        assert stream is not None
+        assert stream.position == FILES + 8
+        await job.order(shuffled(9), epoch=1)
+        job.progress(12, epoch=1)
+        assert job.reader.stream is not stream
+        assert job.reader.stream is not None
+        assert job.reader.stream.position == 12
+
+
+async def test_files_that_are_gone_or_outside_are_skipped(node: PlannedNode) -> None:
+    node.paths[5], node.paths[6], node.paths[7] = b"/d/none", b"", b"no path"
+    async with node.running():
+        job = Job(node)
+        await job.begin(shuffled(1))
+        await node.settle()
+        assert node.cached() == set(range(FILES)) - {5, 6, 7}
+
+
+TEXT = st.sampled_from(["s", "t", ""])
+NUMBER = st.one_of(st.integers(-1, 300), st.sampled_from([1 << 31, 1 << 62]))
+NAMES = st.lists(st.sampled_from([b"/d/1", b"/d", b"/", b"", b"/d/../x", b"\xff" * 300, b"/d/2"])).map(
+    b"\0".join
+)
+MESSAGES = st.one_of(
+    st.builds(PlanStart, TEXT, TEXT, NUMBER, NUMBER, TEXT, st.sampled_from([b"", b"d"]), NUMBER, NUMBER),
+    st.builds(PlanNames, st.sampled_from([b"", b"d"]), NUMBER, NAMES),
+    st.builds(PlanOrder, TEXT, NUMBER, NUMBER, st.binary(max_size=64), st.booleans()),
+    st.builds(PlanProgress, TEXT, NUMBER, NUMBER),
+    st.builds(PlanLearn, TEXT, st.lists(NUMBER, max_size=4), NAMES),
+)
+
+
+def build_or_none(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    """Return a strategy that skips what the message itself refuses."""
+
+    @st.composite
+    def built(draw: st.DrawFn) -> object:
+        try:
+            return draw(strategy)
+        except ValueError:
+            return None
+
+    return built()
+
+
+HOSTILE: st.SearchStrategy[object] = build_or_none(MESSAGES)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(HOSTILE, max_size=12))
+async def test_whatever_a_program_says_the_node_answers(
+    tmp_path_factory: pytest.TempPathFactory, sent: list[object]
+) -> None:
+    node = PlannedNode(tmp_path_factory.mktemp("hostile"), 3)
+    async with node.running():
+        for message in sent:
+            try:
+                await answer(node, message)
+            except HeadraceError:
+                pass
+            await node.settle(1)
+        assert node.cached() <= {1, 2}
+
+
+async def answer(node: PlannedNode, message: object) -> None:
+    match message:
+        case PlanStart():
+            node.plans.start(message)
+        case PlanNames():
+            await node.plans.name(message)
+        case PlanOrder():
+            await node.plans.order(message)
+        case PlanProgress():
+            node.plans.progress(message)
+        case PlanLearn():
+            await node.plans.learn(message)
