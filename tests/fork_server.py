@@ -5,8 +5,9 @@ of both. A fork is a process of its own: a real child of the one that starts it,
 directory, umask, session and descriptors, also as /proc shows them. What a fork can't imitate is executed as usual:
 other programs, other settings of Python, a function before exec. So are all processes where this one is not root.
 
-`up` starts a node and an FD store. These are forks, too, of a twin that `up` forks before it runs anything: they
-have no state of `up`. Tests of the entry points, of the packages and of the security of starts don't use this module.
+`up` starts a node, an FD store and gateways. These are forks, too, of a twin that `up` forks before it runs anything:
+they have no state of `up`. Tests of the entry points, of the packages and of the security of starts don't use this
+module.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ MODULES = {
     "headrace.node": "headrace.node.__main__",
     "headrace.fuse.fd_store": "headrace.fuse.fd_store",
     "headrace.fuse.session_main": "headrace.fuse.session_main",
+    "headrace.rest.main": "headrace.rest.main",
+    "headrace.s3.main": "headrace.s3.main",
+    "headrace.webhdfs.main": "headrace.webhdfs.main",
 }
 """What is forked: the name on the command line, and the module that is run by it."""
 

@@ -13,6 +13,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.node_client import NodeClient
 from headrace.client.path_reader import PathReader
 from headrace.config.schema import CacheVolume, Config, MountConfig
+from tests.fork_server import ForkingPopen
 
 MIB = BLOCK_SIZE_BYTES
 
@@ -43,13 +44,13 @@ class NodeProcess:
     def start(self) -> None:
         ready_read, ready_write = os.pipe()
         with open(self.base / "node.log", "ab") as output:
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[bytes] = ForkingPopen(
                 [
                     sys.executable,
                     "-m",
                     "headrace.node",
                     "--config-json",
-                    self.base / "config.json",
+                    str(self.base / "config.json"),
                     "--ready-fd",
                     str(ready_write),
                 ],

@@ -16,6 +16,7 @@ from headrace.client.connection import Connection
 from headrace.fuse import device
 from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart
+from tests.fork_server import ForkingPopen
 from tests.integration.node.conftest import running
 from tests.integration.node.node_process import NodeProcess
 
@@ -31,7 +32,7 @@ class Mounted:
         read, write = os.pipe()
         command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(self.path), "--io", io]
         command += ["--socket", node.config.socket_path, "--ready-fd", str(write)]
-        self.holder = subprocess.Popen(command, pass_fds=(write,))
+        self.holder: subprocess.Popen[bytes] = ForkingPopen(command, pass_fds=(write,))
         os.close(write)
         ready, _, _ = select.select([read], [], [], 15)
         assert ready

@@ -20,6 +20,7 @@ from headrace.client.connection import Connection
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
 from headrace.wire.messages import JobStart, JobState
+from tests.fork_server import ForkingPopen
 from tests.integration.node.node_process import NodeProcess
 
 MIB = BLOCK_SIZE_BYTES
@@ -177,7 +178,7 @@ def test_readers_and_mappings_through_a_mount(small: Small, io: str) -> None:
     read, write = os.pipe()
     command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(mount), "--io", io]
     command += ["--socket", small.config.socket_path, "--ready-fd", str(write)]
-    holder = subprocess.Popen(command, pass_fds=(write,))
+    holder: subprocess.Popen[bytes] = ForkingPopen(command, pass_fds=(write,))
     os.close(write)
     try:
         ready, _, _ = select.select([read], [], [], 15)
