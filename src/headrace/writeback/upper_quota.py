@@ -40,6 +40,10 @@ class UpperQuota:
         """Set the delay of writers by the bytes that are not persisted yet."""
         self._pressure.set(waiting_bytes, self._limit_bytes(waiting_bytes))
 
+    def is_behind(self, waiting_bytes: int) -> bool:
+        """Return whether so much is not persisted that writers through sessions are delayed."""
+        return 2 * waiting_bytes > self._limit_bytes(waiting_bytes)
+
     def left(self, freed_bytes: int) -> None:
         """Subtract a file that left the layer."""
         self.used_bytes = max(0, self.used_bytes - freed_bytes)

@@ -82,7 +82,7 @@ class WriteBack:
         self._has_suspects = False
         self._tasks = OwnedTasks()
         self.counts = executor.counts
-        self.programs = ProgramChanges(layer, changes, scan)
+        self.programs = ProgramChanges(layer, changes, scan, self._quota)
 
     # ------------------------------------------------------------ start and stop
 
@@ -163,6 +163,7 @@ class WriteBack:
                 log.exception("a round of write-back failed")  # the next round must still run
                 await asyncio.sleep(1.0)
             self._quota.slow_writers(self.waiting(b"/")[1])
+            self.programs.check_space(self.waiting(b"/")[1])
             if self._layer.journal.wants_checkpoint:
                 try:
                     await self._layer.in_thread(self._layer.journal.checkpoint)
@@ -284,6 +285,7 @@ class WriteBack:
             "upper_bytes": self._quota.used_bytes,
             "files_demoted": self._demoter.count,
             "throttle_pause_s": self._quota.pause_s,
+            **self.programs.status(),
             **self._observers.status(),
             "files_persisted": self.counts.files_persisted,
             "bytes_persisted": self.counts.bytes_persisted,

@@ -152,6 +152,25 @@ def test_another_writer_at_the_origin_loses_nothing(host: Host) -> None:
     assert len(kept) == 1 and (host.truth / "out" / kept[0]).read_bytes() == b"ours again"
 
 
+def test_a_name_that_no_origin_accepts_is_changed_and_the_status_has_it(host: Host) -> None:
+    """A folder takes all names but those that its own uploads have."""
+    start(host)
+    out = Writer(host.mount / "out")
+    out.run(
+        "os.mkdir('.headrace-put-d')\n"
+        "for name in (b'a\\xffb', b'.headrace-put-x', b'.headrace-put-d/f'): open(name, 'wb').write(name)"
+    )
+    wanted = {
+        "a\udcffb": b"a\xffb".hex(),
+        "%2Eheadrace-put-x": b".headrace-put-x".hex(),
+        "%2Eheadrace-put-d": "dir",
+        "%2Eheadrace-put-d/f": b".headrace-put-d/f".hex(),
+    }
+    assert assert_persisted(host) == wanted
+    rows = {row["kept"]: row["why"] for row in host.status()["write"]["conflicts"]}
+    assert set(rows) == {"/out/%2Eheadrace-put-x", "/out/%2Eheadrace-put-d"} and all(rows.values())
+
+
 def test_links_and_devices_of_users_are_not_followed(host: Host) -> None:
     secret = host.base / "secret"
     secret.write_text("secret")

@@ -119,6 +119,7 @@ async def test_removals_go_on_while_a_file_is_open_for_writing(tmp_path: Path) -
     layer.crash()
 
 
+@pytest.mark.expected_warnings("programs fill the disk by exclusive directories")
 async def test_clean_files_stay_in_the_directory(tmp_path: Path) -> None:
     layer = layer_of(tmp_path)
     async with layer.running(layer.write_back(layer_bytes_max=0)) as write:
@@ -337,4 +338,37 @@ async def test_where_the_node_may_not_persist_now_a_change_waits(tmp_path: Path)
         await pass_time(2.0)
         assert write.waiting(b"/") == (0, 0)
         await assert_origin(layer, {b"/out/f": b"ours"})
+    layer.crash()
+
+
+@pytest.mark.expected_warnings("programs fill the disk by exclusive directories")
+async def test_a_warning_comes_before_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = layer_of(tmp_path)
+    layer.origin.fail("put", PlannedFault.UNAVAILABLE, numbers=range(3))
+    async with layer.running(layer.write_back(delay_s=1.0, layer_bytes_max=1 << 20)) as write:
+        layer.write(b"/out/small", b"x" * 1000)
+        write.programs.changed([b"/out/small"])
+        await pass_time(0.5)
+        assert write.status()["exclusive_fills_disk"] is False
+        layer.write(b"/out/large", b"x" * (600 << 10))
+        write.programs.changed([b"/out/large"])
+        await pass_time(0.5)
+        assert write.status()["exclusive_fills_disk"] is True
+        assert caplog.text.count("programs fill the disk") == 1
+    layer.crash()
+
+
+async def test_a_change_that_was_persisted_before_its_report_is_not_dirty(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    async with layer.running(layer.write_back(delay_s=600.0)) as write:
+        for path in (b"/out/f", b"/out/g"):
+            layer.write(path, b"ours")
+        await write.persist(b"/out")
+        write.programs.changed([b"/out/f", b"/out", b"/out/never-there"])
+        assert write.waiting(b"/") == (0, 0)
+        layer.upper.at(b"/out/g").unlink()
+        write.programs.changed([b"/out/f", b"/out/g"])
+        assert write.waiting(b"/") == (1, 0)
     layer.crash()
