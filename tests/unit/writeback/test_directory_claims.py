@@ -196,6 +196,32 @@ async def test_nothing_is_persisted_once_the_own_lease_has_ended() -> None:
     await cluster.end()
 
 
+async def test_after_a_lost_lease_the_record_is_read_before_anything_is_persisted() -> None:
+    """The node was suspended. The change of the record may reach it later than its new lease."""
+    cluster = ClaimsFixture()
+    records = cluster.records()
+    claims = cluster.claims("n0", records=records)
+    await claims.acquire({})
+    records.leases_lost += 1
+    assert "not confirmed" in claims.trouble_at(b"/out/f")
+    await pass_time(1.0)
+    assert claims.trouble_at(b"/out/f") == ""
+    await claims.give_up(yes)
+    assert "given up" in claims.trouble_at(b"/out/f")
+    await cluster.end()
+
+
+async def test_the_claim_of_a_run_that_was_killed_is_not_given_up_for_another_writer() -> None:
+    cluster = ClaimsFixture()
+    tokens = await cluster.claims("n0").acquire({})
+    await cluster.join("n1", "back")  # it did not look at the claims
+    with pytest.raises(UsageError, match="node n1 writes there, too"):
+        await cluster.claims("n0").acquire(tokens)
+    with pytest.raises(UsageError, match="node n0 has claimed /out"):
+        await cluster.claims("n2").acquire({})
+    await cluster.end()
+
+
 @pytest.mark.expected_warnings("etcd has not confirmed the exclusive directories")
 async def test_a_node_that_starts_without_etcd_keeps_its_directory_and_waits() -> None:
     cluster = ClaimsFixture()

@@ -93,18 +93,19 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Claim:
-    """Hold the state of this node's claim. record: what this node wrote. is_confirmed: etcd has shown it since the last
-    doubt. trouble: why nothing is persisted there for the rest of this run; "" for no reason."""
+    """Hold the state of this node's claim. record: what this node wrote. confirmed: how often this node had lost its
+    lease when it read the record last; None if it must read it again. trouble: why nothing is persisted there for the
+    rest of this run; "" for no reason."""
 
     record: ClaimRecord
-    is_confirmed: bool = False
+    confirmed: int | None = None
     trouble: str = ""
 
-    def confirm(self) -> None:
-        self.is_confirmed = True
+    def confirm(self, leases_lost: int) -> None:
+        self.confirmed = leases_lost
 
     def doubt(self) -> None:
-        self.is_confirmed = False
+        self.confirmed = None
 
     def lose(self, why: str) -> None:
         self.trouble = why
@@ -131,10 +132,11 @@ class DirectoryClaims(WriteObserver):
         If etcd is unavailable, a directory with a kept token counts as claimed. Nothing is persisted there before etcd
         has confirmed it. Raises UsageError, which names the other node, and ClusterUnavailableError.
         """
+        leases_lost = self._records.leases_lost
         try:
             await self._check_own_modes()
             for top in self._tops:
-                self._held[top] = _Claim(await self._claim(top, kept.get(top, "")), is_confirmed=True)
+                self._held[top] = _Claim(await self._claim(top, kept.get(top, "")), leases_lost)
         except ClusterUnavailableError:
             if any(top not in kept for top in self._tops):
                 raise
@@ -152,15 +154,15 @@ class DirectoryClaims(WriteObserver):
         """Give up the claims of the directories for which `is_done` returns True. Does not raise HeadraceError."""
         await self._tasks.close()
         for top, claim in list(self._held.items()):
-            if claim.trouble or not claim.is_confirmed:
+            if self._trouble(claim):
                 continue
             try:
                 if not await is_done(top):
                     log.info("a claim is kept, not everything is persisted path=%s", os.fsdecode(top))
                     continue
                 released = ClaimRecord("", claim.record.token)
+                claim.lose("this node has given up its claim")  # first: nothing is persisted any more
                 await self._records.replace(_key(top), claim.record.encode(), released.encode())
-                del self._held[top]
             except HeadraceError as error:
                 log.info("a claim was not given up path=%s error=%s", os.fsdecode(top), error)
 
@@ -186,7 +188,7 @@ class DirectoryClaims(WriteObserver):
     def _trouble(self, claim: _Claim) -> str:
         if claim.trouble:
             return claim.trouble
-        if not claim.is_confirmed:
+        if claim.confirmed != self._records.leases_lost:
             return "etcd has not confirmed the claim of this directory"
         if boot_clock.now_s() >= self._records.lease_until_s:
             return "etcd is unavailable, so another node may have this directory by now"
@@ -231,7 +233,8 @@ class DirectoryClaims(WriteObserver):
             else:
                 record = _new(self._me)
             if await self._write(top, b"" if before is None else before.raw, record):
-                await self._check_others(top, record)
+                is_new = before is None or before.node != self._me
+                await self._check_others(top, record, is_new=is_new)
                 return record
         raise ClusterUnavailableError(
             f"claim of {os.fsdecode(top)}", why="other nodes write it at the same time"
@@ -244,12 +247,13 @@ class DirectoryClaims(WriteObserver):
             return True
         return await self._records.replace(_key(top), raw, record.encode())
 
-    async def _check_others(self, top: bytes, record: ClaimRecord) -> None:
-        """Give the claim up and raise UsageError if another node may persist files there, or has some left. The claim
-        comes first, and a node that joins looks at the claims. So at least one of the two notices the other."""
+    async def _check_others(self, top: bytes, record: ClaimRecord, *, is_new: bool) -> None:
+        """Raise UsageError if another node may persist files there, or has some left, and give a new claim up. The
+        claim comes first, and a node that joins looks at the claims. So at least one of the two notices the other."""
         why = await self._writer_near(top)
-        if why:
+        if why and is_new:
             await self._records.replace(_key(top), record.encode(), ClaimRecord("", record.token).encode())
+        if why:
             raise UsageError(
                 f"exclusive directory {os.fsdecode(top)}",
                 why=why,
@@ -296,7 +300,7 @@ class DirectoryClaims(WriteObserver):
         while True:
             await asyncio.sleep(RETRY_S)
             for top, claim in list(self._held.items()):
-                if claim.is_confirmed or claim.trouble:
+                if claim.trouble or claim.confirmed == self._records.leases_lost:
                     continue
                 try:
                     await self._confirm(top, claim)
@@ -307,13 +311,14 @@ class DirectoryClaims(WriteObserver):
 
     async def _confirm(self, top: bytes, claim: _Claim) -> None:
         """Read the record of a claim. Write it again if etcd lost it, or if this node gave it up in an earlier run."""
+        leases_lost = self._records.leases_lost
         raw = await self._records.get(_key(top))
         stored = _Stored.of(raw) if raw else None
         if stored is None or (stored.node == "" and stored.token == claim.record.token):
             if await self._write(top, raw or b"", claim.record):
-                claim.confirm()
+                claim.confirm(leases_lost)
         elif (stored.node, stored.token) == (self._me, claim.record.token):
-            claim.confirm()
+            claim.confirm(leases_lost)
         else:
             holder = "nobody" if stored.node == "" else f"node {stored.node}"
             claim.lose(f"the claim of this directory was broken, {holder} has it now; restart this node")
