@@ -51,6 +51,12 @@ class RootsMount:
 
 def account_for(config: Config) -> Account | None:
     """Return the user to become; None if the settings name none, or this process is that user. Raises UsageError."""
+    if config.seal == "auto" and (config.user or os.geteuid()):
+        raise UsageError(
+            'setting seal = "auto"',
+            why="only root can mount seals, and this node runs as another user",
+            hint='use seal = "off", or run the node as root',
+        )
     if not config.user:
         return None
     account = account_of(config.user)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.base.errors import HeadraceError, MountError, UsageError
+from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, print_rows, say, warn
@@ -251,14 +251,19 @@ def show(
 ) -> None:
     """Print a seal and where it is mounted.
 
-    The id is a hash of the contents. Needs no running node.
+    The id is a hash of the contents. A seal that only an origin has needs a running node.
     """
+    from headrace.cli.origin_seal import row_at_origin
     from headrace.cli.render import print_tree
     from headrace.seal.catalogue import SealId
 
-    catalogue = known_node(socket, cache).catalogue
-    record = catalogue.record(SealId.parse(name))
-    print_tree({**_row(catalogue, record), "image": record.image}, as_json=json)
+    catalogue, seal = known_node(socket, cache).catalogue, SealId.parse(name)
+    try:
+        record = catalogue.record(seal)
+        row = {**_row(catalogue, record), "image": record.image}
+    except PathNotFoundError:
+        row = row_at_origin(seal, socket, cache)
+    print_tree(row, as_json=json)
 
 
 def diff(
@@ -270,16 +275,17 @@ def diff(
 ) -> None:
     """Print the files that differ between two seals.
 
-    Needs no running node.
+    Each is a seal of the node or else of an origin. Only one of an origin needs a running node.
     """
+    from headrace.cli.origin_seal import entries_of
     from headrace.seal.catalogue import SealId
     from headrace.seal.snapshot import differences
 
     catalogue = known_node(socket, cache).catalogue
-    before, after = (catalogue.record(SealId.parse(name)) for name in (old, new))
+    before, after = (entries_of(catalogue, SealId.parse(name), socket, cache) for name in (old, new))
     counts = {"added": 0, "removed": 0, "changed": 0}
     shown: list[dict[str, str]] = []
-    for change, entry in differences(catalogue.entries(before), catalogue.entries(after)):
+    for change, entry in differences(before, after):
         counts[change] += 1
         path = os.fsdecode(entry.path) + ("" if entry.is_file else "/")
         if json:
@@ -299,22 +305,29 @@ def verify(
 ) -> None:
     """Compare the cached bytes of a seal with its checksums.
 
-    The image is compared with its recorded digest, too.
+    The image is compared with its recorded digest, too. For a seal that only an origin has, the origin is asked whether
+    it still has the sealed version of each file.
     """
     from headrace.cli.job_progress import run_job
     from headrace.seal.catalogue import SealId
-    from headrace.seal.digest import verify_image
-    from headrace.seal.stored_image import open_stored_image
 
     seal = SealId.parse(name)
     node = running_node(socket, cache, None)
-    record = node.catalogue.record(seal)
-    image = open_stored_image(node.catalogue, record)
+    if seal in node.catalogue.seals():
+        _verify_image(node.catalogue, seal)
+    run_job("verify-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
+
+
+def _verify_image(catalogue: Catalogue, seal: SealId) -> None:
+    from headrace.seal.digest import verify_image
+    from headrace.seal.stored_image import open_stored_image
+
+    record = catalogue.record(seal)
+    image = open_stored_image(catalogue, record)
     try:
         verify_image(image, record.image)
     finally:
         os.close(image)
-    run_job("verify-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
 
 
 def remove(

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from headrace.base.errors import CancelledByUserError, HeadraceError, UsageError
+from headrace.base.errors import CancelledByUserError, HeadraceError, PathNotFoundError, UsageError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
@@ -174,7 +174,13 @@ class Jobs:
         elif kind == "pull-seal":
             await self.shared_seals.pull(seal, "" if path == b"/" else os.fsdecode(path), progress)
         else:
+            await self._verify(seal, progress)
+
+    async def _verify(self, seal: SealId, progress: JobProgress) -> None:
+        try:
             await self.sealing.verify(seal, progress)
+        except PathNotFoundError:  # this node has not sealed it, but an origin may have it
+            await self.sealed_walk.verify(seal, progress)
 
     async def _sync(self, path: bytes, progress: JobProgress) -> None:
         """List again every directory at and below a path that was ever listed."""

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 QUIET_S = 60.0
 """A seal is renewed in part if nothing has arrived for so long."""
+AGAIN_S_MAX = 256.0
+"""A renewal that fails is tried again after a second, and after twice the time whenever it fails again."""
 ARRIVED_SHARE = 0.1
 """And only if so much of what it lacked has arrived, because a renewal takes 12 s a million files."""
 COUNT_SHARE = 0.005
@@ -69,6 +71,8 @@ class LazySeals:
         self._renewing = threading.Lock()
         self._counts: dict[SealId, tuple[int, float]] = {}
         """How many files each seal lacks, and since when."""
+        self._failures: dict[SealId, tuple[int, float]] = {}
+        """How often the renewal of a seal failed in a row, and until when it is not tried again."""
         self._tasks = OwnedTasks()
 
     def start(self) -> None:
@@ -119,7 +123,7 @@ class LazySeals:
         while True:
             try:
                 for record in await self._sealing.in_thread(self._missing.look):
-                    await self._sealing.in_thread(self._renew, record)
+                    await self._try_renew(record)
                 began_s = monotonic_s()
                 if began_s >= count_at_s:
                     await self._sealing.in_thread(self._missing.count_again)
@@ -142,7 +146,23 @@ class LazySeals:
                 continue
             record = await self._sealing.in_thread(self._catalogue.record, seal)
             if record.missing - count >= max(1, ARRIVED_SHARE * record.missing):
-                await self._sealing.in_thread(partial(self._renew, record, in_part=True))
+                await self._try_renew(record, in_part=True)
+
+    async def _try_renew(self, record: SealRecord, *, in_part: bool = False) -> None:
+        """Renew a seal. After a failure, as on a full disk, wait before the next attempt: each writes a whole list."""
+        seal = record.seal
+        failures, again_s = self._failures.get(seal, (0, 0.0))
+        if monotonic_s() < again_s:
+            return
+        try:
+            await self._sealing.in_thread(partial(self._renew, record, in_part=in_part))
+            self._failures.pop(seal, None)
+        except (HeadraceError, OSError) as error:
+            pause_s = min(AGAIN_S_MAX, 2.0**failures)
+            self._failures[seal] = failures + 1, monotonic_s() + pause_s
+            log.warning(
+                "a lazy seal could not be renewed seal=%s again_s=%.0f error=%s", seal, pause_s, error
+            )
 
     def _renew(self, record: SealRecord, *, in_part: bool = False) -> None:
         """Write the list and the image of what has arrived. in_part: files may be missing still; without it they raise

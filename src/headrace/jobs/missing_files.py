@@ -62,12 +62,14 @@ def current_id(index: Index, top: str, entry: SnapshotEntry, id: FileId) -> File
 
 @dataclass(slots=True)
 class _Missing:
-    """The files of one seal. list: the id of its content list. begin: the files before it have arrived."""
+    """The files of one seal. list: the id of its content list. begin: the files before it have arrived. spilled: the
+    number of files that were read, and no disk had room for."""
 
     list: str
     ids: array[int]
     sizes: array[int]
     begin: int = 0
+    spilled: int = 0
     is_readable: bool = True
 
 
@@ -85,6 +87,11 @@ class MissingFiles:
         """Return the number of missing files when they were counted last."""
         missing = self._seals.get(seal)
         return 0 if missing is None else len(missing.ids)
+
+    def spilled(self, seal: SealId) -> int:
+        """Return how many of them were read without room on a disk, when they were counted last."""
+        missing = self._seals.get(seal)
+        return 0 if missing is None else missing.spilled
 
     def counts(self) -> dict[SealId, int]:
         return {seal: len(missing.ids) for seal, missing in self._seals.items()}
@@ -136,7 +143,12 @@ class MissingFiles:
             if not is_whole(self._store, FileId(id)):
                 missing.ids.append(id)
                 missing.sizes.append(size_bytes)
+                missing.spilled += self._is_spilled(FileId(id))
         return missing
+
+    def _is_spilled(self, id: FileId) -> bool:
+        cached = self._store.index.cached(id)
+        return cached is not None and self._store.volumes[cached.volume] is self._store.spill
 
     def _read(self, record: SealRecord) -> _Missing:
         missing = _Missing(record.id, array("Q"), array("Q"))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
 from headrace.jobs.workers import run_workers
+from headrace.seal.snapshot import SnapshotEntry
 from headrace.wire.messages import JobState
 
 FAILED_SHOWN_MAX = 1000
@@ -42,6 +43,15 @@ class JobProgress:
             listing=self.listing,
             data=self.data,
         )
+
+
+def count_verified(progress: JobProgress, entry: SnapshotEntry, why: str) -> None:
+    """Count a verified file of a seal. why: what is wrong with it; "" for nothing."""
+    if why:
+        progress.add_failure(os.fsdecode(entry.path), why)
+        return
+    progress.files_done += 1
+    progress.bytes_done += entry.size_bytes
 
 
 async def each_file(

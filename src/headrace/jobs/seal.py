@@ -35,7 +35,7 @@ from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.options import Priority
-from headrace.jobs.progress import JobProgress, each_file
+from headrace.jobs.progress import JobProgress, count_verified, each_file
 from headrace.jobs.sealed_checksum import stored_checksum
 from headrace.jobs.sealed_objects import SealedObjects
 from headrace.jobs.walk import NAMES_AT_ONCE
@@ -141,6 +141,7 @@ class Sealing:
                 "files": 0,
                 "size_bytes": 0,
                 "missing_files": 0,
+                "missing_why": "",
                 "trouble": str(error),
             }
         return {
@@ -149,6 +150,7 @@ class Sealing:
             "files": record.files,
             "size_bytes": record.size_bytes,
             "missing_files": self._missing.count(seal),
+            "missing_why": _why_missing(self._missing.spilled(seal)),
             "trouble": "",
         }
 
@@ -172,10 +174,10 @@ class Sealing:
                 if why == NOT_CACHED:
                     uncached.append(entry)
                 else:
-                    _count_verified(progress, entry, why)
+                    count_verified(progress, entry, why)
             for entry, lost in zip(uncached, await self._objects.faults(record.path, uncached), strict=True):
                 still_there = "" if entry.is_missing else f"{NOT_CACHED}; its origin has it still"
-                _count_verified(progress, entry, lost or still_there)
+                count_verified(progress, entry, lost or still_there)
 
     # ------------------------------------------------------------ the steps of make
 
@@ -410,13 +412,14 @@ def _image_entries(
         yield image_entry(entry, id)
 
 
-def _count_verified(progress: JobProgress, entry: SnapshotEntry, why: str) -> None:
-    """Count a verified file. why: what is wrong with it; "" for nothing."""
-    if why:
-        progress.add_failure(os.fsdecode(entry.path), why)
-        return
-    progress.files_done += 1
-    progress.bytes_done += entry.size_bytes
+def _why_missing(spilled: int) -> str:
+    """Return why a lazy seal does not become whole although its files are read. spilled: such files."""
+    if not spilled:
+        return ""
+    return (
+        f"no disk of the cache has room for {spilled} files that were read: give the cache more capacity, or remove "
+        "pins and seals"
+    )
 
 
 def write_row(out: BinaryIO, row: bytes) -> None:

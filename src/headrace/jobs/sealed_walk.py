@@ -6,6 +6,7 @@ A directory of the namespace with such a name comes first, as for readers.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import mmap
 import os
 from array import array
@@ -17,7 +18,9 @@ from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotF
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.namespace_path import join, names_of
 from headrace.jobs.missing_files import current_id, is_sealed_version, is_whole, sealed_version
+from headrace.jobs.progress import JobProgress, count_verified
 from headrace.jobs.sealed_checksum import SealedFileEntry
+from headrace.jobs.sealed_objects import SealedObjects
 from headrace.jobs.shared_seals import SharedSeals
 from headrace.jobs.walk import NAMES_AT_ONCE, Failed
 from headrace.namespace.namespace import Namespace
@@ -51,6 +54,7 @@ class SealedWalk:
     """Finds seals by path, and walks their files."""
 
     def __init__(self, namespace: Namespace, store: Store, seals: SharedSeals) -> None:
+        self._objects = SealedObjects(namespace.tree.mounts)
         self._namespace = namespace
         self._store = store
         self._seals = seals
@@ -95,6 +99,19 @@ class SealedWalk:
                 failed(os.fsdecode(path), str(error))
         if not has_path:
             failed(f"/{sealed.seal}/{os.fsdecode(sealed.below)}", "the seal has no such path")
+
+    async def verify(self, seal: SealId, progress: JobProgress) -> None:
+        """Ask the origin of a seal that this node has not whether it still has the sealed version of each file. No
+        bytes are read. Raises PathNotFoundError, InvalidImageError and OriginError."""
+        opened = await self._seals.open(seal)
+        rows = _entries(SealedPath(seal, opened, b"", *_mapped(opened)))
+        files = (entry for entry, _ in rows if entry.is_file)
+        while batch := list(itertools.islice(files, NAMES_AT_ONCE)):
+            progress.files_total += len(batch)
+            progress.bytes_total += sum(entry.size_bytes for entry in batch)
+            for entry, why in zip(batch, await self._objects.faults(opened.path, batch), strict=True):
+                count_verified(progress, entry, why)
+        progress.listing = False
 
     async def _entry(
         self, path: bytes, sealed: SnapshotEntry, top: str, id: FileId | None

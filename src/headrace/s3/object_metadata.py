@@ -24,6 +24,7 @@ from headrace.overlay.merged_view import FileStat
 from headrace.overlay.object_metadata import extras_of
 from headrace.s3.errors import S3Error
 from headrace.vfs.local_vfs import LocalVfs
+from headrace.vfs.sealed_paths import NO_ID, SealedEntry
 
 METADATA = "x-amz-meta-"
 METADATA_BYTES_MAX = 2048
@@ -184,16 +185,25 @@ class MetadataLookup:
         if cached is not None:
             return cached
         try:
-            described = self._vfs.client.describe(file_stat.id)
+            described = self._vfs.client.describe(self._id_at_origin(file_stat))
         except HeadraceError:
             return None
         if described is None:
             return None
+        if file_stat.id == NO_ID:
+            return described  # all files of seals that the node does not know have this id
         with self._lock:
             self._described[file_stat.id] = time.monotonic() + REMEMBERED_S, described
             if len(self._described) > REMEMBERED_MAX:
                 self._described.popitem(last=False)
         return described
+
+    def _id_at_origin(self, entry: Entry) -> FileId:
+        """Return the id by which the node knows a file, which it may not have for a file of a seal yet. Raises
+        VersionChangedError if the origin has another version."""
+        if isinstance(entry, SealedEntry) and entry.source:
+            return self._vfs.sealed.at_origin(entry).id
+        return entry.id
 
     def comes_with_bytes(self, path: bytes, entry: Entry, fd: int) -> bool:
         """Return whether the metadata is missing, and arrives with the first bytes that are cached."""
@@ -223,7 +233,7 @@ class MetadataLookup:
         directory = path[: path.rfind(b"/") + 1]
         kept = self._kept_by_directory.get(directory)
         if kept is None:
-            text = os.fsdecode(directory)
+            text = os.fsdecode(self._vfs.sealed.plain_path(directory).rstrip(b"/") + b"/")
             mounts = [
                 (len(path), url)
                 for path, url in self._mounts[1].items()

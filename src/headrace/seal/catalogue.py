@@ -34,7 +34,13 @@ import msgspec
 
 from headrace.base import failpoint
 from headrace.base.decoding import decode_json
-from headrace.base.errors import InvalidImageError, PathExistsError, PathNotFoundError, UsageError
+from headrace.base.errors import (
+    HeadraceError,
+    InvalidImageError,
+    PathExistsError,
+    PathNotFoundError,
+    UsageError,
+)
 from headrace.base.private_folder import make_private, private
 from headrace.seal.mount import is_in_use
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
@@ -289,6 +295,9 @@ class Catalogue:
         for name in self._names():
             if name.startswith(".") and not name.startswith(_REMOVED):
                 shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+        for seal in self.seals():
+            with suppress(HeadraceError, OSError):  # a damaged seal stays as it is
+                _remove_other_generations(self, self.record(seal))
         return self.remove_unused()
 
     def _rename_removed(self, seal: SealId, prefix: str) -> str:
@@ -330,6 +339,16 @@ def unpack_list(catalogue: Catalogue, record: SealRecord, out: BinaryIO) -> None
             write_unpacked(cast("BinaryIO", file), record.id, out)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
+
+
+def _remove_other_generations(catalogue: Catalogue, record: SealRecord) -> None:
+    """Remove what a kill left during a renewal: files of the generation before, or of one that never became the seal.
+    An image that is in use stays."""
+    for name in _OF_GENERATION:
+        for file_name in _generations(os.path.join(catalogue.folder, str(record.seal)), name):
+            path = catalogue.path(record.seal, file_name)
+            if file_name != record.file_name(name) and not (name == "image" and is_in_use(path)):
+                os.unlink(path)
 
 
 def drop_generation(catalogue: Catalogue, record: SealRecord) -> None:

@@ -152,6 +152,11 @@ class SealedPaths:
             return None
         return b"/" + name + path[len(top) :]
 
+    def plain_path(self, path: bytes) -> bytes:
+        """Return the path in the namespace of a path of a seal; any other path as it is."""
+        place = self._place(path)
+        return path if place is None else join(place[0].top, b"/".join(place[1][1:]))
+
     def children(self, path: bytes, after: bytes) -> Iterator[tuple[bytes, FileStat]] | None:
         """Return the names of a directory of a seal; None if the first name is no seal. Raises PathNotFoundError or
         NotADirectoryPathError."""
@@ -246,7 +251,7 @@ class SealedPaths:
         if not entry.version.size_bytes:
             return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         try:
-            present = self._found_at_origin(entry) if entry.source else entry
+            present = self.at_origin(entry) if entry.source else entry
             if entry.checksum is None:
                 return open_below(present)
             return self._bytes.open(path, present, entry.checksum, open_below)
@@ -260,7 +265,7 @@ class SealedPaths:
             hint = "seal the directory again, as the next version"
             raise VersionChangedError(os.fsdecode(path), why=why, hint=hint) from error
 
-    def _found_at_origin(self, entry: SealedEntry) -> Entry:
+    def at_origin(self, entry: SealedEntry) -> Entry:
         """Return the entry of the sealed version, which the origin has though the index did not know.
         Raises VersionChangedError if it has another one."""
         version = entry.version

@@ -217,9 +217,10 @@ def test_what_is_no_file_is_not_mounted(tmp_path: Path) -> None:
 
 
 def test_a_mutated_image_is_not_mounted(image: Path, tmp_path: Path) -> None:
-    """Bytes change after the digest was recorded."""
-    digest, data, numbers = _digest(image), bytearray(image.read_bytes()), random.Random(2)
-    for _ in range(200):
+    """Bytes change after the digest was recorded. Set MUTATED_IMAGES for more than 200, and MUTATED_SEED for others."""
+    seed, count = int(os.environ.get("MUTATED_SEED", "2")), int(os.environ.get("MUTATED_IMAGES", "200"))
+    digest, data, numbers = _digest(image), bytearray(image.read_bytes()), random.Random(seed)
+    for _ in range(count):
         mutated = bytearray(data)
         for _ in range(numbers.randint(1, 4)):
             mutated[numbers.randrange(len(data))] ^= 1 << numbers.randrange(8)

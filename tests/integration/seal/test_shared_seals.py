@@ -83,3 +83,22 @@ def test_a_forged_list_makes_no_seal(hosts: list[Host], origin: Origin) -> None:
         assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
     assert second.json("seal", "list") == []
     assert os.listdir(second.cache / "seals") == []
+
+
+def test_commands_open_a_seal_that_only_the_origin_has(hosts: list[Host], origin: Origin) -> None:
+    first, second = hosts
+    first.ok("seal", first.mount / "images", "--as", "images@1")
+    first.ok("seal", "push", "images@1")
+    origin.put("images/0/0.bin", os.urandom(3000))
+    second.ok("sync", "/")
+    second.ok("seal", second.mount / "images", "--as", "images@2")
+    ours, theirs = first.json("seal", "show", "images@1"), second.json("seal", "show", "images@1")
+    for name in ("id", "path", "files", "size_bytes"):
+        assert ours[name] == theirs[name]
+    difference = second.json("seal", "diff", "images@1", "images@2")
+    assert difference["differences"] == [{"change": "changed", "path": "0/0.bin"}]
+    assert second.json("seal", "diff", "images@1", "images@1")["differences"] == []
+    done = second.headrace("seal", "verify", "images@1", "--json")
+    assert [name for name, _ in json.loads(done.stdout)["failed"]] == ["0/0.bin"] and done.returncode != 0
+    for command in ("show", "verify"):
+        assert second.headrace("seal", command, "images@9").returncode != 0

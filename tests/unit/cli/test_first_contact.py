@@ -14,6 +14,7 @@ import pytest
 
 from headrace.base.errors import MountError, UsageError
 from headrace.cli import main
+from headrace.cli.lowered import account_for
 from headrace.cli.up import check_has_origin
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
@@ -95,3 +96,16 @@ def test_a_device_that_cannot_be_opened_names_the_remedy(
         device.open_device()
     assert raised.value.why == os.strerror(number)
     assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(("user", "euid"), [("nobody", 0), ("", 1234)])
+def test_automatic_seals_are_refused_where_nobody_could_mount_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, euid: int
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: euid)
+    cache = [CacheVolume(str(tmp_path / "cache"), 1 << 30)]
+    config = Config(run_folder=str(tmp_path), cache=cache, seal="auto", user=user)
+    with pytest.raises(UsageError, match="only root can mount seals"):
+        account_for(config)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert account_for(Config(run_folder=str(tmp_path), cache=cache, seal="auto")) is None

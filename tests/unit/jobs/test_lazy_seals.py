@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import NoSpaceError, UsageError
 from headrace.base.model import FileId
 from headrace.jobs.progress import JobProgress
@@ -20,6 +22,7 @@ from headrace.seal.catalogue import SealId
 from headrace.seal.reader import read_entries
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import open_stored_image
+from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.jobs.sealing_fixture import SEAL, SealingFixture
@@ -222,3 +225,46 @@ async def test_a_damaged_list_is_not_taken_for_a_whole_seal(node: SealingFixture
     node.put("list", body[: len(body) // 2])
     node.jobs.lazy_seals._missing.forget(SEAL)
     assert node.jobs.lazy_seals._missing.look() == []
+
+
+@pytest.mark.expected_warnings("a lazy seal could not be renewed")
+async def test_a_renewal_that_fails_is_tried_again_after_longer_and_longer(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_lazy(node)
+    attempts: list[float] = []
+
+    def fail(*_: object) -> None:
+        attempts.append(monotonic_s())
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(node.jobs.sealing, "renew", fail)
+        for name in ("d/b", "d/a/x", "d/a-b", "d/large"):
+            await node.reads.load(await node.entry(name))
+        node.jobs.lazy_seals.start()
+        await pass_time(70)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(attempts)]
+    assert len(attempts) in (6, 7) and pauses == sorted(pauses) and pauses[-1] >= 16
+    try:
+        await pass_time(130)
+        await until(lambda: not node.catalogue.record(SEAL).is_lazy)
+    finally:
+        await node.jobs.lazy_seals.stop()
+
+
+async def test_files_that_no_disk_has_room_for_are_named_in_the_status(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_lazy(node)
+    missing = node.jobs.lazy_seals._missing
+    await node.reads.load(await node.entry("d/b"))
+    monkeypatch.setattr(node.store, "spill", node.store.disks[0])  # as if it had been read into the spill
+    missing.count_again()
+    report: Any = node.jobs.sealing.status()
+    (row,) = report["seals"]
+    assert row["missing_files"] == 4 and "room for 1 files that were read" in row["missing_why"]
+    monkeypatch.undo()
+    missing.count_again()
+    report = node.jobs.sealing.status()
+    assert (report["seals"][0]["missing_files"], report["seals"][0]["missing_why"]) == (3, "")

@@ -397,3 +397,16 @@ async def test_what_is_no_longer_the_sealed_version_is_named(node: SealingFixtur
     assert "other bytes" in reasons["/d/b"] and "another version" in reasons["/d/large"]
     assert "no such object" in reasons["/d/a-b"]
     assert (await node.run("load", "/d")).failed_files == 0
+
+
+async def test_a_seal_that_only_the_origin_has_is_verified_there(node: SealingFixture) -> None:
+    await pushed(node)
+    await node.run("unseal")
+    state = await node.run("verify-seal")
+    assert (state.files_done, state.files_total, state.failed_files) == (5, 5, 0)
+    node.hold("d/b", 9)
+    node.spoils.delete("d/a-b")
+    state = await node.run("verify-seal")
+    assert state.files_done == 3 and set(dict(state.failed)) == {"b", "a-b"}
+    with pytest.raises(PathNotFoundError):
+        await node.run("verify-seal", seal="a@7")

@@ -73,6 +73,23 @@ def test_what_a_killed_process_left_is_removed(catalogue: Catalogue) -> None:
     assert os.listdir(catalogue.folder) == ["images@3"]
 
 
+def test_what_a_kill_left_of_a_renewal_is_removed(catalogue: Catalogue) -> None:
+    """Before the new record is in place, and after it."""
+    for generation in (0, 2):
+        record = publish(catalogue, SealId("images", generation + 1))
+        names = ("list", "ids", "image")
+        for name in names:
+            body = Path(catalogue.path(record.seal, name)).read_bytes()
+            for number in (1, 2):
+                Path(catalogue.path(record.seal, f"{name}.{number}")).write_bytes(body)
+        record = msgspec.structs.replace(record, generation=generation)
+        Path(catalogue.path(record.seal, "seal.json")).write_bytes(msgspec.json.encode(record))
+        catalogue.remove_drafts()
+        kept = {record.file_name(name) for name in names}
+        assert set(os.listdir(catalogue.path(record.seal, ""))) == kept | {"seal.json", "cover"}
+        assert catalogue.ids(record) == IDS and list(catalogue.entries(record)) == TREE
+
+
 def test_one_of_two_makers_wins(catalogue: Catalogue) -> None:
     with catalogue.draft(SEAL) as draft:
         record = publish(catalogue)
