@@ -26,7 +26,7 @@ def row_at_origin(seal: SealId, socket: str | None, cache: str | None) -> dict[s
             return {**msgspec.to_builtins(row), "missing": 0, "mounted": "", "image": ""}
     raise PathNotFoundError(
         f"seal {seal}",
-        why="neither this node nor an origin of its mounts has such a seal",
+        why="this node has no such seal, and no origin of its mounts has it",
         hint="see `headrace seal list` and `headrace seal list --origin`",
     )
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
+from headrace.base.errors import (
+    HeadraceError,
+    MountError,
+    NodeUnavailableError,
+    PathNotFoundError,
+    UsageError,
+)
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, print_rows, say, warn
@@ -261,8 +267,11 @@ def show(
     try:
         record = catalogue.record(seal)
         row = {**_row(catalogue, record), "image": record.image}
-    except PathNotFoundError:
-        row = row_at_origin(seal, socket, cache)
+    except PathNotFoundError as missing:
+        try:
+            row = row_at_origin(seal, socket, cache)
+        except NodeUnavailableError:
+            raise missing from None
     print_tree(row, as_json=json)
 
 
