@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from dliobench.dlio import Dlio, install
+from dliobench.dlio import Dlio, Epoch, install
 from nodebench import program
 from nodebench.headrace_mount import HeadraceMount
 from nodebench.machine import NotRunError, Workplace, run, tool
@@ -31,6 +31,9 @@ DLIO, OURS = "dlio", "headrace bench"
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "src")
 APART = 1.5
 """Points of AU."""
+OF_STEPS = "AU of the steps"
+"""AU without what follows an epoch's last step. DLIO of v3.0 ends its loader's workers there, and counts that; it is
+much of these short epochs, and little of one of 500 steps. So this is what is compared."""
 EPOCHS = 3
 """Of a turn."""
 
@@ -51,7 +54,7 @@ CASES: dict[str, dict[str, Case]] = {
         "resnet50": Case(1.0, 0.5, 16),
         "cosmoflow": Case(0.1, 1.0, 800),
     },
-    "v3.0": {"unet3d": Case(0.05, 0.5, 24, readers=4), "retinanet": Case(1.0, 1.0, 100)},
+    "v3.0": {"unet3d": Case(0.05, 0.5, 60, readers=4), "retinanet": Case(1.0, 1.0, 200)},
 }
 """By version of MLPerf Storage. unet3d of v3.0 has 32 readers, more than two cores can start for each epoch."""
 
@@ -88,15 +91,15 @@ class Bench:
 
     def pair(self, name: str, label: str, where: str, *, first: str) -> None:
         for who in (first, OURS if first == DLIO else DLIO):
-            for au, compute_s in self.epochs(name, where, who):
-                self.results.add(f"{name}, {label}: AU", who, au, unit="%")
-                self.results.add(f"{name}, {label}: compute a step", who, 1e3 * compute_s, unit="ms")
+            for epoch in self.epochs(name, where, who):
+                self.results.add(f"{name}, {label}: AU", who, epoch.au, unit="%")
+                self.results.add(f"{name}, {label}: {OF_STEPS}", who, epoch.au_of_steps, unit="%")
+                self.results.add(f"{name}, {label}: compute a step", who, 1e3 * epoch.compute_s, unit="ms")
 
-    def epochs(self, name: str, where: str, who: str) -> list[tuple[float, float]]:
-        """AU in percent, and seconds of compute a step."""
+    def epochs(self, name: str, where: str, who: str) -> list[Epoch]:
         case = self.cases[name]
         if who == DLIO:
-            rows = self.dlio.train(
+            return self.dlio.train(
                 name,
                 where,
                 files=self.files(name),
@@ -106,11 +109,10 @@ class Bench:
                 epochs=EPOCHS,
                 readers=case.readers,
             )
-            return [(epoch.au, epoch.compute_s) for epoch in rows]
         answer = self.ours(name, where, "--epochs", str(EPOCHS), "--no-generate")
         if answer["failed"]:
             raise NotRunError(f"{answer['failed']} reads failed")
-        return [(100 * epoch["au"], epoch["compute_s"]) for epoch in answer["epochs"]]
+        return [Epoch(100 * epoch["au"], 100 * epoch["au"], epoch["compute_s"]) for epoch in answer["epochs"]]
 
     def ours(self, name: str, where: str, *more: str) -> Any:
         """tfrecords by the same TensorFlow: in DLIO's virtual environment, with this checkout's code."""
@@ -130,7 +132,7 @@ def goals(results: Results) -> list[Goal]:
     listed = []
     for name in dict.fromkeys(name for cases in CASES.values() for name in cases):
         for label in (PLAIN, MOUNT):
-            measure = f"{name}, {label}: AU"
+            measure = f"{name}, {label}: {OF_STEPS}"
             theirs, ours = results.median(measure, DLIO), results.median(measure, OURS)
             if theirs is not None and ours is not None:
                 listed.append(Goal(f"{measure}, apart, points", APART, False, abs(theirs - ours)))

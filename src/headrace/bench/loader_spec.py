@@ -17,6 +17,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Describe the share of a data set that an accelerator reads.
 
     files: number of files of the data set that are used. loader: one of LOADERS. as_bytes: npz are not decoded.
+    prefetch: batches that a loader worker prepares ahead.
     """
 
     where: Where
@@ -33,6 +34,7 @@ class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     loader: str = TORCH
     as_bytes: bool = False
+    prefetch: int = 2
 
     def order(self, epoch: int) -> np.ndarray[Any, Any]:
         """Return the numbers of this rank's samples in the epoch; numbers of files if tfrecords have many samples."""

@@ -20,9 +20,6 @@ from headrace.bench import formats
 from headrace.bench.loader_spec import LoaderSpec
 from headrace.bench.storage import READ_ERRORS, BenchStorage, DirectoryStorage, open_place
 
-PREFETCH = 2
-"""Batches that a worker prepares ahead: the default of DLIO and torch."""
-
 
 class Batch(NamedTuple):
     """Report the reads of one batch."""
@@ -37,7 +34,9 @@ class Batch(NamedTuple):
 
 def loader(feed: LoaderSpec) -> tuple[DataLoader[Any], Any]:
     """Return a loader, and the object whose `set_epoch(number)` must be called before each `iter`."""
-    again: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH} if feed.readers else {}
+    again: dict[str, Any] = (
+        {"persistent_workers": True, "prefetch_factor": feed.prefetch} if feed.readers else {}
+    )
     if feed.streams:
         records = RecordDataset(feed)
         return DataLoader(records, batch_size=None, num_workers=feed.readers, **again), records

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headrace.bench.loader_spec import LoaderSpec
-from headrace.bench.loaders import PREFETCH, Batch
+from headrace.bench.loaders import Batch
 from headrace.bench.storage import DirectoryStorage
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before its import, or it prints a greeting
@@ -61,7 +61,7 @@ class TensorFlowRecords:
             lambda records: tf.py_function(self._parsed, [records], [tf.int64, tf.uint8]),
             num_parallel_calls=max(1, feed.readers) if feed.streams else 1,  # its computation_threads
         )
-        return parsed.prefetch(PREFETCH)
+        return parsed.prefetch(feed.prefetch)
 
     def _parsed(self, serialized: Any) -> Any:
         """Return the bytes of the samples and a tensor of the size that a trainer gets.

@@ -242,6 +242,7 @@ def feed_of(plan: TrainingPlan, data: DataSet) -> LoaderSpec:
         seed=plan.seed,
         loader=plan.loader,
         as_bytes=scaled.as_bytes,
+        prefetch=scaled.prefetch,
     )
 
 

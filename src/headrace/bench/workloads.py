@@ -40,7 +40,8 @@ class Workload:
     handed_bytes: bytes of a sample that a loader worker passes to the trainer. npz, and JPEG of MLPerf: as in DLIO.
     JPEG of ours: 224 x 224 pixels. tfrecords: none, because TensorFlow's readers are threads of the trainer. shuffled:
     shuffle always, without --shuffle. flat: JPEGs are in one directory, not in one for each class. as_bytes: npz are
-    read as bytes, and their checksums not verified, as DLIO of v3.0 reads them.
+    read as bytes, and their checksums not verified, as DLIO of v3.0 reads them. prefetch: batches that a loader worker
+    prepares ahead.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Workload:
     shuffled: bool = False
     flat: bool = False
     as_bytes: bool = False
+    prefetch: int = 2
 
     def scaled(self, *, sizes: float, times: float) -> Workload:
         """Return the workload with samples and compute multiplied by a factor each."""
@@ -116,11 +118,12 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         name="unet3d", version="v3.0", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=32,
-        compute_s={"b200": 0.162}, handed_bytes=2_097_152, shuffled=True, as_bytes=True,
+        compute_s={"b200": 0.162}, handed_bytes=2_097_152, shuffled=True, as_bytes=True, prefetch=1,
     ),
     Workload(
         name="retinanet", version="v3.0", format="jpeg", sample_bytes=322_957, batch=24, readers=4,
         compute_s={"b200": 0.04755}, epochs=8, au_needed=0.85, handed_bytes=322_957, shuffled=True, flat=True,
+        prefetch=1,
     ),
     Workload(
         name="imagefolder", format="jpeg", sample_bytes=110_000, sigma=0.5, batch=256, readers=8,
