@@ -1,7 +1,8 @@
 """Changes files of a mount at random until it fails, as programs do that want their work to survive a power loss.
 
-argv: the mount, a log on another disk, a seed. A line of the log says what is about to be done, the next one that it
-was: fsync had returned, of the file or of the directory. `replay` says what such a log promises.
+argv: the mount, a log on another disk, a seed; "without-library" where only the mount can be written to. A line of the
+log says what is about to be done, the next one that it was: fsync had returned, of the file or of the directory.
+`replay` says what such a log promises.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def content(seed: str, number: int) -> bytes:
 
 
 class Writer:
-    def __init__(self, log: str, seed: str) -> None:
+    def __init__(self, log: str, seed: str, *, by_library: bool = True) -> None:
         self._library = headrace.connect()
+        self._by_library = by_library
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._seed = seed
         self._chance = random.Random(seed)
@@ -47,7 +49,7 @@ class Writer:
             *[("replace", self._replace)] * 4,
             *[("overwrite", self._overwrite)] * 3,
             *[("append", self._append)] * 3,
-            *[("append", self._append_by_the_library)] * 2,
+            *[("append", self._append_by_the_library)] * (2 if self._by_library else 0),
             *[("rename", self._rename)] * 2,
             *[("remove", self._remove)] * 2,
             *[("loose", self._loose)] * 4,
@@ -210,4 +212,4 @@ def _apply(tree: Tree, kind: str, names: list[str], data: bytes) -> None:
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
     with contextlib.suppress(OSError, HeadraceError):
-        Writer(sys.argv[2], sys.argv[3]).run()
+        Writer(sys.argv[2], sys.argv[3], by_library=len(sys.argv) < 5).run()

@@ -34,10 +34,12 @@ CHANGES = 200
 
 
 class Machine:
-    """A host whose cache is on a disk of its own, and an origin that survives it."""
+    """A host whose cache is on a disk of its own, and an origin that survives it. top: what is written to, below the
+    mount."""
 
-    def __init__(self, host: Host, disk: Disk, server: S3Server | None) -> None:
+    def __init__(self, host: Host, disk: Disk, server: S3Server | None, top: str = "") -> None:
         self.host = host
+        self.top = top
         self._disk = disk
         self._server = server
         self._prefix = f"power/{host.base.name}"
@@ -57,6 +59,9 @@ class Machine:
         set_boot_id(self.host.cache / "index", "another boot")
 
     def origin(self) -> Tree:
+        return {name.removeprefix(self.top): data for name, data in self._origin().items()}
+
+    def _origin(self) -> Tree:
         if self._server is None:
             return {
                 name: bytes.fromhex(data) for name, data in tree_of(self.host.truth).items() if data != "dir"
@@ -85,7 +90,7 @@ class Machine:
             self._server.put(f"{self._prefix}/{name}", data)
 
     def shown(self) -> Tree:
-        tree = Writer(self.host.mount).tree()
+        tree = Writer(self.host.mount / self.top).tree()
         return {name: bytes.fromhex(data) for name, data in tree.items() if data != "dir"}
 
 
@@ -94,9 +99,12 @@ def server(request: pytest.FixtureRequest) -> S3Server | None:
     return request.getfixturevalue("seaweed") if request.param == "s3" else None
 
 
-def make(make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, **settings: object) -> Machine:
-    host = make_host(write="back", **settings)
-    return Machine(host, make_disk(host.cache, f"ext4:{256 * MIB}"), server)
+def make(
+    make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, *, top: str = "", **settings: object
+) -> Machine:
+    """top: an exclusive directory; "" for none."""
+    host = make_host(write=f"off,/{top}=back,exclusive" if top else "back", **settings)
+    return Machine(host, make_disk(host.cache, f"ext4:{256 * MIB}"), server, top)
 
 
 def has_written(writer: subprocess.Popen[bytes], log: Path) -> bool:
@@ -104,13 +112,14 @@ def has_written(writer: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 @pytest.mark.timeout(60 * EXAMPLES)
+@pytest.mark.parametrize("top", ["", "out/"])
 @pytest.mark.parametrize("delay_s", [0.2, 30])
 def test_what_was_synced_is_there_and_nobody_else_is_blamed(
-    make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, delay_s: float
+    make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, *, delay_s: float, top: str
 ) -> None:
-    machine = make(make_host, make_disk, server, persist_delay_s=delay_s)
+    machine = make(make_host, make_disk, server, top=top, persist_delay_s=delay_s)
     host = machine.host
-    chance = random.Random(f"{server} {delay_s}")
+    chance = random.Random(f"{server} {delay_s} {top}")
     before: Tree = {}
     machine.up()
     for number in range(EXAMPLES):
@@ -152,7 +161,10 @@ class Writing:
     def __init__(self, machine: Machine, log: Path, seed: str) -> None:
         log.touch()
         self._environment = machine.host.environment
-        self._words = [sys.executable, acknowledged_writer.__file__, str(machine.host.mount), str(log), seed]
+        where = str(machine.host.mount / machine.top)
+        self._words = [sys.executable, acknowledged_writer.__file__, where, str(log), seed]
+        if machine.top:
+            self._words.append("without-library")
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(self._words, stderr=subprocess.PIPE, env=self._environment)

@@ -154,9 +154,9 @@ class DirectoryClaims(WriteObserver):
         """Give up the claims of the directories for which `is_done` returns True. Does not raise HeadraceError."""
         await self._tasks.close()
         for top, claim in list(self._held.items()):
-            if self._trouble(claim):
+            if claim.trouble:
                 continue
-            try:
+            try:  # a record that is no longer this node's stays
                 if not await is_done(top):
                     log.info("a claim is kept, not everything is persisted path=%s", os.fsdecode(top))
                     continue
