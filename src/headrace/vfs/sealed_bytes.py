@@ -26,10 +26,6 @@ OPENS_MAX = 10
 """How often a file is opened that is evicted between the open and the comparison."""
 
 
-class OtherBytesError(VersionChangedError):
-    """The file has the sealed version, and other bytes."""
-
-
 class SealedBytes:
     """Opens files whose bytes must have a checksum. reader_of: opens a cache file with its checksums. Thread-safe."""
 
@@ -39,8 +35,8 @@ class SealedBytes:
     def open(
         self, path: bytes, entry: Entry, checksum: int, open_below: Callable[[Entry], Content]
     ) -> Content:
-        """Open a file. path: of the seal, for errors. open_below: opens it whatever bytes it has. OtherBytesError;
-        where the file is still being fetched, a read raises it, too."""
+        """Open a file. path: of the seal, for errors. open_below: opens it whatever bytes it has. Raises
+        VersionChangedError for other bytes; where the file is still being fetched, a read raises it, too."""
         for _ in range(OPENS_MAX):
             content = open_below(entry)
             try:
@@ -102,8 +98,8 @@ def _names_bytes(token: str) -> bool:
     return token.startswith('"')
 
 
-def _other_bytes(path: bytes) -> OtherBytesError:
-    error = OtherBytesError(
+def _other_bytes(path: bytes) -> VersionChangedError:
+    error = VersionChangedError(
         os.fsdecode(path),
         why="the object was replaced at its origin by one with the same version, and other bytes",
         hint="seal the directory again, as the next version",

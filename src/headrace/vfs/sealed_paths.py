@@ -15,7 +15,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ from headrace.client.node_client import NodeClient
 from headrace.overlay.merged_view import FileStat
 from headrace.overlay.upper import Hidden
 from headrace.seal.snapshot import SnapshotEntry
-from headrace.vfs.sealed_bytes import OtherBytesError, SealedBytes
+from headrace.vfs.sealed_bytes import SealedBytes
 from headrace.vfs.streams import Content
 from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from headrace.vfs.sealed_list import SealedList
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 KNOWN_S = 1.0
 """A seal that was found, or was not, counts for this long, like the directories of origins."""
@@ -250,20 +252,13 @@ class SealedPaths:
         and no origin has its sealed bytes; the reason is in the log, too."""
         if not entry.version.size_bytes:
             return Content(0, fd=os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        try:
-            present = self.at_origin(entry) if entry.source else entry
-            if entry.checksum is None:
-                return open_below(present)
-            return self._bytes.open(path, present, entry.checksum, open_below)
-        except OtherBytesError:
-            raise
-        except FileNotFoundError as error:  # the name has another id by now
-            raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
-        except VersionChangedError as error:
-            why = "the object has changed at its origin since it was sealed, or is gone, and no cache has it"
-            log.error("a file of a seal can't be read path=%s error=%s", os.fsdecode(path), error)
-            hint = "seal the directory again, as the next version"
-            raise VersionChangedError(os.fsdecode(path), why=why, hint=hint) from error
+        present = _of_sealed_version(path, lambda: self.at_origin(entry) if entry.source else entry)
+        if entry.checksum is None:
+            return _of_sealed_version(path, lambda: open_below(present))
+        return self._bytes.open(
+            *(path, present, entry.checksum),
+            lambda present: _of_sealed_version(path, lambda: open_below(present)),
+        )
 
     def at_origin(self, entry: SealedEntry) -> Entry:
         """Return the entry of the sealed version, which the origin has though the index did not know.
@@ -279,6 +274,19 @@ class SealedPaths:
         )
         assert isinstance(answer, Resolved)
         return msgspec.structs.replace(entry, id=FileId(answer.id), source=b"")
+
+
+def _of_sealed_version(path: bytes, find: Callable[[], Found]) -> Found:
+    """Return what is found of a file of a seal. Raises VersionChangedError with the reason, which is logged, too."""
+    try:
+        return find()
+    except FileNotFoundError as error:  # the name has another id by now
+        raise VersionChangedError(os.fsdecode(path), why=str(error)) from error
+    except VersionChangedError as error:
+        why = "the object has changed at its origin since it was sealed, or is gone, and no cache has it"
+        log.error("a file of a seal can't be read path=%s error=%s", os.fsdecode(path), error)
+        hint = "seal the directory again, as the next version"
+        raise VersionChangedError(os.fsdecode(path), why=why, hint=hint) from error
 
 
 def _reset_after_fork(paths: SealedPaths | None) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from headrace.base.cancel import Cancel
-from headrace.base.errors import EvictedError
+from headrace.base.errors import EvictedError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Version
 from headrace.client.file import OpenFile
 from headrace.store.checksum import block_checksum
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
-from headrace.vfs.sealed_bytes import OtherBytesError, SealedBytes
+from headrace.vfs.sealed_bytes import SealedBytes
 from headrace.vfs.streams import Content
 from headrace.wire.messages import Answer, Filled, FillRange, Message
 
@@ -82,18 +82,18 @@ def test_the_sealed_bytes_are_read_before_the_file_is_whole_if_its_version_names
 def test_other_bytes_are_refused_as_soon_as_the_file_is_whole(cache: Cache) -> None:
     cache.body = BODY[:MIB] + os.urandom(MIB + 7)
     if cache.entry.version.token == WEAK:
-        with pytest.raises(OtherBytesError, match="/x@1/f"):
+        with pytest.raises(VersionChangedError, match="/x@1/f"):
             cache.sealed()
         return
     content = cache.sealed()
     assert content.read(0, MIB) == BODY[:MIB]
     for _ in range(2):
-        with pytest.raises(OtherBytesError):
+        with pytest.raises(VersionChangedError):
             content.read(MIB, len(BODY))
-    with pytest.raises(OtherBytesError):
+    with pytest.raises(VersionChangedError):
         content.read(0, 1)
     content.close()
-    with pytest.raises(OtherBytesError):
+    with pytest.raises(VersionChangedError):
         cache.sealed()
 
 
