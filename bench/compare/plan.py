@@ -1,7 +1,8 @@
-"""Plans simulated, without I/O: hits, origin bytes, the peak rate, and a plan of 10,000,000 samples.
+"""Plans: simulated hits, origin bytes and peak rate, and cold epochs of a real job with and without a plan.
 
-Prints two Markdown tables (goals, numbers) and writes `bench/results/plan-<date>.json` and `.md`. Only `headrace.plan`
-and the policies of the store run; what each case does is said in `planbench/cases.py`.
+Prints two Markdown tables (goals, numbers) and writes `bench/results/plan-<date>.json` and `.md`. In all
+cases but `epochs` only `headrace.plan` and the policies of the store run. What each case does is said in
+`planbench/cases.py` and `planbench/epochs.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from planbench import cases, goals, predicted
+from planbench import cases, epochs, goals, predicted
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "single": cases.single,
@@ -26,6 +27,7 @@ CASES: dict[str, Callable[[cases.Bench], None]] = {
     "peak": cases.peak,
     "predicted": predicted.predicted,
     "large": cases.large,
+    "epochs": epochs.epochs,
 }
 
 

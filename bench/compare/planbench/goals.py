@@ -6,6 +6,7 @@ from nodebench.report import Goal
 from nodebench.results import Results
 
 from .cases import ALL_MISSES, HITS, JOINT, OF_THE_JOB, PEAK, SUBSTITUTED
+from .epochs import COLD, FIRST, WORKLOADS
 
 
 def goals(results: Results) -> list[Goal]:
@@ -39,6 +40,19 @@ def goals(results: Results) -> list[Goal]:
             False,
             results.median("a plan: longest step", "plan"),
             "ms",
+        ),
+        *(
+            Goal(
+                f"{COLD} {name}, with a plan, of the warm one's",
+                0.98,
+                True,
+                results.median(f"{COLD} {name}", "plan"),
+            )
+            for name in WORKLOADS
+        ),
+        *(
+            Goal(f"{FIRST} {name}", 1.0, False, results.median(f"{FIRST} {name}", "plan"), "steps")
+            for name in WORKLOADS
         ),
         Goal("the same: memory", 8.0, False, results.median("a plan: memory", "plan"), "B a sample"),
     ]

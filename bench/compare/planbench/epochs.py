@@ -1,0 +1,161 @@
+"""Cold epochs of a real training job through a mount, over a link of 1.1 times its demand, with and without a plan.
+
+The job is torch's DataLoader with four workers, whose step is a sleep (`trainer.py`). The node has a network of its
+own, with a link to SeaweedFS that `tc tbf` limits. Each run has a new, empty cache. The second epoch is warm. The
+figure is the accelerator utilization (AU) of the cold epoch, of the warm one's in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nodebench import server
+from nodebench.data import s5cmd
+from nodebench.headrace_mount import HeadraceMount
+from nodebench.machine import NotRunError, drop_page_cache, run, stop, tool
+from nodebench.server import Server
+
+from headrace.lab.network import Namespaces, why_no_namespaces
+
+from .cases import Bench
+
+LINK_SHARE = 1.1
+COLD = "AU of the cold epoch, of the warm one's:"
+WARM = "AU of the warm epoch:"
+FIRST = "wait for the first batches of the second epoch:"
+ORIGIN = "bytes from the origin, in data sets:"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """size_bytes: of a file. batch: files a step. step_s: of the accelerator, longer than a real one's, so that two
+    cores can serve it. count: of the files at scale 1."""
+
+    size_bytes: int
+    batch: int
+    step_s: float
+    count: int
+
+    @property
+    def demand_bytes_s(self) -> float:
+        return self.size_bytes * self.batch / self.step_s
+
+
+WORKLOADS = {
+    "retinanet": Workload(322_957, 24, 0.19, 4000),
+    "imagefolder": Workload(110_000, 64, 0.2, 8000),
+}
+
+
+def epochs(bench: Bench) -> None:
+    store = server.start(bench.place)
+    for name, load in WORKLOADS.items():
+        count = max(40 * load.batch, round(load.count * bench.scale))
+        folder = bench.place.folder(name)
+        make_files(folder, load.size_bytes, count)
+        s5cmd(store, ["cp", f"{folder}/", f"s3://{store.bucket}/{name}/"], timeout_s=600)
+        rate_bits_s = round(LINK_SHARE * load.demand_bytes_s * 8)
+        bench.results.note(
+            f"{name}: {count} files, {load.demand_bytes_s / 1e6:.1f} MB/s, link {rate_bits_s / 1e6:.0f} Mbit/s"
+        )
+        for _ in range(bench.repeat):
+            for contender in ("plan", "no plan"):
+                with bench.attempt(f"{COLD} {name}", contender), limited(bench, store, rate_bits_s) as place:
+                    add(bench, name, load, contender, *run_job(bench, store, name, load, contender, place))
+
+
+def make_files(folder: str, size_bytes: int, count: int) -> None:
+    block = os.urandom(8 << 20)
+    for number in range(count):
+        if number % 500 == 0:
+            os.makedirs(f"{folder}/d{number // 500:02d}")
+        offset = number * 4099 % (len(block) - size_bytes)
+        with open(f"{folder}/d{number // 500:02d}/{number:05d}", "wb") as file:
+            file.write(block[offset : offset + size_bytes])
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A network with a limited link. inside: the words before a command that is to run in it. endpoint: of the object
+    store, beyond the link."""
+
+    inside: list[str]
+    endpoint: str
+
+
+@contextmanager
+def limited(bench: Bench, store: Server, rate_bits_s: int) -> Iterator[Limited]:
+    why = why_no_namespaces()
+    if why:
+        raise NotRunError(why)
+    network = Namespaces(bench.place.folder("network"), rate_bits_s)
+    port = store.endpoint.rsplit(":", 1)[1]
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forward.py")
+    try:
+        network.make()
+        network.add(1)
+        words = [tool("python"), program, network.gateway, port, port]
+        forwarder = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            assert forwarder.stdout is not None
+            forwarder.stdout.readline()
+            yield Limited(network.inside(1), f"http://{network.gateway}:{port}")
+        finally:
+            stop(forwarder, grace_s=1)
+    finally:
+        network.remove()
+
+
+class LimitedMount(HeadraceMount):
+    """A mount whose node is behind the link."""
+
+    def __init__(self, bench: Bench, store: Server, name: str, place: Limited) -> None:
+        super().__init__(
+            bench.place,
+            f"s3://{store.bucket}/{name}",
+            io="noopen",
+            endpoint=place.endpoint,
+            options=store.options(),
+        )
+        self._inside = place.inside
+        self._run_folder = bench.place.folder("run")
+
+    def command(self) -> list[str]:
+        return [*self._inside, *super().command()]
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "HEADRACE_RUN_FOLDER": self._run_folder}
+
+
+def run_job(
+    bench: Bench, store: Server, name: str, load: Workload, contender: str, place: Limited
+) -> tuple[list[dict[str, Any]], int]:
+    """Return what the trainer measured in each epoch, and the bytes that left the origin."""
+    mount = LimitedMount(bench, store, name, place)
+    try:
+        mount.start()
+        drop_page_cache()
+        trainer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trainer.py")
+        words = [tool("python"), trainer, mount.root, str(load.batch), str(load.step_s), "2"]
+        before = [tool("headrace"), "run", "--"] if contender == "plan" else []
+        out = run([*before, *words], timeout_s=900, env=mount.environment())
+        return json.loads(out.strip().splitlines()[-1]), int(mount.status()["origin"]["bytes_read"])
+    finally:
+        mount.stop()
+
+
+def add(
+    bench: Bench, name: str, load: Workload, contender: str, measured: list[dict[str, Any]], origin_bytes: int
+) -> None:
+    cold, warm = (epoch["steps"] * load.step_s / epoch["seconds"] for epoch in measured)
+    bench.say(f"  {name} {contender}: AU {cold:.3f} cold, {warm:.3f} warm")
+    bench.results.add(f"{COLD} {name}", contender, cold / warm, unit="share")
+    bench.results.add(f"{WARM} {name}", contender, warm, unit="share")
+    bench.results.add(f"{FIRST} {name}", contender, measured[1]["first_wait_s"] / load.step_s, unit="steps")
+    bench.results.add(f"{ORIGIN} {name}", contender, origin_bytes / measured[0]["bytes"], unit="data sets")
