@@ -25,12 +25,16 @@ log = logging.getLogger(__name__)
 OPENS_MAX = 10
 """How often a file is opened that is evicted between the open and the comparison."""
 
+REMEMBERED_MAX = 1 << 16
+
 
 class SealedBytes:
     """Opens files whose bytes must have a checksum. reader_of: opens a cache file with its checksums. Thread-safe."""
 
     def __init__(self, reader_of: Callable[[FileId], CacheReader | None]) -> None:
         self._reader_of = reader_of
+        self._right: dict[FileId, tuple[int, int, int, int]] = {}
+        """The inodes of cache files that were right, each with its checksum: comparing again would double a hit."""
 
     def open(
         self, path: bytes, entry: Entry, checksum: int, open_below: Callable[[Entry], Content]
@@ -62,6 +66,18 @@ class SealedBytes:
 
     def compare(self, id: FileId, checksum: int, fd: int) -> bool | None:
         """Return whether an open cache file, which is whole, has a checksum. None: it was evicted meanwhile."""
+        opened = os.fstat(fd)
+        identity = opened.st_dev, opened.st_ino, opened.st_ctime_ns, checksum
+        if self._right.get(id) == identity:
+            return True
+        is_right = self._compare_now(id, checksum, fd)
+        if is_right:
+            if len(self._right) >= REMEMBERED_MAX:
+                self._right.clear()
+            self._right[id] = identity
+        return is_right
+
+    def _compare_now(self, id: FileId, checksum: int, fd: int) -> bool | None:
         reader = self._reader_of(id)
         if reader is None:
             return None
