@@ -42,7 +42,7 @@ def test_down_ends_no_imitator(host: Host) -> None:
     """`down` by root sent SIGTERM to whatever process was called like a holder."""
     host.put("a", 100)
     up = host.up()
-    for pid in (up.pid, up.ready["holder_pid"], up.ready["session_pid"], up.ready["node_pid"]):
+    for pid in (up.pid, up.ready["fd_store_pid"], up.ready["session_pid"], up.ready["node_pid"]):
         os.kill(pid, signal.SIGKILL)
     up.process.wait()
     imitators = [
@@ -62,14 +62,14 @@ def test_up_follows_no_imitator(host: Host) -> None:
         imitate(f"headrace.fuse.{word}", "--mountpoint", str(host.mount))
         for word in ("holder", "session_main")
     ]
-    for pid in (up.ready["holder_pid"], up.ready["session_pid"]):
+    for pid in (up.ready["fd_store_pid"], up.ready["session_pid"]):
         os.kill(pid, signal.SIGKILL)
     read = subprocess.run(["cat", host.mount / "a"], capture_output=True, timeout=30)
     assert read.stdout == truth
     (state,) = read_states(str(host.run_folder))
-    wait_until(lambda: read_states(str(host.run_folder))[0].holder_pid != up.ready["holder_pid"])
+    wait_until(lambda: read_states(str(host.run_folder))[0].fd_store_pid != up.ready["fd_store_pid"])
     (state,) = read_states(str(host.run_folder))
-    assert state.holder_pid not in [imitator.pid for imitator in imitators]
+    assert state.fd_store_pid not in [imitator.pid for imitator in imitators]
     assert [untouched(imitator) for imitator in imitators] == [True, True]
     host.ok("down", str(host.mount))
     assert up.wait() == 0

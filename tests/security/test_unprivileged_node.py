@@ -68,7 +68,7 @@ def test_each_process_has_what_the_table_says_and_no_more(lowered: Host) -> None
     gateway = next(pid for pid, words in lowered.processes().items() if "headrace.s3.main" in words)
     pids = {
         "up": said["pid"],
-        "holder": said["holder_pid"],
+        "holder": said["fd_store_pid"],
         "node": said["node_pid"],
         "session": said["session_pid"],
         "s3": gateway,
@@ -176,7 +176,7 @@ result = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in 
     ("mem", "rb"), ("mem", "r+b"), ("maps", "rb"), ("environ", "rb"))]
     + [refused(lambda: os.listdir(f"/proc/{pid}/fd")), libc.ptrace(16, pid, 0, 0)] for pid in pids]
 """
-    rows = as_user(NODE_USER, program, imports="import ctypes", pids=[said["pid"], said["holder_pid"]])
+    rows = as_user(NODE_USER, program, imports="import ctypes", pids=[said["pid"], said["fd_store_pid"]])
     assert [row[:3] + row[4:] for row in rows] == [["PermissionError"] * 4 + [-1]] * 2
 
 

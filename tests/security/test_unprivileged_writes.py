@@ -89,7 +89,7 @@ def test_no_process_has_a_right_more_than_where_nothing_is_written(writing: Host
     gateway = next(pid for pid, words in writing.processes().items() if "headrace.s3.main" in words)
     for name, pid in {
         "up": said["pid"],
-        "holder": said["holder_pid"],
+        "holder": said["fd_store_pid"],
         "node": said["node_pid"],
         "session": said["session_pid"],
         "s3": gateway,

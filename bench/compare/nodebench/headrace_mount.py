@@ -106,7 +106,7 @@ class HeadraceMount:
         if self.process is None:
             return
         stop(self.process, grace_s=15)
-        for who in ("session_pid", "node_pid", "holder_pid"):
+        for who in ("session_pid", "node_pid", "fd_store_pid"):
             kill_if_headrace(self.ready.get(who))
         unmount(self.mountpoint)
         self.process = None

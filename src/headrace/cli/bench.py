@@ -298,7 +298,7 @@ def _quiet(_line: str) -> None:
 
 @contextmanager
 def _bar(label: str, *, quiet: bool) -> Iterator[Progress]:
-    """Show a progress bar on a terminal, and remove it when all is done."""
+    """Show a progress bar on a terminal, and remove it at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

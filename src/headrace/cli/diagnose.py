@@ -19,8 +19,8 @@ from headrace.cli.render import print_json, say, warn
 if TYPE_CHECKING:
     from headrace.diagnose.sampler import Sampler
 
-PID_SECONDS = 30.0
-COMMAND_SECONDS = 300.0
+PID_SECONDS, COMMAND_SECONDS = 30.0, 300.0
+"""Seconds to watch a running job by default, and a job that the command starts."""
 KILLED_BASE = 128
 """Base to which a shell adds the signal that ended a program."""
 NOT_FOUND, NOT_RUN = 127, 126

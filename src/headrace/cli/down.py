@@ -21,7 +21,9 @@ from headrace.cli.state import (
 )
 
 STOP_WITHIN_S = 40.0
+"""Seconds that a process has to end after SIGTERM."""
 NEED_A_NODE = ("fuse", *gateways.WORDS)
+"""Kinds of processes that use a node that another command runs."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,10 +70,10 @@ def down(
 
 def _choose(states: list[RunState], mountpoint: str | None) -> RunState:
     if mountpoint is not None:
-        path = os.path.abspath(mountpoint)
-        real_path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        from headrace.fuse.mount import mountpoint_path
+
         for state in states:
-            if state.mountpoint in (path, real_path):
+            if state.mountpoint in (os.path.abspath(mountpoint), mountpoint_path(mountpoint)):
                 return state
         raise NodeUnavailableError(f"{mountpoint}", why="no mount of Headrace is at this path")
     if not states:
@@ -86,7 +88,8 @@ def _choose(states: list[RunState], mountpoint: str | None) -> RunState:
 
 
 def _end(state: RunState, folder: str, others: list[RunState]) -> None:
-    """End a process and what it runs. others: the live ones, which may own the mount or node of a dead one by now."""
+    """End a process, and the processes that it runs. others: states of live processes. They may have the mount or the
+    node of a dead one by now."""
     if state.alive():
         if not end(process_of(state), STOP_WITHIN_S):
             raise DeadlineExceededError(

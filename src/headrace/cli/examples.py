@@ -153,7 +153,7 @@ _JOB_ROW = _fields(
     "failed listing bytes_s eta_s took_s files_by_node data"
 )
 _READY = _fields(
-    "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid holder_pid "
+    "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid fd_store_pid "
     "session_pid log"
 )
 _SEAL = _fields("seal id path files size_bytes created_s missing mounted")
@@ -232,7 +232,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         for verb in ("up", "status", "kill", "stop", "cont", "cut", "heal", "start", "add")
     },
 }
-"""Whether a command prints an object or a list: the head of docs/cli.md, in gen_docs.py."""
+"""Fields that each command prints with --json. The head of docs/cli.md names the commands that print a list."""
 
 
 def add_examples(app: typer.Typer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.base.errors import HeadraceError
 
 SOME_FAILED = 50
-"""A job ended, and some files failed."""
+"""Exit status if a job ended and some files failed."""
 
 EXIT_CODES: dict[str, int] = {
     "internal": 1,

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from headrace.http.process import Ready, Serve
 
 STOP_S = 12.0
+"""Seconds that a gateway has to end after SIGTERM."""
 PAUSE_S = 1.0
+"""Seconds before a gateway that ended is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def configured_kinds(config: Config) -> list[GatewayKind]:
 
 
 class KeptGateway:
-    """Keeps a gateway running: starts its process again when it ends. Clients retry by themselves."""
+    """Keeps a gateway running: starts its process again if it ends. Clients retry by themselves."""
 
     def __init__(self, kind: GatewayKind, config: Config, socket: str, log_path: str) -> None:
         self.kind = kind
@@ -90,10 +92,10 @@ class KeptGateway:
         return start_gateway(self.kind.name, self.kind.word, self._config, self._socket, self._log_path)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that are readable when `look` has something to do."""
+        """Return the descriptors to wait for; a readable one is for `handle`."""
         return [self.child.ready_fd, self.child.exit_fd] if self._running else []
 
-    def look(self, ready: list[int]) -> None:
+    def handle(self, ready: list[int]) -> None:
         """Restart the process when its pause is over, and handle the readable descriptors of a running one."""
         if self.again_at_s is not None and time.monotonic() >= self.again_at_s:
             self.again_at_s = None
@@ -129,7 +131,7 @@ def serve_here(
     ready: Callable[[Config, str, Ready], str],
     json: bool,
 ) -> NoReturn:
-    """Run a gateway in this process until SIGTERM or ^C, then exit the process.
+    """Run a gateway in this process until SIGTERM or ^C, and exit the process.
 
     flags, file: the settings of the command line, and the file of the others. socket, cache: of the node. ready:
     returns the line to print, from the settings, the gateway's URL and its listening address.

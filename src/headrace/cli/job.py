@@ -18,6 +18,7 @@ Follow = Annotated[
 ]
 DetachRetry = Annotated[bool, typer.Option("--detach", help="Return without waiting for the job to end.")]
 FAILED_SHOWN_MAX = 20
+"""Most failed files that are printed."""
 
 
 def register(app: typer.Typer) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from headrace.wire.messages import JobStart, JobState
 
 FAILED_SHOWN_MAX = 20
+"""Most failed files that are printed."""
 ID_LIMIT_S = 2.0
+"""Seconds to wait for the id of a job that ^C cancels before its first state arrived."""
 
 
 class ShowProgress(Protocol):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.seal.catalogue import Catalogue, SealRecord
 
 READY_WITHIN_S = 120.0
-"""A content list of a million files is read in some seconds."""
+"""Seconds within which a layer must be ready. It reads a content list of a million files in some seconds."""
 _MESSAGE_BYTES_MAX = 65536
 
 
@@ -28,15 +28,15 @@ _MESSAGE_BYTES_MAX = 65536
 def lazy_layer(
     catalogue: Catalogue, record: SealRecord, *, node_socket: str, log_path: str
 ) -> Iterator[LazyLayer | None]:
-    """Start the layer that a seal needs, and yield it; None for a seal that lacks nothing. It ends by itself unless the
-    seal is mounted with it meanwhile. Raises NodeUnavailableError or MountError."""
+    """Start the layer that a seal needs, and yield it; None for a seal that lacks nothing. The layer ends with the
+    context, unless the seal is mounted with it. Raises NodeUnavailableError or MountError."""
     if not record.is_lazy:
         yield None
         return
     if not node_socket:
         raise NodeUnavailableError(
             f"seal {record.seal}",
-            why=f"{record.missing} of its files are not cached, and the node that fetches them is down",
+            why=f"{record.missing} of its files are not cached, and the node that would fetch them is down",
             hint="start it with `headrace up`",
         )
     ours, theirs = socket.socketpair()
@@ -81,5 +81,5 @@ def _received(control: socket.socket, record: SealRecord) -> LazyLayer:
     layer = LazyLayer(root, pid, began_at(pid))
     if answer["list"] != record.id:
         os.close(root)
-        raise MountError(subject, why="the node completed it at this moment", hint="repeat the command")
+        raise MountError(subject, why="the node changed it at this moment", hint="repeat the command")
     return layer

@@ -1,6 +1,6 @@
 """Starts a node as root and runs it as an unprivileged user (`--user`), and runs root's commands to such a node.
 
-The process mounts as root, then becomes the user and never is root again. It reads what the user could have prepared
+The process mounts as root, then becomes the user, and can't become root again. It reads files that the user can write
 (state files, sockets, an index) only with that user's rights.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 NOT_WHERE_WRITTEN = "a user's session registers no files on a writable mount"
 TO_MOUNT = frozenset({Capability.SYS_ADMIN})
-"""The capability that `up` and the FD store keep, to register files and to unmount."""
+"""Capability that `up` and the FD store keep, to register files and to unmount."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootsMount:
-    """Is a mount that root made and that no process serves yet; calls on it block until one does.
+    """Describes a mount that root made and that no process serves yet; calls on it block until one does.
 
     fds: as in `fuse/fd_store.py`. passthrough: as in `fuse/session_main.py`.
     """
@@ -41,7 +41,7 @@ class RootsMount:
     passthrough: str
 
     def undo(self) -> None:
-        """Unmount it, when no process came to serve it."""
+        """Unmount it, if no process could be started to serve it."""
         from headrace.fuse import device
 
         for fd in self.fds:
@@ -108,7 +108,7 @@ def hand_over_folders(config: Config, account: Account) -> None:
 def check_program() -> None:
     """Raise UsageError if this process's user can't run this program, or may change it.
 
-    A program that the user may change would give that user the rights that it keeps of root's.
+    A program that the user may change would give that user the capabilities that it keeps.
     """
     if not os.access(sys.executable, os.X_OK) or not os.access(__file__, os.R_OK):
         raise UsageError(

@@ -20,7 +20,7 @@ COMMANDS = (
     "config", "tls", "diagnose", "lab",
 )  # fmt: skip
 FILE_JOBS = ("load", "free", "pin", "unpin")
-"""Commands of one module; each of the others has a module of its name."""
+"""Commands that share the module file_jobs; each other command has a module of its name."""
 
 _HELP = "Read object stores at local-disk speed, from a cache on NVMe."
 

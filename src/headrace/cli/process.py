@@ -121,7 +121,8 @@ def start_node(config: Config, log_path: str, *, again: bool) -> Child:
 
 
 def start_gateway(name: str, word: str, config: Config, socket: str, log_path: str) -> Child:
-    """Start a gateway. name: for messages. word: names its module, headrace.WORD.main. socket: of its node."""
+    """Start a gateway. name: its name in messages. word: names its module, headrace.WORD.main. socket: the socket of
+    its node."""
     return _start_configured(name, [f"headrace.{word}.main", "--socket", socket], config, log_path)
 
 
@@ -137,7 +138,7 @@ def _start_configured(name: str, words: list[str], config: Config, log_path: str
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """Holds how to mount. io: the I/O mode. writable: whether the settings of the node permit writes."""
+    """Holds the options of a mount. io: the I/O mode. writable: the settings of the node permit writes."""
 
     io: str
     allow_other: bool
@@ -158,8 +159,8 @@ def start_fd_store(
     """Start the FD store of a mount. fds, lock_fd: as in `fuse/fd_store.py`.
 
     mounted: the mount exists and its processes are dead; the FD store then reports nothing when it is ready.
-    passthrough: as in `fuse/session_main.py`, where this process has only CAP_SYS_ADMIN of root's rights. Of all
-    processes that it starts, only the FD store receives that capability. None: rights stay as they are.
+    passthrough: as in `fuse/session_main.py`, if this process is a user's and has CAP_SYS_ADMIN. Of all processes that
+    it starts, only the FD store receives that capability. None: all processes have the rights of this one.
     """
     words = ["headrace.fuse.fd_store", "--mountpoint", mountpoint, "--socket", socket]
     words += ["--io", options.io, "--lock-fd", str(lock_fd)]

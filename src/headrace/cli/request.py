@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ask(request: Message, socket: str | None, cache: str | None) -> Answer:
-    """Send a request, and block until the answer. Raises the HeadraceError that the node answers."""
+    """Send a request to the node, and block until its answer. Raises the HeadraceError of the answer."""
     connection = connection_to(find_target(socket, cache).socket)
     try:
         return connection.ask(request)

@@ -31,7 +31,7 @@ DIFFERENCES_SHOWN_MAX = 1000
 
 
 class _MakeByDefault(TyperGroup):
-    """Takes `headrace seal PATH` for `headrace seal make PATH`."""
+    """Parses `headrace seal PATH` as `headrace seal make PATH`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -95,7 +95,7 @@ def make(
 ) -> None:
     """Fetch all files below PATH, keep them, and freeze the tree.
 
-    The seal has the names, sizes and times of this moment, and stays so when the origin changes. With --at or
+    The seal has the names, sizes and times of this moment. It does not change when the origin changes. With --at or
     --in-place it is mounted, too, and again whenever `headrace up` starts its node.
     """
     from headrace.cli.job_progress import show_result, watch
@@ -124,11 +124,10 @@ def complete(
 ) -> None:
     """Fetch what a lazy seal lacks.
 
-    The whole is mounted in its place, and from then on the kernel serves it without a process of Headrace. A seal that
+    The complete seal is mounted in its place. The kernel then serves it without a process of Headrace. A seal that
     lacks nothing stays as it is.
     """
     from headrace.cli.job_progress import run_job
-    from headrace.cli.lazy_mounts import renew_mounts
     from headrace.seal.catalogue import SealId
 
     seal = SealId.parse(name)
@@ -136,7 +135,7 @@ def complete(
     node.catalogue.record(seal)
     run_job("complete-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
     if os.geteuid() == 0:
-        renew_mounts(node, node.catalogue.record(seal))
+        node.renew_mounts(node.catalogue.record(seal))
 
 
 def mount(
@@ -150,7 +149,7 @@ def mount(
 ) -> None:
     """Mount a seal at a directory, or over its own directory.
 
-    It takes the place of another seal there in one step. Needs no running node. `headrace up` mounts it again.
+    It replaces another seal there in one step. Needs no running node. `headrace up` mounts it again.
     """
     from headrace.seal.catalogue import SealId
 
@@ -214,7 +213,7 @@ def pull(
     path: Annotated[
         str | None,
         typer.Argument(
-            help="A path of the mount whose origin has the seal.", show_default="all mounts are searched"
+            help="Path below the mount whose origin has the seal.", show_default="all mounts are searched"
         ),
     ] = None,
     socket: options.Socket = None,
@@ -223,8 +222,8 @@ def pull(
 ) -> None:
     """Make a seal of a version that another cluster pushed.
 
-    All its files are fetched and compared with the list. A file that has changed at its origin since is named, and then
-    there is no seal.
+    All its files are fetched and compared with the list. If a file has changed at its origin since, the command names
+    it, and makes no seal.
     """
     from headrace.cli.job_progress import show_result, watch
     from headrace.seal.catalogue import SealId
@@ -355,7 +354,7 @@ def remove(
     seal = SealId.parse(name)
     node = known_node(socket, cache)
     if seal not in node.catalogue.seals():
-        node.catalogue.record(seal)  # says that there is none
+        node.catalogue.record(seal)  # raises PathNotFoundError
     for mountpoint in reversed(mounts_of(node.catalogue, seal)):
         unmount_seal(mountpoint)
     node.catalogue.set_places(seal, [])

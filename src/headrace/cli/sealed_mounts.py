@@ -1,8 +1,9 @@
-"""The seals of a node of this host, for commands: where they are mounted, mounted again and unmounted."""
+"""Mount and unmount the seals of a node of this host, and mount them again after a restart or a change."""
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
 
 
+RETRY_S_MAX = 8.0
+"""Longest pause, in seconds, before a mount that failed is tried again. The first pause is one second."""
+
+
 def restore(state: RunState) -> None:
-    """Mount the seals of a node at their places again, after `up` started it. A seal that can't be mounted is named on
-    stderr, and stays unmounted."""
+    """Mount the seals of a node at their places again, after `up` started it. A seal that can't be mounted stays
+    unmounted, and stderr names it."""
     if os.geteuid() != 0 or not state.cache:
         return
     node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
@@ -34,36 +39,57 @@ def restore(state: RunState) -> None:
             node.try_mount(seal, place)
 
 
-class AutomaticCover:
-    """Mounts the seals that a node makes by itself, in place. state: of the command that mounted the namespace."""
+class SealMounts:
+    """Keeps the mounts of a node's seals up to date; a supervisor calls `check` once a second.
 
-    def __init__(self, state: RunState) -> None:
+    It mounts an automatic seal in place as soon as the node has made it. It mounts a lazy seal again after its layer
+    died, or when the seal lacks fewer files than before. automatic: the node makes seals by itself. state: the state of
+    the command that runs the node.
+    """
+
+    def __init__(self, state: RunState, *, automatic: bool) -> None:
         self._state = state
+        self._automatic = automatic
         self._known: set[SealId] = set()
+        self._lazy: set[SealId] = set()
+        self._retry_at_s: dict[SealId, float] = {}
+        self._failures: dict[SealId, int] = {}
 
-    def look(self) -> None:
-        """Mount those that are new. One that can't be mounted is named on stderr, once."""
+    def check(self) -> None:
+        """Mount the seals that need it. Failures are named on stderr. Blocks on the disk, and on the start of a
+        layer."""
         state = self._state
-        if os.geteuid() != 0 or not state.cache or not state.mountpoint:
+        if os.geteuid() != 0 or not state.cache:
             return
         node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
         seals = set(node.catalogue.seals())
-        for seal in sorted(seals - self._known):
+        for seal in sorted((seals - self._known) | self._lazy):
+            if time.monotonic() < self._retry_at_s.get(seal, 0.0):
+                continue
             try:
                 record = node.catalogue.record(seal)
-                if record.automatic and not node.catalogue.places(seal):
-                    for place in node.places(None, record.path, in_place=True, shared=False):
-                        node.mount_automatic(record, place)
+                if self._automatic and state.mountpoint and record.automatic and seal not in self._known:
+                    node.mount_automatic(record)
+                self._renew(node, record)
             except PathNotFoundError:
-                continue  # the node removed it meanwhile
+                self._lazy.discard(seal)  # the node removed it meanwhile
             except (HeadraceError, OSError) as error:
-                warn(f"seal {seal} is not mounted: {error}")
+                warn(f"the mounts of seal {seal} are not renewed: {error}")
         self._known = seals
+
+    def _renew(self, node: SealNode, record: SealRecord) -> None:
+        seal = record.seal
+        if node.renew_mounts(record):
+            self._failures.pop(seal, None)
+        else:
+            failures = self._failures[seal] = self._failures.get(seal, 0) + 1
+            self._retry_at_s[seal] = time.monotonic() + min(RETRY_S_MAX, 0.5 * 2.0 ** min(failures, 8))
+        (self._lazy.add if record.is_lazy else self._lazy.discard)(seal)
 
 
 def uncover(mountpoint: str) -> None:
-    """Unmount the seals that lie over a mount which begins or ends. Open files can still be read. Without a session the
-    kernel finds no path below the mount: the seals there go with it, when it is detached."""
+    """Unmount the seals over a mount that begins or ends. Open files can still be read. Without a session the kernel
+    resolves no path below the mount: seals there are unmounted with it, when it is detached."""
     from headrace.seal.mounted import seals_below
     from headrace.seal.places import unmount_seal
 
@@ -83,8 +109,8 @@ def _is_below(path: str, top: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SealNode:
-    """A node of this host as seals need it. path: of its namespace. folders: its volumes. states: of the commands that
-    use it, for their mounts."""
+    """Mounts the seals of one node of this host. path: a path of its namespace. folders: the directories of its
+    volumes. states: the states of the commands that mount its namespace."""
 
     socket: str
     path: str
@@ -99,8 +125,8 @@ class SealNode:
         return Catalogue.of_cache(self.folders[0])
 
     def places(self, mountpoint: str | None, path: str, *, in_place: bool, shared: bool) -> list[Place]:
-        """Return where to mount a seal. mountpoint: as --at names it. path: of the namespace, which it was made of.
-        Raises UsageError where nothing of the node is mounted."""
+        """Return the places to mount a seal at. mountpoint: the directory of --at. path: the path that was sealed.
+        Raises UsageError for `in_place` if nothing of the node is mounted."""
         from headrace.seal.catalogue import Place
 
         places = [] if mountpoint is None else [Place(os.path.realpath(mountpoint), shared=shared)]
@@ -117,8 +143,8 @@ class SealNode:
         return places
 
     def mount(self, record: SealRecord, place: Place) -> None:
-        """Mount a seal, and record the place first, so that no mount is left that nobody knows. The seal that had the
-        place loses it only when this one is mounted."""
+        """Mount a seal. Its place is recorded first, so that each mount has a record. Another seal loses the place only
+        after this one is mounted. Raises MountError if the directory is not empty."""
         if not place.in_place:
             os.makedirs(place.mountpoint, exist_ok=True)
             if not os.path.ismount(place.mountpoint) and os.listdir(place.mountpoint):
@@ -134,22 +160,39 @@ class SealNode:
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
             if inner.mountpoint != place.mountpoint and _is_below(inner.mountpoint, place.mountpoint):
-                self.try_mount(seal, inner)  # it went with the view that this one replaced
+                self.try_mount(seal, inner)  # it was unmounted with the view that this one replaced
 
-    def mount_automatic(self, record: SealRecord, place: Place) -> None:
-        """Mount a seal that the node may remove at this moment: then it does not stay mounted."""
+    def mount_automatic(self, record: SealRecord) -> None:
+        """Mount a seal of this node in place, unless it has places. If the node removes the seal at this moment, it
+        does not stay mounted."""
         from headrace.seal.mounted import source_on_top
         from headrace.seal.places import unmount_seal
 
-        if source_on_top(place.mountpoint):
-            return  # a user mounted a seal there
-        self.catalogue.set_places(record.seal, [place])
-        self._mount_view(record, place)
-        if record.seal not in self.catalogue.seals():
-            unmount_seal(place.mountpoint)
+        if self.catalogue.places(record.seal):
+            return
+        for place in self.places(None, record.path, in_place=True, shared=False):
+            if source_on_top(place.mountpoint):
+                continue  # a user mounted a seal there
+            self.catalogue.set_places(record.seal, [place])
+            self._mount_view(record, place)
+            if record.seal not in self.catalogue.seals():
+                unmount_seal(place.mountpoint)
+
+    def renew_mounts(self, record: SealRecord) -> bool:
+        """Mount the seal's present generation over its earlier views. Return False if a view could not be replaced;
+        stderr names it and the reason."""
+        from headrace.seal.mounted import is_of, serves, source_on_top
+
+        is_done = True
+        for place in self.catalogue.places(record.seal):
+            source = source_on_top(place.mountpoint)
+            if is_of(source, self.catalogue, record.seal) and not serves(source, self.catalogue, record):
+                is_done &= self.try_mount(record.seal, place)
+        return is_done
 
     def try_mount(self, seal: SealId, place: Place) -> bool:
-        """Mount a seal where it was before. A warning says why it stays unmounted, and then False is returned."""
+        """Mount a seal at a place that it had before. If that fails, stderr names the reason. Return whether it
+        succeeded."""
         try:
             self._mount_view(self.catalogue.record(seal), place)
         except (HeadraceError, OSError) as error:
@@ -158,7 +201,7 @@ class SealNode:
         return True
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
-        """Mount what a seal has now, unless it is mounted there already."""
+        """Mount the seal's present generation, unless it is mounted there already."""
         from headrace.cli.lazy_layer import lazy_layer
         from headrace.seal.mounted import serves, source_on_top
         from headrace.seal.places import mount_seal
@@ -170,7 +213,7 @@ class SealNode:
             mount_seal(self.catalogue, record, self.folders, place, layer)
 
     def known_places(self) -> list[tuple[Place, SealId]]:
-        """Return where seals are to be mounted: outer places first."""
+        """Return all places with their seals, outer places first."""
         places: list[tuple[Place, SealId]] = []
         for seal in self.catalogue.seals():
             try:

@@ -11,7 +11,7 @@ from headrace.cli.render import print_json, print_lines
 from headrace.config.sizes import show_size
 
 AWAY_S = 1.0
-"""An origin is shown as away after it has failed for this long."""
+"""Seconds of failures after which an origin is shown as away."""
 
 
 def register(app: typer.Typer) -> None:

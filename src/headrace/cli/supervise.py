@@ -20,10 +20,9 @@ from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmount_exclusive
 from headrace.cli.gateways import KeptGateway, configured_kinds
-from headrace.cli.lazy_mounts import LazyMounts
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
-from headrace.cli.sealed_mounts import AutomaticCover, uncover
+from headrace.cli.sealed_mounts import SealMounts, uncover
 from headrace.cli.state import (
     RunState,
     drop_socket,
@@ -41,23 +40,29 @@ if TYPE_CHECKING:
     from headrace.fuse.servers import Servers
 
 READY_WITHIN_S = 60.0
+"""Seconds within which a process must be ready."""
 STEADY_S = 30.0
+"""A node that ran for this many seconds did not fail at its start: it is started again after the shortest pause."""
 BACKOFF_S_MAX = 10.0
+"""Longest pause before a node is started again, in seconds."""
 FD_STORE_STOP_S = 10.0
+"""Seconds that the FD store has to end after SIGTERM."""
 REPLACED_WITHIN_S = 5.0
-COVER_INTERVAL_S = 1.0
-"""The seconds between two looks for a seal that the node made by itself, and for an exclusive directory whose mount
-was lost."""
+"""Seconds within which a session must have replaced an FD store that died; after that it is killed."""
+MOUNT_CHECK_INTERVAL_S = 1.0
+"""Seconds between two checks of the mounts of seals and of exclusive directories."""
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+"""Exit statuses of a node that LMDB crashed."""
 NODE_STOP_S = 20.0
+"""Seconds that a node has to end after SIGTERM."""
 
 
 class Supervisor:
     """Runs a node, its mount and its gateways until a signal arrives. Handles SIGTERM, SIGINT and SIGHUP.
 
-    config: of the node to run; None if the node runs already and listens at `state.socket`. state: written to
-    run_folder when all is ready. mounted: the mount that root made before this process became another user. exclusive:
-    what is mounted over the mount.
+    config: the configuration of the node to run; None if the node runs already and listens at `state.socket`. state: it
+    is written to run_folder when all is ready. mounted: the mount that root made before this process became another
+    user. exclusive: the exclusive directories to mount over the mount.
     """
 
     def __init__(
@@ -88,9 +93,10 @@ class Supervisor:
         self._deaths = 0
         self._node_began_s = 0.0
         self._again_at_s: float | None = None
-        self._cover = AutomaticCover(self.state) if config is not None and config.seal == "auto" else None
-        self._lazy_mounts = LazyMounts(self.state) if config is not None else None
-        self._cover_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
+        self._seal_mounts = (
+            SealMounts(self.state, automatic=config.seal == "auto") if config is not None else None
+        )
+        self._mount_check_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -139,7 +145,7 @@ class Supervisor:
         if self.state.mountpoint:
             self._fd_store = self._start_fd_store(mounted=False)
             answer = self._await(self._fd_store)
-            self.state.holder_pid = int(str(answer.get("pid", self._fd_store.pid)))
+            self.state.fd_store_pid = int(str(answer.get("pid", self._fd_store.pid)))
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._fd_store_exit_fd = self._fd_store.exit_fd
@@ -158,7 +164,7 @@ class Supervisor:
             return
         self._exclusive.mount(self.state.mountpoint)
         self._exclusive_watch = ExclusiveWatch(self._exclusive, self.state.mountpoint)
-        self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
+        self._mount_check_at_s = time.monotonic() + MOUNT_CHECK_INTERVAL_S
 
     def _uncover_dead(self, mountpoint: str) -> None:
         """Unmount the seals and exclusive directories over a mount that killed processes left."""
@@ -228,11 +234,11 @@ class Supervisor:
         ready = self._wait()
         if self._stopping:
             return
-        self._look_at_mounts()
+        self._check_mounts()
         if self._wake in ready:
             os.read(self._wake, 64)
         for gateway in self._gateways:
-            gateway.look(ready)
+            gateway.handle(ready)
         if self._fd_store_exit_fd in ready:
             self._on_fd_store_ended()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
@@ -244,17 +250,15 @@ class Supervisor:
         elif self._node is not None and self._node.exit_fd in ready:
             self._on_node_ended(f"status {self._node.process.wait()}")
 
-    def _look_at_mounts(self) -> None:
-        """Mount what is to lie over the mount: seals that the node made by itself, and exclusive directories."""
-        if self._cover_at_s is None or time.monotonic() < self._cover_at_s:
+    def _check_mounts(self) -> None:
+        """Mount the seals and exclusive directories over the mount that are not mounted, or have changed."""
+        if self._mount_check_at_s is None or time.monotonic() < self._mount_check_at_s:
             return
-        if self._cover is not None:
-            self._cover.look()
-        if self._lazy_mounts is not None:
-            self._lazy_mounts.look()
+        if self._seal_mounts is not None:
+            self._seal_mounts.check()
         if self._exclusive_watch is not None:
             self._exclusive_watch.look()
-        self._cover_at_s = time.monotonic() + COVER_INTERVAL_S
+        self._mount_check_at_s = time.monotonic() + MOUNT_CHECK_INTERVAL_S
 
     def _wait(self) -> list[int]:
         """Wait for a descriptor or the next restart that is due; return the descriptors that are ready."""
@@ -263,7 +267,11 @@ class Supervisor:
             fds += [self._node.ready_fd, self._node.exit_fd]
         for gateway in self._gateways:
             fds += gateway.descriptors()
-        dues_s = [self._again_at_s, self._cover_at_s, *(gateway.again_at_s for gateway in self._gateways)]
+        dues_s = [
+            self._again_at_s,
+            self._mount_check_at_s,
+            *(gateway.again_at_s for gateway in self._gateways),
+        ]
         due_s = [due for due in dues_s if due is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         return select.select([fd for fd in fds if fd >= 0], [], [], wait_s)[0]
@@ -321,7 +329,7 @@ class Supervisor:
             elif time.monotonic() > until_s:  # the session did not start one; the next round does
                 send(self._servers.pidfd(Role.SESSION, session_pid), signal.SIGKILL)
             if self._fd_store_exit_fd >= 0:
-                self.state.holder_pid = pid
+                self.state.fd_store_pid = pid
                 write_state(self._run_folder, self.state)
                 return
             time.sleep(0.02)
@@ -345,10 +353,10 @@ class Supervisor:
                 signal.pidfd_send_signal(self._fd_store_exit_fd, signal.SIGTERM)
             select.select([self._fd_store_exit_fd], [], [], FD_STORE_STOP_S)
         for fd in self._mount_fds or ():
-            os.close(fd)  # an open one would block users of the mount for ever
+            os.close(fd)  # an open one would block users of the mount forever
         if self._servers is not None:
             self._servers.close()
-        if self.state.mountpoint and (self.state.holder_pid or self._mounted is not None):
+        if self.state.mountpoint and (self.state.fd_store_pid or self._mounted is not None):
             detach(self.state.mountpoint)
         if self._node is not None:
             self._node.stop(NODE_STOP_S)
@@ -370,6 +378,6 @@ def detach(mountpoint: str) -> None:
     unmount_exclusive(mountpoint)
     mounted = mounted_at(mountpoint)
     if os.geteuid() and not only_root_moves(mountpoint):
-        return  # the path comes from a folder that this user writes, and may lead elsewhere by now
+        return  # the path is from a file that this user can write, and may be another directory by now
     if mounted is not None and mounted.kind == "fuse.headrace":
         device.unmount(mountpoint, detach=True)

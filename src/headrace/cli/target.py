@@ -23,7 +23,8 @@ CHOOSE = "choose one by a PATH below a mountpoint, or by --cache DIR"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Names a node and a path. socket: of the node, or REST APIs of other hosts. path: in its namespace."""
+    """Names a node and a path. socket: the node's socket, or URLs of REST APIs of other hosts. path: a path of its
+    namespace."""
 
     socket: str
     path: str = "/"

@@ -283,7 +283,7 @@ def origin_options(
 
 
 def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
-    """Print what runs and where: mount, gateways, I/O mode."""
+    """Print the mount, the gateways and the I/O mode."""
     if as_json:
         import msgspec
 

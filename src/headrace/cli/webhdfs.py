@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
 
 DEFAULT_ADDRESS = "127.0.0.1:9870"
-"""The port of HDFS, which clients use by default."""
+"""Address with the port of HDFS, which clients use by default."""
 
 
 def register(app: typer.Typer) -> None:
