@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from headrace.base.errors import CancelledByUserError, HeadraceError, NodeUnavailableError, UsageError
+from headrace.base.rate_meter import RateMeter
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
@@ -209,22 +209,6 @@ def _progress(kind: str, *, is_shown: bool) -> Iterator[ShowProgress]:
             )
 
         yield show
-
-
-class RateMeter:
-    """Measures bytes a second over the last seconds."""
-
-    def __init__(self, window_s: float = 5.0) -> None:
-        self._window_s = window_s
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def update(self, bytes_done: int, now_s: float) -> float:
-        """Add a sample, and return the rate over the window."""
-        self._samples.append((now_s, bytes_done))
-        while len(self._samples) > 2 and now_s - self._samples[0][0] > self._window_s:
-            self._samples.popleft()
-        first_s, first_bytes = self._samples[0]
-        return (bytes_done - first_bytes) / (now_s - first_s) if now_s > first_s else 0.0
 
 
 def progress_text(kind: str, state: JobState, bytes_s: float) -> str:

@@ -1,6 +1,6 @@
-"""Seal data sets without a command (`seal = "auto"`): those that are whole and quiet, and have small files.
+"""Seal data sets without a command (`seal = "auto"`), if they are cached, did not change lately, and have small files.
 
-Such a seal is removed before a reader could miss anything: when a name below it changes at the origin, when its files
+Such a seal is removed before a reader could miss a change: when a name below it changes at the origin, when its files
 are to be freed, and when the cache needs their room. The node unmounts it. `headrace up` mounts it in place
 (`cli/sealed_mounts.py`), because only that process knows the mountpoint.
 """
@@ -26,15 +26,15 @@ from headrace.seal.catalogue import SealId
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 5.0
+CHECK_INTERVAL_S = 5.0
 PAUSES_MAX = 64
-"""The most quiet times that a data set waits, after seals of it were soon removed."""
+"""Most quiet times that a data set waits, after seals of it were soon removed."""
 
 
 @dataclass(slots=True)
 class _DataSet:
-    """Holds what lies below a mount of an origin. why: why it has no seal now. pauses: how many quiet times it must be
-    unchanged before it is sealed again. Times are monotonic."""
+    """Describes the tree below a mount of an origin. why: why it has no seal now. pauses: the number of quiet times
+    that it must be unchanged before it is sealed again. Times are monotonic."""
 
     path: bytes
     changed_s: float
@@ -46,9 +46,12 @@ class _DataSet:
 
 
 class AutoSeal:
-    """Runs one task. quiet_s: how long nothing of a data set changed before it is sealed, and how often a sealed one is
-    compared with its origin; None: no data set is sealed, and the seals of an earlier run are removed. relist: lists
-    all directories below a path again. Call it in the node's loop."""
+    """Seals data sets in one task on the node's loop.
+
+    quiet_s: seconds that a data set must be unchanged before it is sealed, and seconds between two comparisons of a
+    sealed one with its origin. None: no data set is sealed, and the seals of an earlier run are removed. relist: lists
+    all directories below a path again.
+    """
 
     def __init__(
         self,
@@ -80,18 +83,18 @@ class AutoSeal:
         ]
 
     def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
-        """Unmount the seals below which a name means something else now; they are removed soon after."""
+        """Unmount the seals below which a name changed; they are removed soon after."""
         if not self._data_sets:
             return
         for path in self._namespace.tree.paths_of(names):
             for data_set in self._data_sets.values():
                 if is_at_or_below(path, data_set.path):
-                    self._give_up(data_set, "its names changed at the origin")
+                    self._revoke(data_set, "its names changed at the origin")
 
-    async def give_up(self, path: bytes, why: str) -> None:
-        """Remove the seals that hold files at, below or above a path. On return those files may be freed."""
+    async def revoke(self, path: bytes, why: str) -> None:
+        """Remove the seals that keep files at, below or above a path. On return those files may be freed."""
         removals = [
-            self._give_up(data_set, why)
+            self._revoke(data_set, why)
             for data_set in self._data_sets.values()
             if is_at_or_below(path, data_set.path) or is_at_or_below(data_set.path, path)
         ]
@@ -99,14 +102,14 @@ class AutoSeal:
             if removal is not None:
                 await asyncio.wait([removal])
 
-    async def give_up_for_room(self) -> bool:
+    async def revoke_oldest(self) -> bool:
         """Remove the oldest seal, because nothing else can be evicted. Return False if there is none."""
         sealed = [data_set for data_set in self._data_sets.values() if data_set.seal is not None]
         if not sealed:
             return False
         oldest = min(sealed, key=lambda data_set: data_set.sealed_s)
         oldest.pauses = PAUSES_MAX
-        await self.give_up(oldest.path, "the cache needed the room")
+        await self.revoke(oldest.path, "the cache needed the room")
         return True
 
     async def _run(self) -> None:
@@ -115,20 +118,20 @@ class AutoSeal:
             self._follow_mounts()
             for data_set in list(self._data_sets.values()):
                 try:
-                    await self._look_at(data_set)
+                    await self._check(data_set)
                 except HeadraceError as error:
-                    self._put_off(data_set, str(error))
+                    self._defer(data_set, str(error))
                 except Exception:
                     log.exception("a data set could not be sealed path=%s", os.fsdecode(data_set.path))
-                    self._put_off(data_set, "an internal error, see the log")
-            await asyncio.sleep(min(LOOK_INTERVAL_S, self._quiet_s / 4))
+                    self._defer(data_set, "an internal error, see the log")
+            await asyncio.sleep(min(CHECK_INTERVAL_S, self._quiet_s / 4))
 
     async def _remove_all(self) -> None:
         for record in self._seals.records():
             await self._seals.remove(record.seal)
 
     async def _adopt(self) -> None:
-        """Take over the seals of the last run. Names may have changed since, so they are compared at the first look."""
+        """Adopt the seals of the last run. Names may have changed since, so the first check compares them."""
         self._follow_mounts()
         for record in self._seals.records():
             data_set = self._data_sets.get(os.fsencode(record.path))
@@ -138,7 +141,7 @@ class AutoSeal:
                 data_set.seal, data_set.why = record.seal, ""
 
     def _follow_mounts(self) -> None:
-        """Watch what lies below each origin that is not mounted below another one."""
+        """Watch the tree below each mount that is not below another one."""
         paths = {os.fsencode(mount.path) for mount in self._namespace.tree.mounts.all()}
         tops = {
             path
@@ -148,13 +151,13 @@ class AutoSeal:
         for path in tops - self._data_sets.keys():
             self._data_sets[path] = _DataSet(path, monotonic_s())
         for path in self._data_sets.keys() - tops:
-            self._give_up(self._data_sets.pop(path), "its mount was removed")
+            self._revoke(self._data_sets.pop(path), "its mount was removed")
 
-    async def _look_at(self, data_set: _DataSet) -> None:
+    async def _check(self, data_set: _DataSet) -> None:
         now_s = monotonic_s()
         if data_set.seal is not None and not self._seals.exists(data_set.seal):
             data_set.seal, data_set.pauses = None, PAUSES_MAX
-            self._put_off(data_set, "a user removed its seal")
+            self._defer(data_set, "a user removed its seal")
         if data_set.seal is None:
             if now_s - data_set.changed_s >= data_set.pauses * self._quiet_s:
                 await self._try_to_seal(data_set)
@@ -168,30 +171,30 @@ class AutoSeal:
     async def _try_to_seal(self, data_set: _DataSet) -> None:
         why = await self._seals.reason_against(data_set.path)
         if why:
-            self._put_off(data_set, why)
+            self._defer(data_set, why)
             return
         before_s, progress = data_set.changed_s, JobProgress()
         seal = await self._seals.make(data_set.path, progress)
         if seal is None:
-            self._put_off(data_set, progress.failed[0][1])
+            self._defer(data_set, progress.failed[0][1])
             return
         data_set.seal, data_set.why, data_set.sealed_s = seal, "", monotonic_s()
         data_set.compared_s = data_set.sealed_s
         data_set.pauses = min(PAUSES_MAX, 2 * data_set.pauses)
         if data_set.changed_s != before_s:  # it may have two versions of the names
-            self._give_up(data_set, "its names changed while it was sealed")
+            self._revoke(data_set, "its names changed while it was sealed")
         else:
             log.info("a data set was sealed path=%s seal=%s", os.fsdecode(data_set.path), seal)
 
-    def _put_off(self, data_set: _DataSet, why: str) -> None:
+    def _defer(self, data_set: _DataSet, why: str) -> None:
         data_set.changed_s, data_set.why = monotonic_s(), why
 
-    def _give_up(self, data_set: _DataSet, why: str) -> asyncio.Task[None] | None:
+    def _revoke(self, data_set: _DataSet, why: str) -> asyncio.Task[None] | None:
         """Unmount the seal of a data set, if it has one, and return the task that removes it."""
-        self._put_off(data_set, why)
+        self._defer(data_set, why)
         seal, data_set.seal = data_set.seal, None
         if seal is None:
             return None
         self._seals.unmount(seal)
-        log.info("a seal is given up path=%s seal=%s why=%s", os.fsdecode(data_set.path), seal, why)
+        log.info("an automatic seal is removed path=%s seal=%s why=%s", os.fsdecode(data_set.path), seal, why)
         return self._tasks.start(self._seals.remove(seal))

@@ -1,4 +1,4 @@
-"""The seals that a node makes by itself: whether a data set is worth one, and its making, unmounting and removal."""
+"""Decide whether a data set is worth an automatic seal, and make, unmount and remove automatic seals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from headrace.seal.mounted import mounts_of
 from headrace.seal.places import unmount_seal
 
 FILES_MIN = 100
-"""Fewer files are read fast enough through the mount."""
+"""Fewest files of a data set that is sealed. Fewer are read fast enough through the mount."""
 AVERAGE_BYTES_MAX = 4 << 20
-"""Of larger files an open takes a small part of the time of a read."""
+"""Largest average size of the files of a data set that is sealed. The open of a larger file takes a small part of the
+time of its read."""
 REMOVE_ATTEMPTS = 10
+"""Most attempts to remove a seal that is mounted again meanwhile, with REMOVE_PAUSE_S seconds between them."""
 REMOVE_PAUSE_S = 0.2
 
 
 class AutomaticSeals:
-    """Makes and removes them with a node's `Sealing`."""
+    """Makes and removes automatic seals with a node's `Sealing`."""
 
     def __init__(
         self,
@@ -52,10 +54,8 @@ class AutomaticSeals:
         """Return why a directory is not sealed now; "" if it is worth a seal."""
         if self._sealing.is_writable(path):
             return "its files can be written"
-        look = asyncio.get_running_loop().run_in_executor
-        return await look(self._disk, lambda: self._sealing.trouble) or await look(
-            self._disk, self._survey, path
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._disk, lambda: self._sealing.trouble or self._survey(path))
 
     async def make(self, path: bytes, progress: JobProgress) -> SealId | None:
         """Seal a directory. Return None if a file failed; progress has its reason. Raises HeadraceError."""
@@ -65,7 +65,8 @@ class AutomaticSeals:
         return None if progress.failed_files else seal
 
     def unmount(self, seal: SealId) -> None:
-        """Unmount a seal everywhere; open files go on. A mount of another program over it stays, and it with that."""
+        """Unmount a seal everywhere. Open files stay readable. If another program mounted something over it, both
+        mounts stay."""
         for mountpoint in reversed(mounts_of(self._catalogue, seal)):
             try:
                 unmount_seal(mountpoint)
@@ -85,7 +86,8 @@ class AutomaticSeals:
         return await self._sealing.remove(seal, at_once=True)
 
     def _survey(self, path: bytes) -> str:
-        """Look at the names and the files. It ends at the first file that is not cached."""
+        """Return why the tree is not worth a seal, by its names and files; "" if it is. Stops at the first file that is
+        not cached."""
         text = os.fsdecode(path)
         for record in self._records():
             if not record.automatic and _overlap(record.path, text) and self._is_in_place(record.seal):

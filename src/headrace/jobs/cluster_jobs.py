@@ -4,7 +4,7 @@ A job is a record that any node may write. Every node follows the records and do
 loads and pins the files that it owns, and frees and unpins the files that it has. Its progress is a record too, under
 its lease. The job is over when all nodes have reported that they are done by the current ring; then the node with the
 smallest id writes the end. A job therefore survives the death of any node, including the one that accepted it: other
-nodes own the dead node's files now, and their tasks begin anew.
+nodes own the dead node's files now, and start their tasks again.
 
     submit ─► jobs/7 ─► each node: JobTask ─► jobs/7/parts/<node> ─► all done? ─► the end, in jobs/7
 
@@ -56,13 +56,17 @@ log = logging.getLogger(__name__)
 KINDS = ("load", "free", "pin", "unpin")
 WATCH = "watch"
 PUBLISH_INTERVAL_S = 1.0
+"""Least seconds between two writes of a task's record, except at its beginning and its end."""
 ENDED_KEPT_MAX = 100
+"""Most jobs whose records are kept after their end."""
 FAILED_NAMED_MAX = 1000
+"""Most failed paths that the record of an ended job names."""
 WATCH_INTERVAL_S = 0.5
+"""Most seconds between two states that a caller receives."""
 
 
 class _LocalJob:
-    """The local state of one job. `shown` is the last progress that included all nodes."""
+    """Holds the local state of one job. `shown` is the last progress that included all nodes."""
 
     def __init__(self) -> None:
         self.raw = b""
@@ -85,7 +89,7 @@ class _LocalJob:
 
 
 class ClusterJobs:
-    """The jobs of the cluster, as this node follows and runs them.
+    """Follows the jobs of the cluster, and runs this node's tasks of them.
 
     `me` is this node's id. `view` returns the current view; call `on_view` after every change of it. `replicas` is
     the number of owners of a file that the cluster keeps. All calls belong on one asyncio loop.
@@ -130,7 +134,7 @@ class ClusterJobs:
         await self.pins.stop()
 
     def on_view(self) -> None:
-        """Take a change of the view into account; return at once."""
+        """Schedule the changes that a new view needs. Returns at once."""
         self._wake.set()
         self.pins.on_view()
 
@@ -233,15 +237,15 @@ class ClusterJobs:
         raise UsageError(f"job {id}", why="the job was deleted", hint="see `headrace job list`")
 
     def _progress(self, state: _LocalJob) -> TaskProgress:
-        """Return the sum of all nodes' progress. While nodes begin anew by another ring, return the last complete
-        sum: a sum over two rings would count some files twice."""
+        """Return the sum of all nodes' progress. While nodes restart their tasks for another ring, return the last
+        complete sum: a sum over two rings would count some files twice."""
         record = state.record
         assert record is not None
         if record.summary is not None:
             return record.summary
         tasks = self._current_tasks(record, state)
         if len(tasks) == len(self._members(record)):
-            state.shown = sum_progress(task.figures for task in tasks)
+            state.shown = sum_progress(task.progress for task in tasks)
         return state.shown
 
     def _members(self, record: JobRecord) -> set[str]:
@@ -265,7 +269,7 @@ class ClusterJobs:
         return self._marked[1] if kind in FETCHING else EVERYWHERE
 
     def _on_record(self, key: str, value: bytes | None) -> None:
-        """Take in a record that was created, changed, or deleted (None)."""
+        """Apply a record that was created, changed, or deleted (None)."""
         id, node = parse_key(key)
         state = self._states.setdefault(id, _LocalJob())
         try:
@@ -393,7 +397,7 @@ class ClusterJobs:
             await self.pins.add(record.path, record.options)
         elif record.kind == "unpin":
             await self.pins.remove(record.path)
-        summary = sum_progress(task.figures for task in tasks)
+        summary = sum_progress(task.progress for task in tasks)
         outcome = FAILED if summary.failed_files else DONE
         ended = msgspec.structs.replace(record, state=outcome, summary=_ended(summary))
         new = msgspec.json.encode(ended)

@@ -17,11 +17,13 @@ from headrace.jobs.sealed_checksum import check_sealed_bytes
 from headrace.store.store import Store
 
 AT_ONCE = 64
-"""The number of files, or pieces of large files, that all jobs of a node work on at a time."""
+"""Most files, or pieces of large files, that all jobs of a node work on at a time."""
 PIECE_BYTES = 64 << 20
-"""Large files are loaded in pieces of this size. Between two pieces a job of a higher priority can run."""
+"""Size of the pieces in which large files are loaded. Between two pieces a job of a higher priority can run."""
 PIN_ATTEMPTS = 3
+"""Most loads of a file that is evicted before it is pinned."""
 VERIFY_ATTEMPTS = 2
+"""Most loads of a file whose blocks don't match their checksums."""
 
 Span = tuple[int, int]
 """Bytes start to end (exclusive) of a file."""
@@ -36,7 +38,7 @@ class _CacheBudget:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def take(self, size_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
         if size_bytes <= BLOCK_SIZE_BYTES:
             yield
             return
@@ -53,7 +55,7 @@ class _CacheBudget:
 
 
 class FileWork:
-    """Operations on single files. Checks of cached files run in `disk`; each takes one of its threads."""
+    """Loads, verifies, pins and frees single files. Checks of cached files run in `disk`; each takes one thread."""
 
     def __init__(self, store: Store, reads: ReadPath, disk: Executor) -> None:
         self._store = store
@@ -71,14 +73,14 @@ class FileWork:
 
     async def _load(self, entry: Entry, spans: Sequence[Span], priority: Priority) -> int:
         if not spans:
-            async with self._budget.take(entry.version.size_bytes), self._slots.take(priority):
+            async with self._budget.reserve(entry.version.size_bytes), self._slots.acquire(priority):
                 return await self._reads.load(entry)
         loaded = 0
-        async with self._budget.take(sum(end - start for start, end in spans)):
+        async with self._budget.reserve(sum(end - start for start, end in spans)):
             for start, end in spans:
                 for piece_start in range(start, end, PIECE_BYTES):
                     piece_end = min(end, piece_start + PIECE_BYTES)
-                    async with self._slots.take(priority):
+                    async with self._slots.acquire(priority):
                         await self._reads.load_part(entry, piece_start, piece_end)
                     loaded += piece_end - piece_start
         return loaded
@@ -89,7 +91,7 @@ class FileWork:
         loop = asyncio.get_running_loop()
         for _ in range(VERIFY_ATTEMPTS):
             size_bytes = await self.load(entry, spans, priority=priority)
-            async with self._slots.take(priority):
+            async with self._slots.acquire(priority):
                 if await loop.run_in_executor(self._disk, self._store.verifier.verify, entry.id):
                     return size_bytes
         raise CorruptBlockError(

@@ -4,7 +4,7 @@
     jobs/<id>/parts/<node>    TaskRecord: the progress of one node; leased, so that it disappears with its node
     pins/<path>               PinRecord: see pins.py
 
-All are JSON. No time of one machine is compared with that of another: records hold durations only.
+All are JSON. No time of one host is compared with that of another: records have durations only.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headrace.wire.messages import JobRow, JobState
 
 JOBS = "jobs/"
 FAILED_KEPT_MAX = 100
-"""The number of failures that a task names; it counts all of them."""
+"""Most failures that a task names; it counts all of them."""
 
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""The bound keeps sums over all nodes within the integers of every message."""
+"""A count whose bound keeps sums over all nodes within the integers of every message."""
 
 
 DataVersions = Annotated[
@@ -36,7 +36,7 @@ DataVersions = Annotated[
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """The progress of a task or of a whole job.
+    """Holds the progress of a task or of a whole job.
 
     `failed` has (path, reason) of the first FAILED_KEPT_MAX of `failed_files`. `listing` is true while more files may
     be discovered. `bytes_s` is the rate of the last seconds. `took_s` is measured by the clock of the reporting node.
@@ -54,13 +54,13 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """The task of one node. `ring` is the mark (`ring_mark`) of the ring that split the files; `attempt` is the job's
-    attempt."""
+    """Describes the task of one node. `ring` is the mark (`ring_mark`) of the ring that split the files; `attempt` is
+    the job's attempt."""
 
     ring: str
     attempt: Count
     done: bool
-    figures: TaskProgress
+    progress: TaskProgress
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -121,26 +121,26 @@ def sum_progress(parts: Iterable[TaskProgress]) -> TaskProgress:
     )
 
 
-def state_of(record: JobRecord, figures: TaskProgress) -> JobState:
+def state_of(record: JobRecord, progress: TaskProgress) -> JobState:
     done = record.state in ENDS
     return JobState(
         done=done,
-        files_done=figures.files_done,
-        files_total=figures.files_total,
-        bytes_done=figures.bytes_done,
-        bytes_total=figures.bytes_total,
-        failed_files=figures.failed_files,
-        failed=figures.failed if done else [],
-        listing=figures.listing and not done,
+        files_done=progress.files_done,
+        files_total=progress.files_total,
+        bytes_done=progress.bytes_done,
+        bytes_total=progress.bytes_total,
+        failed_files=progress.failed_files,
+        failed=progress.failed if done else [],
+        listing=progress.listing and not done,
         id=record.id,
         state=record.state,
         data=record.data,
     )
 
 
-def row_of(record: JobRecord, figures: TaskProgress, nodes: Mapping[str, TaskRecord]) -> JobRow:
-    left = figures.bytes_total - figures.bytes_done
-    has_estimate = record.state == RUNNING and not figures.listing and figures.bytes_s > 0
+def row_of(record: JobRecord, progress: TaskProgress, nodes: Mapping[str, TaskRecord]) -> JobRow:
+    left = progress.bytes_total - progress.bytes_done
+    has_estimate = record.state == RUNNING and not progress.listing and progress.bytes_s > 0
     return JobRow(
         id=record.id,
         kind=record.kind,

@@ -39,6 +39,7 @@ from headrace.store.store import Store
 from headrace.wire.messages import JobState
 
 REPORT_INTERVAL_S = 0.25
+"""Seconds between two states of a running job."""
 
 FETCHING = ("load", "pin")
 """Kinds that fetch missing files; the others walk only the names in the index."""
@@ -49,9 +50,12 @@ KINDS = ("load", "free", "pin", "unpin", "sync", "fsck", *SEAL_KINDS)
 
 
 class Jobs:
-    """The jobs of this node. Checks of cached files run in `disk` and take one of its threads. `on_damaged` makes the
-    clients of this host forget the bytes of files that turned out to be wrong. `catalogue` has the node's seals, and
-    `modes` where its users write: what they write can't be sealed. seal_quiet_s: as quiet_s of AutoSeal."""
+    """Runs the jobs of this node.
+
+    Checks of cached files run in `disk`, each in one thread. `on_damaged` makes the clients of this host drop the bytes
+    of files that are wrong. `catalogue` has the node's seals. `modes` names the directories that users can write, which
+    can't be sealed. seal_quiet_s: see quiet_s of AutoSeal.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Complete lazy seals: load what is missing, or notice that readers have loaded it, and write the image of the whole.
-It is written also when a part has arrived, and nothing more does.
+"""Renew lazy seals after their missing files were loaded, by a job or by readers.
+A seal is renewed in part, too, when some of its files have arrived and no more arrive.
 
-A lazy seal shows the bytes of missing files by a layer that a process serves (`fuse/lazy_layer.py`). The image of the
-whole names the cache files alone. `headrace up` mounts it in place of the lazy one (`cli/lazy_mounts.py`).
+A view of a lazy seal reads missing files through a layer that a process serves (`fuse/lazy_main.py`). The image of a
+complete seal names cache files only. `headrace up` mounts it over the earlier view (`SealMounts`).
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 QUIET_S = 60.0
 """A seal is renewed in part if nothing has arrived for so long."""
 AGAIN_S_MAX = 256.0
 """A renewal that fails is tried again after a second, and after twice the time whenever it fails again."""
 ARRIVED_SHARE = 0.1
-"""And only if so much of what it lacked has arrived, because a renewal takes 12 s a million files."""
+"""Least share of the missing files that must have arrived then, because a renewal takes 12 s per million files."""
 COUNT_SHARE = 0.005
-"""The share of a processor that counting the missing files may take."""
+"""Largest share of a processor that counting the missing files takes."""
 
 
 class LazySeals:
-    """Runs one task, which renews the lazy seals whose files have arrived."""
+    """Renews the lazy seals whose files have arrived, in one task."""
 
     def __init__(
         self,
@@ -82,8 +82,9 @@ class LazySeals:
         await self._tasks.close()
 
     async def complete(self, seal: SealId, progress: JobProgress) -> None:
-        """Load the missing files of a lazy seal, and renew it. Failed files are in progress, and then it stays as it
-        is. A whole seal stays as it is, too. Raises PathNotFoundError, InvalidImageError or NoSpaceError."""
+        """Load the missing files of a lazy seal, and renew it durably. If a file fails, `progress` has it and the seal
+        stays as it is. A complete seal stays as it is, too. Raises PathNotFoundError, InvalidImageError or
+        NoSpaceError."""
         record = await self._sealing.in_thread(self._catalogue.record, seal)
         progress.listing = False
         if not record.is_lazy:
@@ -132,11 +133,12 @@ class LazySeals:
             except (HeadraceError, OSError) as error:
                 log.warning("a lazy seal could not be renewed error=%s", error)
             except Exception:
-                log.exception("a lazy seal could not be renewed")  # the next look may do better
-            await asyncio.sleep(LOOK_S)
+                log.exception("a lazy seal could not be renewed")  # the next round may succeed
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _renew_quiet(self) -> None:
-        """Renew the seals of which nothing more arrives for now: what has arrived needs the layer no longer."""
+        """Renew the seals whose missing files have stopped arriving: the files that arrived no longer need the
+        layer."""
         now_s, before = monotonic_s(), self._counts
         self._counts = {}
         for seal, count in self._missing.counts().items():
@@ -165,8 +167,8 @@ class LazySeals:
             )
 
     def _renew(self, record: SealRecord, *, in_part: bool = False) -> None:
-        """Write the list and the image of what has arrived. in_part: files may be missing still; without it they raise
-        StoreError. Nothing is written if another thread did it since the record was read."""
+        """Write the list and the image of the next generation, durably. in_part: some files may still be missing;
+        otherwise a missing file raises StoreError. If another thread renewed the seal meanwhile, nothing is written."""
         try:
             with self._renewing:
                 if self._catalogue.record(record.seal) != record:
@@ -176,7 +178,7 @@ class LazySeals:
                 log.info("a lazy seal was renewed seal=%s", record.seal)
         finally:
             self._missing.forget(record.seal)
-        self._missing.look()
+        self._missing.check()
 
     def _rows(self, record: SealRecord, *, in_part: bool) -> Iterator[tuple[SnapshotEntry, int]]:
         ids = iter(self._catalogue.ids(record))

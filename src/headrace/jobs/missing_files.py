@@ -1,7 +1,7 @@
-"""Know which files of lazy seals the cache still lacks.
+"""Track the files of lazy seals that the cache still lacks.
 
-A file that has arrived stays, because the seal keeps it. So whether a seal lacks nothing is known from the first file
-that is missing: looking there costs nothing. Counting looks at all files that were missing when they were counted last.
+A file that has arrived stays, because the seal keeps it. So a check of the first missing file of a seal shows at almost
+no cost whether the seal may be complete. A count checks all files that were missing at the last count.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def is_sealed_version(entry: SnapshotEntry, version: Version) -> bool:
 
 
 def current_id(index: Index, top: str, entry: SnapshotEntry, id: FileId) -> FileId | None:
-    """Return the id by which the node knows the sealed bytes of a file: the one that the seal has or, after the index
-    was lost, the one that its path has. None if it knows only other bytes, or none. top: the path of the seal."""
+    """Return the id that the sealed bytes of a file have in the index: the seal's id or, after the index was lost, the
+    id of the file's path. None if the index has only other bytes, or none. top: the path of the seal."""
     cached, known = index.cached(id), index.entry(id)
     versions = [version_of(cached)] if cached is not None else [known.version] if known is not None else []
     if versions:
@@ -97,16 +97,16 @@ class MissingFiles:
         return {seal: len(missing.ids) for seal, missing in self._seals.items()}
 
     def forget(self, seal: SealId) -> None:
-        """Read the list of a seal again at the next look: it was renewed, or a file that had arrived is gone."""
+        """Read the list of a seal again at the next check: it was renewed, or a file that had arrived was lost."""
         with self._lock:
             self._seals.pop(seal, None)
 
     def size_bytes(self) -> int:
-        """Return how many bytes of the disks the missing files need."""
+        """Return the disk space in bytes that the missing files need."""
         return sum(map(allocated_bytes, (size for each in [*self._seals.values()] for size in each.sizes)))
 
-    def look(self) -> list[SealRecord]:
-        """Look for seals that are new or renewed. Return the lazy seals that lack nothing any more."""
+    def check(self) -> list[SealRecord]:
+        """Read the seals that are new or renewed. Return the lazy seals that no longer lack a file."""
         with self._lock:
             records = list(self._lazy())
             self._seals = {record.seal: self._known(record) for record in records}

@@ -16,16 +16,16 @@ from headrace.store.recovery import version_of
 from headrace.store.schema import CachedFile
 
 BYTES_MAX = 64 << 20
-"""The largest file to compare: MD5 takes a second for each 0.6 to 0.9 GB. Multipart objects are skipped, because
+"""Largest file to compare: MD5 takes a second for each 0.6 to 0.9 GB. Multipart objects are skipped, because
 their part sizes are unknown."""
 
 
 class NamedDigests:
-    """Collects comparisons. `origin_of` returns the URL of a file's origin, or "". `place_of` returns the path of its
+    """Collects comparisons. `origin_of` returns the URL of a file's origin, or "". `path_of` returns the path of its
     cache file. Use it in one thread."""
 
-    def __init__(self, origin_of: Callable[[CachedFile], str], place_of: Callable[[CachedFile], str]) -> None:
-        self._origin_of, self._place_of = origin_of, place_of
+    def __init__(self, origin_of: Callable[[CachedFile], str], path_of: Callable[[CachedFile], str]) -> None:
+        self._origin_of, self._path_of = origin_of, path_of
         self._matched: set[str] = set()
         self._others: list[tuple[str, CachedFile]] = []
 
@@ -38,7 +38,7 @@ class NamedDigests:
         if not origin:
             return
         try:
-            fd = os.open(self._place_of(cached), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path_of(cached), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return  # evicted meanwhile
         try:

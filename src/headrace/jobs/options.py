@@ -19,11 +19,11 @@ ALLOWED = {
     "push-seal": ("seal",),
     "pull-seal": ("seal",),
 }
-"""The options of each kind; other kinds have none."""
+"""Options of each kind; other kinds have none."""
 
 
 class Priority(IntEnum):
-    """The priority of a job among jobs. Reads of training jobs precede all of them."""
+    """Names the priorities of jobs. Reads of training jobs precede all of them."""
 
     HIGH = 0
     NORMAL = 1
@@ -32,9 +32,9 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a job. `replicas` is the number of owners that load each file; 0 means as many as the cluster
-    keeps. `verify` checks the loaded blocks against their checksums. `seal` is the one to make, complete, remove,
-    verify, push or pull, which these kinds need. `lazy`: a new seal loads nothing."""
+    """Holds the options of a job. `replicas` is the number of owners that load each file; 0 means as many as the
+    cluster keeps. `verify` checks the loaded blocks against their checksums. `seal` is the seal to make, complete,
+    remove, verify, push or pull; these kinds need it. `lazy`: a new seal loads nothing."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL

@@ -12,6 +12,7 @@ from headrace.wire.messages import JobState
 from headrace.writeback.writeback import WriteBack
 
 REPORT_INTERVAL_S = 0.25
+"""Seconds between two states."""
 
 
 async def persist_states(write: WriteBack, path: str) -> AsyncIterator[JobState]:

@@ -32,20 +32,22 @@ log = logging.getLogger(__name__)
 
 PREFIX = "pins"
 AT_ONCE = 16
-AGAIN_S = 60.0
-"""The delay before failed pins are retried."""
+"""Most files that are pinned at a time."""
+RETRY_S = 60.0
+"""Seconds before failed pins are retried."""
 
 
 class PinRecord(msgspec.Struct, frozen=True):
-    """The pin of a path. `replicas` is the number of owners that pin each file; 0 means as many as the cluster
-    keeps."""
+    """Describes the pin of a path. `replicas` is the number of owners that pin each file; 0 means as many as the
+    cluster keeps."""
 
     pinned: bool
     replicas: Count = 0
 
 
 class Pins:
-    """The pins of the cluster. ClusterJobs has one. All calls belong on one asyncio loop."""
+    """Follows the pins of the cluster, and applies them to this node's files. ClusterJobs has one. All calls belong on
+    one asyncio loop."""
 
     def __init__(
         self,
@@ -104,10 +106,10 @@ class Pins:
             return
         index = self._jobs.store.index
         for parent, name in names:
-            folder = index.path_of(parent)
-            if folder is None:
+            directory = index.path_of(parent)
+            if directory is None:
                 continue
-            path = os.fsdecode(folder.rstrip(b"/") + b"/" + name)
+            path = os.fsdecode(directory.rstrip(b"/") + b"/" + name)
             if self.of(path) is not None and index.lookup(parent, name) is not None:
                 self._schedule([path])
 
@@ -156,7 +158,7 @@ class Pins:
                 if not await self._restore(path):
                     self._lost.add(path)
             self._todo |= failed
-            timeout_s = AGAIN_S if failed or self._lost else None
+            timeout_s = RETRY_S if failed or self._lost else None
 
     async def _restore(self, path: str) -> bool:
         record = self._pins.get(path)

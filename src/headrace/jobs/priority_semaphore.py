@@ -1,4 +1,4 @@
-"""Limit the number of files that the jobs of a node work on at a time. Higher priorities go first."""
+"""Limit the number of files that the jobs of a node work on at a time. Higher priorities are served first."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from itertools import count
 
 
 class PrioritySemaphore:
-    """A semaphore with `places` permits. Within a priority, it serves waiters in order of arrival. For one asyncio
+    """A semaphore with `permits` permits. Within a priority, it serves waiters in order of arrival. For one asyncio
     loop."""
 
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, permits: int) -> None:
+        self._free = permits
         self._order = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def take(self, priority: int) -> AsyncIterator[None]:
-        """Hold a permit within the context. Lower numbers of `priority` go first. A cancelled wait leaves no
-        trace."""
+    async def acquire(self, priority: int) -> AsyncIterator[None]:
+        """Hold a permit within the context. Lower numbers of `priority` are served first. A cancelled wait takes no
+        permit."""
         if self._free and not self._waiting:
             self._free -= 1
         else:

@@ -12,6 +12,7 @@ from headrace.seal.snapshot import SnapshotEntry
 from headrace.wire.messages import JobState
 
 FAILED_SHOWN_MAX = 1000
+"""Most failed files that a job names; it counts all of them."""
 
 FileAction = Callable[[Entry], Awaitable[int]]
 """Does a job's work on one file, and returns the number of bytes that are done then."""

@@ -2,8 +2,8 @@
 
 A lazy seal keeps what is cached, and loads nothing (`lazy_seals.py`).
 
-What is frozen is written to a file, because a list of a million entries would not fit into memory. The job ends with a
-seal or with none: a file that can't be loaded, or changes meanwhile, fails it.
+The frozen entries are written to a file, because a list of a million entries would not fit into memory. The job ends
+with a seal or with none: a file that can't be loaded, or changes meanwhile, fails it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from headrace.store.store import Store
 from headrace.store.usage import allocated_bytes
 
 FILE_MODE, DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
-"""The modes that an image shows where the origin stores none; a read-only mount shows the same."""
+"""Modes that an image shows if the origin stores none; a read-only mount shows the same."""
 NOT_CACHED = "it is not in the cache"
 _LENGTH_BYTES = 4
 
@@ -60,8 +60,8 @@ Result = TypeVar("Result")
 
 
 class Sealing:
-    """The seals of this node: makes, verifies and removes them. modes: where the node's users write. missing: of its
-    lazy seals."""
+    """Makes, verifies and removes the seals of this node. modes: names the directories that users can write. missing:
+    the missing files of its lazy seals."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class Sealing:
         self._catalogue.publish(draft, record)
         self._store.sealed.add(ids)
         if record.is_lazy:
-            self._missing.look()
+            self._missing.check()
         drop_older_images(self._catalogue, record)
 
     def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:

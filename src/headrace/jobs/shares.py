@@ -12,8 +12,8 @@ from headrace.ring.ring import Ring, key_of
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """This node's share of a file. `spans` are parts of a large file; empty means all of it. `segments` are (key,
-    bytes, first, mine)."""
+    """Describes this node's share of a file. `spans` are parts of a large file; empty means all of it. `segments` are
+    (key, size in bytes, is the first of the file, this node is its primary)."""
 
     path: bytes
     entry: Entry
@@ -23,14 +23,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RingShares:
-    """The shares of the node `me` by one ring, in segments of that size."""
+    """Computes the shares of the node `me` by one ring, in segments of that size."""
 
     me: str
     ring: Ring
     segment_bytes: int
 
     def of(self, path: bytes, entry: Entry, replicas: int) -> Assignment | None:
-        """Return the node's share of a file that so many nodes own; None if it owns nothing of it."""
+        """Return the node's share of a file that `replicas` nodes own; None if it owns nothing of it."""
         size_bytes, step = entry.version.size_bytes, self.segment_bytes
         spans: list[Span] = []
         segments: list[tuple[int, int, bool, bool]] = []

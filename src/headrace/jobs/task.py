@@ -1,8 +1,8 @@
 """Run one node's task of a cluster job: the files that the node owns by one ring, and the progress with them.
 
 Only the primary owner counts a file, so sums over nodes are right. Replicas load the file as well and report only
-failures. When the ring changes, the task begins anew: it skips files that are loaded, and keeps the earlier counts of
-files of which it is still the primary.
+failures. When the ring changes, a new task starts: it skips files that are loaded, and keeps the earlier counts of
+files of which the node is still the primary.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
+from headrace.base.rate_meter import RateMeter
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, Jobs
@@ -29,17 +29,17 @@ from headrace.ring.ring import Ring, key_of
 
 log = logging.getLogger(__name__)
 
-RATE_WINDOW_S = 5.0
 PATH_PATIENCE_S = 3.0
-PATH_LOOK_S = 0.25
+"""Seconds for which a path that is not found is resolved again, every PATH_RETRY_S seconds."""
+PATH_RETRY_S = 0.25
 EVERYWHERE = "everywhere"
-"""The mark of tasks that cover all files a node has, whether it owns them or not."""
+"""Mark of tasks that cover all files of a node, whether it owns them or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedProgress:
-    """The progress that a task inherits from its predecessor of the same attempt, by an earlier ring. `listed` and
-    `done` are (files, bytes) that count by the current ring; `sound` are verified files."""
+    """Holds the progress that a task inherits from its predecessor of the same attempt, by an earlier ring. `listed`
+    and `done` are (files, bytes) that count by the current ring; `sound` are verified files."""
 
     listed: tuple[int, int]
     done: tuple[int, int]
@@ -48,7 +48,7 @@ class CarriedProgress:
 
 
 class JobTask:
-    """A running task. `mark` is the ring's mark, or EVERYWHERE. `on_change` is called on the loop when the task is
+    """Runs a task. `mark` is the ring's mark, or EVERYWHERE. `on_change` is called on the loop when the task is
     over."""
 
     def __init__(
@@ -79,7 +79,7 @@ class JobTask:
         self._listing = True
         self.over = False
         self._took_s = 0.0
-        self._rate: deque[tuple[float, int]] = deque()
+        self._rate = RateMeter()
         self._tasks = OwnedTasks()
         self._tasks.start(self._run())
 
@@ -95,7 +95,7 @@ class JobTask:
 
     def record(self) -> TaskRecord:
         bytes_done = max(self._done.bytes, self._floor_done[1])
-        figures = TaskProgress(
+        progress = TaskProgress(
             files_done=max(self._done.files, self._floor_done[0]),
             files_total=max(self._listed.files, self._floor_listed[0]),
             bytes_done=bytes_done,
@@ -103,18 +103,10 @@ class JobTask:
             failed_files=self._failed_files,
             failed=self._failed[:],
             listing=self._listing,
-            bytes_s=0.0 if self.over else round(self._rate_of(bytes_done), 1),
+            bytes_s=0.0 if self.over else round(self._rate.update(bytes_done, monotonic_s()), 1),
             took_s=round(self._took_s or monotonic_s() - self._began_s, 3),
         )
-        return TaskRecord(self.mark, self.job.attempt, self.over, figures)
-
-    def _rate_of(self, bytes_done: int) -> float:
-        now_s, samples = monotonic_s(), self._rate
-        samples.append((now_s, bytes_done))
-        while len(samples) > 2 and now_s - samples[0][0] > RATE_WINDOW_S:
-            samples.popleft()
-        first_s, first_bytes = samples[0]
-        return max(0.0, (bytes_done - first_bytes) / (now_s - first_s)) if now_s > first_s else 0.0
+        return TaskRecord(self.mark, self.job.attempt, self.over, progress)
 
     async def _run(self) -> None:
         try:
@@ -165,8 +157,8 @@ class JobTask:
         return walk(jobs.namespace.listings, jobs.store.index, top, fresh=fresh, failed=self._fail)
 
     async def _resolve(self, path: bytes) -> Entry:
-        """Return the entry of the path. Wait a little: the node that accepted the job knew the path, and a mount
-        added a moment ago reaches this node soon."""
+        """Return the entry of the path. If it is not found, retry for PATH_PATIENCE_S: the node that accepted the job
+        resolved it, and a mount that was just added reaches this node soon."""
         deadline = Deadline.after(PATH_PATIENCE_S if self.job.kind in FETCHING else 0)
         while True:
             try:
@@ -174,7 +166,7 @@ class JobTask:
             except PathNotFoundError:
                 if deadline.passed():
                     raise
-                await asyncio.sleep(PATH_LOOK_S)
+                await asyncio.sleep(PATH_RETRY_S)
 
     def _cached_share(self, path: bytes, entry: Entry) -> Assignment | None:
         """Return the file as a share if this node has it, owned or borrowed, and the job concerns it."""

@@ -12,10 +12,10 @@ from headrace.namespace.listings import Listings
 from headrace.store.index import Index
 
 NAMES_AT_ONCE = 256
-"""The number of names to process before other tasks on the loop may run."""
+"""Names that are processed before other tasks on the loop may run."""
 
 Failed = Callable[[str, str], None]
-"""A callback for (path, reason)."""
+"""Receives the path of a directory that can't be listed, and the reason."""
 
 
 async def walk(

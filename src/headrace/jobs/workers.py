@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 WORKERS = 64
+"""Tasks that work at a time."""
 QUEUE_MAX = 4096
+"""Most items that wait for a task."""
 
 Item = TypeVar("Item")
 

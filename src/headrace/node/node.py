@@ -160,7 +160,7 @@ class Node:
             *(store, self.reads, self.disk),
             write=self.write,
             cluster=self.cluster,
-            give_up_seal=self.jobs.auto_seal.give_up_for_room,
+            give_up_seal=self.jobs.auto_seal.revoke_oldest,
             release_seals=self.jobs.sealing.release_unused,
             on_corrupt=self._give_up_index,
         )

@@ -52,7 +52,7 @@ def _job(data: bytes) -> None:
         row = job_records.row_of(record, record.summary or TaskProgress(), {})
         _tell(messages.JobRows([row]))
     if part is not None:
-        total = job_records.sum_progress([part.figures, part.figures])
+        total = job_records.sum_progress([part.progress, part.progress])
         _tell(messages.JobRows([job_records.row_of(_JOB, total, {"n": part})]))
 
 

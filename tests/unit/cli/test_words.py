@@ -7,8 +7,9 @@ import os
 import pytest
 
 from headrace.base.errors import UsageError
+from headrace.base.rate_meter import RateMeter
 from headrace.cli.config import hide_secrets
-from headrace.cli.job_progress import RateMeter, progress_text
+from headrace.cli.job_progress import progress_text
 from headrace.cli.state import RunState
 from headrace.cli.target import _below_mountpoint, _namespace_path
 from headrace.cli.up import origin_options, url_of
@@ -72,7 +73,7 @@ def test_secrets_are_hidden() -> None:
 
 
 def test_rate_is_of_the_last_seconds() -> None:
-    rate = RateMeter(window_s=5)
+    rate = RateMeter()
     assert rate.update(0, 10.0) == 0
     assert rate.update(100, 11.0) == 100
     for second in range(12, 40):

@@ -141,15 +141,15 @@ async def test_freeing_a_file_ends_the_seal_first(node: AutoSealFixture) -> None
     await node.sealed()
     state = await node.run("free", "/d/a")
     assert state.failed_files == 0 and state.files_done == 2
-    assert node.catalogue.seals() == [] and node.row["why"] == "files of it were freed"
+    assert node.catalogue.seals() == [] and node.row["why"] == "some of its files were freed"
 
 
 async def test_a_seal_makes_room_and_is_not_made_again_soon(node: AutoSealFixture) -> None:
     await node.list_and_load()
     node.restart_jobs()
     await node.sealed()
-    assert await node.jobs.auto_seal.give_up_for_room()
-    assert not await node.jobs.auto_seal.give_up_for_room()
+    assert await node.jobs.auto_seal.revoke_oldest()
+    assert not await node.jobs.auto_seal.revoke_oldest()
     assert node.catalogue.seals() == [] and node.row["why"] == "the cache needed the room"
     await asyncio.sleep(4 * QUIET_S)
     assert node.row["seal"] == ""

@@ -151,7 +151,7 @@ async def test_what_has_arrived_needs_no_layer_when_nothing_more_comes(
     node: SealingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.jobs.lazy_seals.QUIET_S", 0.1)
-    monkeypatch.setattr("headrace.jobs.lazy_seals.LOOK_S", 0.01)
+    monkeypatch.setattr("headrace.jobs.lazy_seals.CHECK_INTERVAL_S", 0.01)
     await make_lazy(node)
     node.jobs.lazy_seals.start()
     try:

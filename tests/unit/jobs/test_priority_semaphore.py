@@ -11,11 +11,11 @@ async def test_a_higher_priority_goes_first_and_else_who_came_first() -> None:
     turns, order = PrioritySemaphore(1), list[str]()
 
     async def one(name: str, priority: int) -> None:
-        async with turns.take(priority):
+        async with turns.acquire(priority):
             order.append(name)
 
     async with asyncio.TaskGroup() as group:
-        async with turns.take(1):
+        async with turns.acquire(1):
             for name, priority in (("low", 2), ("a", 1), ("b", 1), ("high", 0)):
                 group.create_task(one(name, priority))
             await asyncio.sleep(0)
@@ -27,10 +27,10 @@ async def test_a_cancelled_wait_takes_no_place() -> None:
     turns = PrioritySemaphore(1)
 
     async def one() -> None:
-        async with turns.take(1):
+        async with turns.acquire(1):
             pass
 
-    async with turns.take(1):
+    async with turns.acquire(1):
         waiting = [asyncio.ensure_future(one()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -38,5 +38,5 @@ async def test_a_cancelled_wait_takes_no_place() -> None:
     waiting[1].cancel()  # just when it has its turn
     await asyncio.gather(*waiting, return_exceptions=True)
     assert waiting[2].done() and not waiting[2].cancelled()
-    async with asyncio.timeout(60), turns.take(1):
+    async with asyncio.timeout(60), turns.acquire(1):
         pass
