@@ -15,9 +15,9 @@ def transfer_limit_s(limit_s: float, size_bytes: int) -> float:
 
 
 class Deadline:
-    """A monotonic time. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits.
-    patience_s: how long a call retries after its first failure, if its caller has a better alternative than to wait
-    until the deadline."""
+    """Holds a monotonic time. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits.
+    patience_s: seconds for which a call retries after its first failure, if its caller has a better alternative than to
+    wait until the deadline."""
 
     __slots__ = ("at_s", "patience_s")
 
@@ -36,6 +36,10 @@ class Deadline:
     def left_s(self) -> float:
         """Return the seconds left, at least 0; infinite for never."""
         return max(0.0, self.at_s - monotonic_s())
+
+    def timeout_s(self) -> float | None:
+        """Return the seconds left, for calls that take None as no limit; None for never."""
+        return None if self.at_s == float("inf") else self.left_s()
 
     def passed(self) -> bool:
         return monotonic_s() >= self.at_s

@@ -1,8 +1,8 @@
 """Restrict the origins that others than this host's operator may attach: records of the cluster, the REST API.
 
 The node reads an origin with its own credentials, and all of its users can then read the bytes. An origin from
-outside is therefore attached only if the configuration covers it: it lies at or below a configured mount or an entry
-of `allowed_origins`, and none of its options leads credentials elsewhere.
+outside is therefore attached only if the configuration allows it: it is at or below a configured mount or an entry of
+`allowed_origins`, and none of its options sends credentials elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEB = ("http", "https")
 
 
 class AllowedOrigins:
-    """The origins that may be attached from outside.
+    """Decides which origins may be attached from outside.
 
     `text` is the setting: URLs separated by commas, `SCHEME://*` for a whole scheme, and `endpoint=URL`. `mounts` are
     the configured mounts; they are allowed with their own options. Raises UsageError for an invalid setting.
@@ -57,7 +57,7 @@ class AllowedOrigins:
             if not self._is_harmless(_scheme(url), name, value):
                 raise OriginDeniedError(
                     target,
-                    why=f"its option {name} may lead credentials elsewhere, and no configured mount has the same value",
+                    why=f"its option {name} may send credentials elsewhere, and no configured mount has the same value",
                     hint="see allowed_origins",
                 )
 

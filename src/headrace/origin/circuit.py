@@ -25,17 +25,18 @@ from headrace.base.errors import (
 )
 
 LIMITS = BreakerLimits(failures_max=5, pause_s=0.1, pause_s_max=1.0, probe_limit_s=1.0)
-"""Full speed returns within two seconds of the origin's recovery: one pause, and one probe that was sent a moment too
-early."""
+"""Limits by which full speed returns within two seconds of the origin's recovery: after one pause, and one probe that
+was sent a moment too early."""
 SILENT_S = 1.0
-"""A call that was abandoned sooner than this says nothing about its origin."""
+"""Seconds after which an abandoned call counts as a failure of its origin."""
 FAILED_KEYS_MAX = 64
+"""Most keys that are remembered as failed."""
 FORGOTTEN_S = 60.0
-"""After this long without a call, the last failure says nothing about the present."""
+"""Seconds without a call after which the last failure no longer counts."""
 
 
 class Circuit:
-    """The circuit breaker of one origin. `name` is the origin in messages."""
+    """Breaks the circuit of one origin. `name` is the origin in messages."""
 
     def __init__(self, name: str = "origin") -> None:
         self._name = name
@@ -61,9 +62,8 @@ class Circuit:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = key
         self._release_waiters()
-        left_s = deadline.left_s()
         try:
-            async with asyncio.timeout(None if left_s == float("inf") else left_s):
+            async with asyncio.timeout(deadline.timeout_s()):
                 return await waiter
         except TimeoutError:
             raise self._unavailable_error() from None

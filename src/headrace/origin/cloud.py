@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 PUT_TIMEOUT_S = 600.0
-"""The limit of one request of a put: 64 MiB at 110 KiB/s. A shorter deadline of the put takes precedence."""
+"""Seconds after which one request of a put fails: 64 MiB at 110 KiB/s. A shorter deadline of the put takes
+precedence."""
 _KEY = ("access_key_id", "secret_access_key", "session_token")
 _NO_RETRY: RetryConfig = {"max_retries": 0}
 _PARTS_RETRY: RetryConfig = {

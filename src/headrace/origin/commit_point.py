@@ -1,35 +1,35 @@
-"""Order a put's commit and its caller's abandonment: whichever comes first decides."""
+"""Decide whether a put is committed or abandoned by its caller: the first of the two wins."""
 
 from __future__ import annotations
 
 import threading
 
 
-class GivenUpError(Exception):
-    """Raised out of a put whose caller has abandoned it."""
+class AbandonedError(Exception):
+    """The caller has abandoned the put."""
 
 
 class CommitPoint:
-    """Decides once whether a put takes place: its thread is about to commit, while its caller may abandon it."""
+    """Decides once whether a put is committed: its thread is about to commit, while its caller may abandon it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = False
-        self._given_up = False
+        self._has_begun = False
+        self._abandoned = False
 
     def check(self) -> None:
-        """Raise GivenUpError if the caller has abandoned the put."""
-        if self._given_up:
-            raise GivenUpError
+        """Raise AbandonedError if the caller has abandoned the put."""
+        if self._abandoned:
+            raise AbandonedError
 
-    def take(self) -> None:
-        """Take the decision to commit: from now on the put takes place. Raise GivenUpError if the caller came
-        first."""
+    def begin(self) -> None:
+        """Begin the commit, which the caller can then no longer stop. Raise AbandonedError if the caller has abandoned
+        the put."""
         with self._lock:
             self.check()
-            self._taken = True
+            self._has_begun = True
 
-    def give_up(self) -> None:
-        """Give the put up, unless its commit has begun."""
+    def abandon(self) -> None:
+        """Abandon the put, unless its commit has begun. Never blocks for long."""
         with self._lock:
-            self._given_up = not self._taken
+            self._abandoned = not self._has_begun

@@ -36,13 +36,14 @@ log = logging.getLogger(__name__)
 _WRONG_TOKEN = '"0x1"'
 _NEW = {"if-none-match": "*"}
 STALE = timedelta(days=1)
+"""Age after which an object of a probe is a leftover of a killed process."""
 LEFT_MAX = 1000
-"""The number of leftover objects that one probe examines: the first page of a listing."""
+"""Most leftover objects that one probe examines: the first page of a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The conditions that a store enforces: `create` (no object yet) and `update` (a given version)."""
+    """Names the conditions that a store enforces: `create` (no object yet) and `update` (a given version)."""
 
     create: bool
     update: bool

@@ -22,14 +22,15 @@ _MIB = 1 << 20
 _TOKEN = re.compile(r'"?([0-9a-fA-F]{32}|[0-9a-fA-F]{40}|[0-9a-fA-F]{64})(?:-([1-9][0-9]{0,4}))?"?')
 _ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 _USUAL_PARTS = tuple(size * _MIB for size in (8, 16, 5, 64, 32, 100, 128, 10, 25, 50, 256, 512, 1024))
-"""The default part sizes of common programs, the most usual first."""
+"""Default part sizes of common programs, the most usual first."""
 PARTS_TRIED_MAX = 3
+"""Most part sizes that are tried."""
 _READ_BYTES = _MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A digest. `value` is lowercase hexadecimal. `parts` is the number of parts; 0 means a digest of the bytes
+    """Holds a digest. `value` is lowercase hexadecimal. `parts` is the number of parts; 0 means a digest of the bytes
     themselves."""
 
     algorithm: str

@@ -32,7 +32,7 @@ BUCKET_SCHEMES = {
 }
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
-"""A bucket name becomes a part of a host's name or of a path, and nothing else."""
+"""Matches bucket names. A name becomes a part of a host's name or of a path, and must add nothing else to a URL."""
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
 
@@ -73,7 +73,7 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     raw, parsed = _raw(url, options)
     circuit = Circuit(url)
     hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
-    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "wished_pause_s", no_pause))
+    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "requested_pause_s", no_pause))
     limits = parsed.limits()
     throttled = retrying if limits == OriginLimits() else ThrottleOrigin(retrying, limits)
     return MeasureOrigin(throttled, circuit, hedging)

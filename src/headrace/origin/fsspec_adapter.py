@@ -27,7 +27,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.commit_point import CommitPoint, GivenUpError
+from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.fsspec_write import info_of, put_file
 from headrace.origin.origin import (
     HIDDEN,
@@ -107,7 +107,7 @@ def _translate(error: Exception, target: str, why: str) -> HeadraceError:
 
 
 class FsspecOrigin:
-    """An fsspec file system as an origin. `open` returns any AbstractFileSystem and the attached path in it; the
+    """Serves an fsspec file system as an origin. `open` returns any AbstractFileSystem and the attached path in it; the
     first call runs it in a thread. `hidden` are texts that errors must not repeat: the values of the driver's
     options."""
 
@@ -192,7 +192,7 @@ class FsspecOrigin:
             path = self._path(key)
             return put_file(self._files, self._root, path, target, source, check=check, commit=commit)
 
-        return ObjectInfo(key, version_of(await self._call(call, target, deadline, give_up=commit.give_up)))
+        return ObjectInfo(key, version_of(await self._call(call, target, deadline, abandon=commit.abandon)))
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
         target = f"{self.url}/{key}"
@@ -259,16 +259,16 @@ class FsspecOrigin:
         call: Callable[[], Any],
         target: str,
         deadline: Deadline,
-        give_up: Callable[[], None] | None = None,
+        abandon: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a call in a thread. `give_up` tells a put that its caller has abandoned it; the put is then awaited."""
+        """Run a call in a thread. `abandon` is called if the caller abandons a put; the put is then awaited."""
         try:
-            if give_up is not None:
-                return await self._threads.finish(lambda: self._with_files(call), give_up, target, deadline)
+            if abandon is not None:
+                return await self._threads.finish(lambda: self._with_files(call), abandon, target, deadline)
             return await self._threads.call(lambda: self._with_files(call), target, deadline)
         except HeadraceError:
             raise
-        except GivenUpError:
+        except AbandonedError:
             raise DeadlineExceededError(target, why="not completed before the deadline") from None
         except Exception as error:  # noqa: BLE001 - each driver raises errors of its own
             raise _translate(error, target, self._redacted(error)) from None

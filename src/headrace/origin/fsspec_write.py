@@ -65,7 +65,7 @@ def _write(files: Any, path: str, source: PutSource, check: Callable[[], None], 
     elif source.size_bytes <= SINGLE_MAX_BYTES:
         body = bytes(source.pread(0, source.size_bytes)) if source.size_bytes else b""
         check()
-        commit.take()
+        commit.begin()
         files.pipe_file(path, body)
     else:
         _write_in_parts(files, path, source, check, commit)
@@ -80,7 +80,7 @@ def _write_and_rename(
         with files.open(hidden, "wb") as out:
             _copy(out, source, commit)
         check()
-        commit.take()
+        commit.begin()
         _rename(files, hidden, path)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -105,7 +105,7 @@ def _write_in_parts(
     try:
         _copy(out, source, commit)
         check()
-        commit.take()
+        commit.begin()
         out.close()
         out.commit()
     except BaseException:

@@ -19,23 +19,25 @@ from headrace.origin.origin import Origin
 from headrace.origin.wrapper import WrapperOrigin
 
 LEAST_S = 2.0
-"""The earliest hedge. A guess: longer than the occasional pause of a busy store."""
+"""Least seconds before a hedge. A guess: longer than the occasional pause of a busy store."""
 FACTOR = 3.0
-"""A hedge waits this many times longer than the slowest recent read of its size."""
+"""Multiple of the slowest recent read of that size after which a read is hedged."""
 RECENT = 64
+"""Recent reads that are remembered for each size."""
 KNOWN = 8
-"""The number of reads of a size after which its limit is measured; before that it follows from BYTES_S."""
+"""Reads of a size after which their times set the limit; before that it follows from BYTES_S."""
 BYTES_S = 4 << 20
-AGAIN_MAX = 2
+HEDGES_MAX = 2
+"""Most hedges of one read."""
 SHARE = 0.05
 AT_ONCE = 8
-"""The share of reads that may be hedged, and the number in a burst."""
+"""Share of reads that may be hedged, and most hedges in a burst."""
 LATE_S = 0.5
-"""A timer that fires this late shows that this process was stalled, not the origin."""
+"""Seconds by which a timer is late if this process was stalled, and not the origin."""
 
 
-class Allowance:
-    """A budget of hedged reads: a share of all reads, saved up to one burst."""
+class HedgeBudget:
+    """Limits hedged reads to a share of all reads, saved up to one burst."""
 
     def __init__(self) -> None:
         self._left = float(AT_ONCE)
@@ -50,8 +52,8 @@ class Allowance:
         return True
 
 
-class Slowest:
-    """The recent durations of reads, by the power of two of their size."""
+class SlowestReads:
+    """Remembers the recent durations of reads, by the power of two of their size."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
@@ -60,7 +62,7 @@ class Slowest:
         self._recent.setdefault(size_bytes.bit_length(), deque(maxlen=RECENT)).append(seconds)
 
     def limit_s(self, size_bytes: int) -> float:
-        """Return how long to wait for a read before it is hedged."""
+        """Return the seconds to wait for a read before it is hedged."""
         recent = self._recent.get(size_bytes.bit_length(), ())
         if len(recent) < KNOWN:
             return LEAST_S + size_bytes / BYTES_S
@@ -68,12 +70,12 @@ class Slowest:
 
 
 class HedgeOrigin(WrapperOrigin):
-    """An Origin around an Origin that hedges its reads."""
+    """Wraps an Origin, and hedges its reads."""
 
     def __init__(self, inner: Origin) -> None:
         super().__init__(inner)
-        self._slowest = Slowest()
-        self._allowance = Allowance()
+        self._slowest = SlowestReads()
+        self._budget = HedgeBudget()
         self.reads_hedged = 0
 
     async def read_range(
@@ -85,15 +87,15 @@ class HedgeOrigin(WrapperOrigin):
             self._slowest.add(end - start, monotonic_s() - begun_s)
             return arrived
 
-        self._allowance.earn()
+        self._budget.earn()
         limit_s = self._slowest.limit_s(end - start)
         async with OwnedTasks(HeadraceError) as owned:
             tasks = {owned.start(ask())}
-            for _ in range(AGAIN_MAX):
+            for _ in range(HEDGES_MAX):
                 done = await _first(tasks, limit_s)
                 if done is not None:
                     return done.result()
-                if not self._allowance.spend():
+                if not self._budget.spend():
                     break
                 self.reads_hedged += 1
                 tasks.add(owned.start(ask()))

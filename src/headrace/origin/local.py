@@ -30,7 +30,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.commit_point import CommitPoint, GivenUpError
+from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.local_write import (
     directory_of,
     locked,
@@ -56,7 +56,7 @@ from headrace.origin.threads import Threads
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
-_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
 _LEADS_OUT = "a symbolic link leads out of the origin's directory"
 _UNSAFE_LINKS = "the origin's option unsafe_links=true follows such links"
@@ -88,24 +88,24 @@ def _translate(error: OSError, target: str) -> HeadraceError:
         return OriginDeniedError(target, why=_LEADS_OUT, hint=_UNSAFE_LINKS)
     if error.errno in _DENIED:
         return OriginDeniedError(target, why=why, hint="grant the node's user read access")
-    if error.errno in _PASSING:
+    if error.errno in _TRANSIENT:
         return OriginUnavailableError(target, why=why)
     return OriginError(target, why=why)
 
 
 class LocalOrigin:
-    """A local directory as an origin. Symbolic links are followed within the directory. A link that leads out of it
-    is refused and not listed. With unsafe_links it is followed, also for writing, to any place this process may
-    reach. Sockets, devices and dangling links are not listed."""
+    """Serves a local directory as an origin. Symbolic links are followed within the directory. A link out of it is
+    refused and not listed. With unsafe_links it is followed, also for writing, to any place this process may reach.
+    Sockets, devices and dangling links are not listed."""
 
     writable = True
 
-    def __init__(self, folder: str, *, unsafe_links: bool = False) -> None:
-        self._folder = os.path.abspath(folder)
+    def __init__(self, directory: str, *, unsafe_links: bool = False) -> None:
+        self._directory = os.path.abspath(directory)
         self._unsafe_links = unsafe_links
         self._warned_of_links = False
         self._swept: set[bytes] = set()
-        self.url = f"file://{self._folder}"
+        self.url = f"file://{self._directory}"
         self._threads = Threads()
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
@@ -126,7 +126,7 @@ class LocalOrigin:
         target, commit = self._where(key), CommitPoint()
         check_new_key(target, key)
         return await self._writing(
-            lambda: self._put(key, source, condition, attributes, commit), target, deadline, commit.give_up
+            lambda: self._put(key, source, condition, attributes, commit), target, deadline, commit.abandon
         )
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
@@ -164,22 +164,22 @@ class LocalOrigin:
         call: Callable[[], Result],
         target: str,
         deadline: Deadline,
-        give_up: Callable[[], None] = lambda: None,
+        abandon: Callable[[], None] = lambda: None,
     ) -> Result:
         try:
-            return await self._threads.finish(lambda: self._in_folder(call), give_up, target, deadline)
+            return await self._threads.finish(lambda: self._in_directory(call), abandon, target, deadline)
         except HeadraceError:
             raise
-        except GivenUpError:
+        except AbandonedError:
             raise DeadlineExceededError(target, why="not completed before the deadline") from None
         except OSError as error:
             raise translate_write(error, target) or _translate(error, target) from error
 
-    def _in_folder(self, call: Callable[[], Result]) -> Result:
+    def _in_directory(self, call: Callable[[], Result]) -> Result:
         try:
             return call()
         except OSError as error:
-            if error.errno in _ABSENT and not os.path.isdir(self._folder):
+            if error.errno in _ABSENT and not os.path.isdir(self._directory):
                 raise BucketNotFoundError(self.url, why="the directory does not exist") from error
             raise
 
@@ -203,8 +203,8 @@ class LocalOrigin:
         return top.root.at(top.path.rstrip(b"/") + b"/" + os.fsencode(key)) if key else top
 
     def _top(self) -> SafePath:
-        folder = os.fsencode(self._folder)
-        return Root(b"/").at(folder).resolved() if self._unsafe_links else Root(folder).at(b"/")
+        directory = os.fsencode(self._directory)
+        return Root(b"/").at(directory).resolved() if self._unsafe_links else Root(directory).at(b"/")
 
     def _head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -234,12 +234,12 @@ class LocalOrigin:
 
     def _sweep_once(self, path: SafePath, now_s: float) -> None:
         """Remove stale temporary files from the directory of a file that was put, once for each directory."""
-        folder = directory_of(path)
-        if folder.path in self._swept:
+        directory = directory_of(path)
+        if directory.path in self._swept:
             return
         if len(self._swept) >= _SWEPT_MAX:
             self._swept.clear()
-        self._swept.add(folder.path)
+        self._swept.add(directory.path)
         with contextlib.suppress(OSError):
             sweep(directory_of(path.resolved()), now_s)
 
@@ -247,10 +247,10 @@ class LocalOrigin:
         where = self._where(key)
         try:
             path = self._path(key).resolved(last=False)
-            folder = directory_of(path).held()
+            directory = directory_of(path).held()
         except NotADirectoryError:
             raise PathNotFoundError(where, why="the file does not exist") from None
-        with contextlib.closing(folder), locked(folder, where):
+        with contextlib.closing(directory), locked(directory, where):
             try:
                 info = self._head(key)
             except NotADirectoryError:
@@ -305,7 +305,7 @@ class LocalOrigin:
         return body
 
     def _pages(self, key: str) -> Iterator[ListPage]:
-        """Yield the listing. Continues to read the open directory, one page of names at a time."""
+        """Yield the listing, page by page, and read the open directory only as far as needed for a page."""
         with contextlib.ExitStack() as stack:
             try:
                 path = self._path(key)
@@ -331,7 +331,7 @@ class LocalOrigin:
     def _classify(
         self,
         entry: os.DirEntry[bytes],
-        folder: SafePath,
+        directory: SafePath,
         key: str,
         objects: list[ObjectInfo],
         directories: list[str],
@@ -341,7 +341,7 @@ class LocalOrigin:
             return
         try:
             if entry.is_symlink():
-                status = (folder / entry.name).resolved().lstat()
+                status = (directory / entry.name).resolved().lstat()
             elif entry.is_dir(follow_symlinks=False):
                 directories.append(name)
                 return

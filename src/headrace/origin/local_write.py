@@ -34,17 +34,25 @@ from headrace.origin.source import FilePutSource
 
 STALE_S = 24 * 3600
 CHUNK_BYTES = 16 << 20
-"""The number of bytes copied between two checks for an abandoned put: some 10 ms on a local disk."""
+"""Bytes that are copied between two checks for an abandoned put: some 10 ms on a local disk."""
 
 LOCK_S = 20
-"""The number of seconds that a put waits while another process has its directory locked."""
-_LOCK_AGAIN_S = 0.001
+"""Most seconds that a put waits while another process has its directory locked."""
+_LOCK_RETRY_S = 0.001
 
 Identity = tuple[int, int] | None
-"""The file system and inode number of a file; None if it is missing."""
+"""File system and inode number of a file; None if it is missing."""
 
-_UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EPERM, errno.EBADF, errno.ETXTBSY)
-_NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_UNSUPPORTED = (
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EBADF,
+    errno.ETXTBSY,
+)
+_RENAME_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def put_file(
@@ -62,32 +70,32 @@ def put_file(
     the directory that must exist; missing directories between it and the file are created. A symbolic link stays, and
     the file that it points to is replaced."""
     path = path.resolved()
-    folder = _open_directory(directory_of(path), top)
+    directory = _open_directory(directory_of(path), top)
     try:
         return _put_in(
-            *(folder, path.path[path.path.rfind(b"/") :], target, source),
+            *(directory, path.path[path.path.rfind(b"/") :], target, source),
             condition=condition,
             attributes=attributes,
             commit=commit,
             version_of=version_of,
         )
     finally:
-        folder.close()
+        directory.close()
 
 
-def _open_directory(folder: SafePath, top: SafePath) -> Root:
+def _open_directory(directory: SafePath, top: SafePath) -> Root:
     """Open a directory, and create it if it is missing."""
     try:
-        return folder.held()
+        return directory.held()
     except FileNotFoundError:
-        if folder.path == top.path:
+        if directory.path == top.path:
             raise
-    make_directories(folder, top)
-    return folder.held()
+    make_directories(directory, top)
+    return directory.held()
 
 
 def _put_in(
-    folder: Root,
+    directory: Root,
     name: bytes,
     target: str,
     source: PutSource,
@@ -98,12 +106,12 @@ def _put_in(
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
     """Write the file in an open directory. `name` begins with a slash."""
-    path = folder.at(name)
+    path = directory.at(name)
     old = _stat(path)
     if old is not None and not stat.S_ISREG(old.st_mode):
         raise IsADirectoryPathError(target, why="a directory or special file has this name")
     check_condition(target, condition, None if old is None else version_of(old))
-    temporary = folder.at(f"/{HIDDEN}{secrets.token_hex(8)}".encode())
+    temporary = directory.at(f"/{HIDDEN}{secrets.token_hex(8)}".encode())
     file = temporary.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fill(file, source, commit)
@@ -111,9 +119,9 @@ def _put_in(
         commit.check()
         os.fsync(file)
         failpoint.hit("origin.filled")
-        with locked(folder, target):
-            commit.take()
-            _take_name(temporary, path, target, condition, version_of)
+        with locked(directory, target):
+            commit.begin()
+            _publish(temporary, path, target, condition, version_of)
         failpoint.hit("origin.named")
         written = os.fstat(file)
     except BaseException:
@@ -123,7 +131,7 @@ def _put_in(
     finally:
         os.close(file)
     try:
-        sync_directory(folder.at(b"/"))
+        sync_directory(directory.at(b"/"))
     except OSError as error:  # no retry: its condition would fail because of this very put
         why = f"the file was written, but a crash may undo it: {os.strerror(error.errno or 0)}"
         raise OriginError(target, why=why) from error
@@ -140,7 +148,7 @@ def fill(file: int, source: PutSource, commit: CommitPoint) -> None:
         try:
             offset += methods[0](file, source, offset, min(size, offset + CHUNK_BYTES))
         except OSError as error:
-            if len(methods) == 1 or error.errno not in _UNABLE:
+            if len(methods) == 1 or error.errno not in _UNSUPPORTED:
                 raise
             methods.pop(0)
     if isinstance(source, FilePutSource):
@@ -193,7 +201,7 @@ def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | Non
         os.utime(file, ns=(attributes.mtime_ns, attributes.mtime_ns))
 
 
-def _take_name(
+def _publish(
     temporary: SafePath,
     path: SafePath,
     target: str,
@@ -214,10 +222,10 @@ def _take_name(
 
 
 @contextlib.contextmanager
-def locked(folder: Root, target: str) -> Iterator[None]:
+def locked(directory: Root, target: str) -> Iterator[None]:
     """Keep other puts and removals, of any process, from changing names in the directory until the block ends. Waits
     at most LOCK_S; then raises OriginError. Where the file system can't lock a directory (NFS), nothing is locked."""
-    file = folder.at(b"/").open(os.O_RDONLY | os.O_DIRECTORY)
+    file = directory.at(b"/").open(os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(file, target)
         yield
@@ -234,9 +242,9 @@ def _lock(file: int, target: str) -> None:
             if time.monotonic() > end:
                 why = f"another process has locked its directory for {LOCK_S} s"
                 raise OriginError(target, why=why, hint="see /proc/locks for the process") from None
-            time.sleep(_LOCK_AGAIN_S)
+            time.sleep(_LOCK_RETRY_S)
         except OSError as error:
-            if error.errno not in _UNABLE:
+            if error.errno not in _UNSUPPORTED:
                 raise
             return None
 
@@ -246,7 +254,7 @@ def _rename_new(temporary: SafePath, path: SafePath) -> None:
     try:
         temporary.rename(path, NOREPLACE)
     except OSError as error:
-        if error.errno not in _NOT_RENAMED:
+        if error.errno not in _RENAME_UNSUPPORTED:
             raise
         temporary.link(path)  # for example on NFS
         temporary.unlink()
@@ -265,7 +273,7 @@ def _exchange(
     try:
         temporary.rename(path, EXCHANGE)
     except OSError as error:
-        if error.errno not in (*_NOT_RENAMED, errno.ENOENT):
+        if error.errno not in (*_RENAME_UNSUPPORTED, errno.ENOENT):
             raise
         if error.errno == errno.ENOENT:
             check_condition(target, condition, None)
@@ -280,7 +288,7 @@ def _exchange(
 
 def _undo(temporary: SafePath, path: SafePath, expected: Identity, held: Identity) -> None:
     """Exchange the files back: afterwards `path` has the file that another program put there last. If that program
-    replaced our file meanwhile, its newer file comes out, and goes back in."""
+    replaced our file meanwhile, the exchange yields its newer file, and is repeated."""
     while True:
         try:
             temporary.rename(path, EXCHANGE)
@@ -307,44 +315,44 @@ def directory_of(path: SafePath) -> SafePath:
     return path.root.at(path.path[: path.path.rfind(b"/")] or b"/")
 
 
-def make_directories(folder: SafePath, top: SafePath) -> None:
+def make_directories(directory: SafePath, top: SafePath) -> None:
     """Create a directory and its missing parents, durably. Raise FileExistsError if a file has the name,
     FileNotFoundError if the top does not exist: the disk mounted there may be missing, and nothing may be written
     beneath."""
-    missing = [folder]
+    missing = [directory]
     while missing:
-        folder = missing[-1]
+        directory = missing[-1]
         try:
-            folder.mkdir(0o777)
+            directory.mkdir(0o777)
         except FileNotFoundError:
-            if folder.path == top.path or not top.is_folder():
+            if directory.path == top.path or not top.is_folder():
                 raise
-            missing.append(directory_of(folder))
+            missing.append(directory_of(directory))
             continue
         except FileExistsError:
-            if not folder.resolved().is_folder():
+            if not directory.resolved().is_folder():
                 raise
         else:
-            sync_directory(directory_of(folder))
+            sync_directory(directory_of(directory))
         missing.pop()
 
 
-def sync_directory(folder: SafePath) -> None:
+def sync_directory(directory: SafePath) -> None:
     """Make the names in a directory durable, where the file system supports that."""
     try:
-        folder.sync()
+        directory.sync()
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
 
 
-def sweep(folder: SafePath, now_s: float) -> None:
+def sweep(directory: SafePath, now_s: float) -> None:
     """Remove temporary files that crashed puts left. `now_s` is the time of the directory's file system. The age
     follows from ctime, because a put sets the mtime."""
-    for name in folder.names():
+    for name in directory.names():
         if name.startswith(HIDDEN.encode()):
             with contextlib.suppress(OSError):
-                leftover = folder / name
+                leftover = directory / name
                 if leftover.lstat().st_ctime < now_s - STALE_S:
                     leftover.unlink()
 

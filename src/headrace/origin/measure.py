@@ -31,8 +31,8 @@ class _Count:
 
 
 class MeasureOrigin(WrapperOrigin):
-    """An Origin around an Origin, with statistics(). A cancelled call does not count as a request. `circuit` is that
-    of the origin; `hedging` is the layer that hedges its reads, if there is one."""
+    """Wraps an Origin, and counts its calls. A cancelled call does not count as a request. `circuit` is the origin's
+    circuit; `hedging` is the layer that hedges its reads, if there is one."""
 
     def __init__(
         self, inner: Origin, circuit: Circuit | None = None, hedging: HedgeOrigin | None = None

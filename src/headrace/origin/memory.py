@@ -1,4 +1,4 @@
-"""Keep an origin in this process's memory, with true semantics: versions, pages, directories by prefix."""
+"""Serve objects in this process's memory as an origin, with true semantics: versions, pages, directories by prefix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.origin.origin import (
 _PART_BYTES = 8 << 20
 
 _SHARED: dict[str, MemoryOrigin] = {}
-"""The origins by name: `memory://name` is the same origin in the whole process; otherwise puts would be lost."""
+"""Origins by name: `memory://name` is the same origin in the whole process; otherwise puts would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Stored:
 
 
 class MemoryOrigin:
-    """An origin in memory. `hold` and `delete` take effect at once, from any thread, so that tests can change it
+    """Serves objects in memory. `hold` and `delete` take effect at once, from any thread, so that tests can change it
     beside its calls. Each put makes a new version, even with equal bytes."""
 
     writable = True

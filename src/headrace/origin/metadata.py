@@ -22,7 +22,7 @@ from headrace.overlay.content_type_codes import usual
 _PUT_ID = "headraceput"
 _TAGS = "headracetags"
 _USERS = "headraceusers"
-"""The names of attributes that the user gave, not this node."""
+"""Name of the metadata that lists which file attributes the user gave, and not this node."""
 _FILES = ("mtime", "mode", "uid", "gid")
 HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
 _MTIME = re.compile(r"(-?\d{1,11})(?:\.(\d{1,9})\d*)?")

@@ -28,7 +28,7 @@ class WithHeaders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the same place.
+    """Holds the clients of one store.
 
     - `objects`: without retries.
     - `listings`: with a few retries.
@@ -64,9 +64,8 @@ def can_match(token: str) -> bool:
 async def within(deadline: Deadline, target: str) -> AsyncIterator[None]:
     """Raise DeadlineExceededError if the body does not complete before the deadline."""
     deadline.check(target)
-    left_s = deadline.left_s()
     try:
-        async with asyncio.timeout(None if left_s == float("inf") else left_s):
+        async with asyncio.timeout(deadline.timeout_s()):
             yield
     except TimeoutError as error:
         if isinstance(error, DeadlineExceededError):

@@ -41,12 +41,14 @@ log = logging.getLogger(__name__)
 
 PAGE = 1000
 WASTE_MAX = 200
+"""Keys below subdirectories that a listing may read beyond the number of listed names."""
 EMPTY_MAX = 16
+"""Empty objects that a listing may query beyond a hundredth of the listed names."""
 
 
 @dataclass(slots=True)
 class _Walk:
-    """The progress of a listing's walk. `listed` are hashes of the paths of its files: 8 bytes each instead of
+    """Holds the progress of a listing's walk. `listed` are hashes of the paths of its files: 8 bytes each instead of
     100."""
 
     listed: array[int] = field(default_factory=lambda: array("q"))
@@ -63,7 +65,7 @@ class _Walk:
 
 
 class ObjectStoreOrigin:
-    """An object store as an origin. `prefix` precedes every key in the bucket, without slashes around it; "" for
+    """Serves an object store as an origin. `prefix` precedes every key in the bucket, without slashes around it; "" for
     none."""
 
     writable = True
@@ -167,10 +169,9 @@ class ObjectStoreOrigin:
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
         await self._writer.remove_directory(key, deadline=deadline)
 
-    async def wished_pause_s(self, key: str, error: HeadraceError) -> float:
-        """Return for how long the store asks for no requests, after a call about a key failed; 0 if it does not
-        say."""
-        return await self._retry_after.wished_s(self._full(key), error) if key else 0.0
+    async def requested_pause_s(self, key: str, error: HeadraceError) -> float:
+        """Return the seconds for which the store requests a pause, after a call about a key failed; 0 for none."""
+        return await self._retry_after.requested_s(self._full(key), error) if key else 0.0
 
     async def close(self) -> None:
         self._writer.close()

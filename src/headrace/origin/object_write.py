@@ -44,7 +44,7 @@ Head = Callable[..., Awaitable[ObjectInfo]]
 
 
 class ObjectWriter:
-    """Puts and removes objects. `full` returns the path of a key in the bucket. `head` is that of the origin.
+    """Puts and removes objects. `full` returns the path of a key in the bucket. `head` is the origin's method.
     `by_generation`: the store compares generations instead of ETags (GCS)."""
 
     def __init__(
@@ -93,7 +93,7 @@ class ObjectWriter:
         target: str,
         deadline: Deadline,
     ) -> PutResult:
-        async with within(deadline, target), self._budget.hold(upload.memory_bytes):
+        async with within(deadline, target), self._budget.reserve(upload.memory_bytes):
             mode = await self._mode(key, condition, target, deadline)
             with translated(target, translate_put):
                 return await upload.send(
@@ -116,7 +116,7 @@ class ObjectWriter:
         await check()  # before any part is sent in vain
         async with contextlib.AsyncExitStack() as stack:
             async with within(deadline, target):
-                await stack.enter_async_context(self._budget.hold(upload.memory_bytes))
+                await stack.enter_async_context(self._budget.reserve(upload.memory_bytes))
                 store = await self._conditions.store_for_parts(condition)
             with translated(target, translate_put):
                 return await upload.send_parts(

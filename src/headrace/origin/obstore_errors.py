@@ -20,22 +20,22 @@ from headrace.base.errors import (
 )
 
 FOREIGN = (exceptions.BaseError, OSError, ValueError)
-"""The exceptions of obstore: its own, FileNotFoundError, and ValueError for a key that it can't express."""
+"""Exceptions of obstore: its own, FileNotFoundError, and ValueError for a key that it can't express."""
 
 
 INEXPRESSIBLE = "obstore can't express this key (an empty, . or .. component, or a control character)"
 
 NOT_ASCII = "its metadata has characters beyond ASCII, and obstore can't read such an object"
 _NOT_ASCII = re.compile(r"contained non UTF-8 characters")
-"""The message for response headers: obstore accepts only visible ASCII in them, whatever the encoding."""
+"""Matches the message for response headers: obstore accepts only visible ASCII in them, whatever the encoding."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
-_SPOILT = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
+_CORRUPT_BODY = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
 _BROKEN = re.compile(
     r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe",
     re.IGNORECASE,
 )
-_ASKED_HOST_FOR_ROLE = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
+_ROLE_REQUEST = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
 _CREDENTIALS_HINT = "give access_key_id and secret_access_key, a profile, or anonymous=true"
 
 
@@ -57,8 +57,8 @@ def reason(error: BaseException) -> str:
 
 
 def translate(error: BaseException, target: str) -> HeadraceError:
-    """Return the error of a call. `target` is the URL in the message. A read may raise PathNotFoundError, too; its
-    caller knows what that means."""
+    """Return the error of a call. `target` is the URL in the message. It may be a PathNotFoundError for a read, too,
+    which the caller translates."""
     text = str(error)
     why = reason(error)
     if _NO_BUCKET.search(text):
@@ -77,7 +77,7 @@ def translate(error: BaseException, target: str) -> HeadraceError:
         return NotSupportedError(target, why=why)
     if isinstance(error, exceptions.InvalidPathError | ValueError):
         return PathNotFoundError(target, why=INEXPRESSIBLE)
-    if _ASKED_HOST_FOR_ROLE.search(text):
+    if _ROLE_REQUEST.search(text):
         return OriginDeniedError(target, why="no credentials found", hint=_CREDENTIALS_HINT)
     return _by_status(text, target, why)
 
@@ -102,7 +102,7 @@ def translate_put(error: BaseException, target: str) -> HeadraceError:
     """Return the error of a put: a failed precondition is a conflict, and a 404 means the bucket."""
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return ConflictError(target, why="the object was changed, created or removed at the origin")
-    if _SPOILT.search(
+    if _CORRUPT_BODY.search(
         str(error)
     ):  # the body was damaged in transit: the store compared it with the checksum in the request
         return OriginUnavailableError(target, why=reason(error))

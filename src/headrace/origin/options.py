@@ -12,13 +12,13 @@ from headrace.origin.throttle import OriginLimits
 TIMEOUT_S = 60.0
 _ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 _NAME = re.compile(r"[A-Za-z0-9._-]*")
-"""Parts of a host's name: other characters could send a request to another host."""
+"""Matches parts of a host's name: other characters could send a request to another host."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OriginOptions:
-    """The options of an origin. An empty string or None means not set."""
+    """Holds the options of an origin. An empty string or None means not set."""
 
     endpoint: str = ""
     region: str = ""

@@ -19,23 +19,23 @@ from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.model import Attributes as Attributes
 
 HIDDEN = ".headrace-put-"
-"""The prefix of temporary names during a put. No listing shows them."""
+"""Prefix of temporary names during a put. No listing shows them."""
 
 Body = bytes | bytearray | memoryview
-"""The type of bytes that are read and put: os.pwrite and a checksum take it without a copy."""
+"""Type of bytes that are read and put: os.pwrite and a checksum take it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The condition that the object does not exist yet."""
+    """Requires that the object does not exist yet."""
 
 
 Condition = Version | Absent | None
-"""The state that the origin must have for a change to take place; None accepts any."""
+"""State that the object must have before a change; None accepts any."""
 
 
 class PutSource(Protocol):
-    """The bytes of a put, read in parts when they are needed. They must not change until the put is over."""
+    """Provides the bytes of a put, in parts as they are needed. They must not change until the put is over."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -48,20 +48,20 @@ class PutSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """A page of a directory's children. `objects` are the files directly below; `directories` are the names (one path
-    component, no slash) of the directories directly below. A listing has each name at most once in each."""
+    """Holds a page of a directory's children. `objects` are the files directly below; `directories` are the names (one
+    path component, no slash) of the directories directly below. A listing has each name at most once in each."""
 
     objects: tuple[ObjectInfo, ...]
     directories: tuple[str, ...]
 
 
 class Origin(Protocol):
-    """A store of record. Every call may raise OriginDeniedError, BucketNotFoundError, OriginUnavailableError
-    (retryable), DeadlineExceededError, or OriginError for other failures; no foreign exception comes out."""
+    """Is a store of record. Every call may raise OriginDeniedError, BucketNotFoundError, OriginUnavailableError
+    (retryable), DeadlineExceededError, or OriginError for other failures. No call raises a foreign exception."""
 
     @property
     def url(self) -> str:
-        """Return the place for messages; it never holds a credential."""
+        """Return the URL for messages; it never has a credential."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from headrace.origin.origin import Condition, PutSource
 
 
 class ReadOnlyCalls:
-    """The writing half of Origin, for a kind of origin that supports no writes."""
+    """Implements the writing half of Origin for a kind of origin that supports no writes."""
 
     url: str
     writable = False

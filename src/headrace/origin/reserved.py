@@ -1,6 +1,6 @@
-"""Hide the directory `.headrace` at the root of a mount, in which Headrace keeps records of its own.
+"""Hide the directory `.headrace` at the root of a mount, where Headrace stores records of its own.
 
-The root of one mount may lie within another one, so `.headrace/seals` is hidden at any depth. Any other file of that
+The root of one mount may be within another one, so `.headrace/seals` is hidden at any depth. Any other file of that
 name below the root is the user's.
 """
 
@@ -20,7 +20,7 @@ RECORDS = "seals"
 
 
 class NamespaceOrigin(WrapperOrigin):
-    """An Origin without what is reserved. whole: the same origin with it."""
+    """Wraps an Origin, and hides the reserved names. whole: the wrapped origin."""
 
     def __init__(self, whole: MeasureOrigin) -> None:
         super().__init__(whole)
@@ -51,7 +51,7 @@ def is_reserved(key: str) -> bool:
 
 
 def without_reserved(key: str, page: ListPage) -> ListPage:
-    """Return a page of a directory without what is reserved in it. Most pages are returned as they are."""
+    """Return a page of a directory without the reserved names. Most pages are returned as they are."""
     if key == "":
         reserved = RESERVED
     elif key.rpartition("/")[2] == RESERVED:
@@ -65,7 +65,7 @@ def without_reserved(key: str, page: ListPage) -> ListPage:
 
 
 def whole_origin(origin: Origin) -> Origin:
-    """Return an origin of a mount with what is reserved in it."""
+    """Return the origin of a mount, with its reserved names."""
     return origin.whole if isinstance(origin, NamespaceOrigin) else origin
 
 

@@ -1,8 +1,8 @@
 """Retry failed calls until the caller's deadline, with capped exponential pauses and jitter, and one circuit for all
 calls.
 
-Only `retryable` errors are retried. A listing that breaks off begins anew; names that were already yielded come only
-once.
+Only `retryable` errors are retried. A listing that breaks off starts again; names that were already yielded are not
+yielded again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
 PATIENCE_S = 1.5
-"""The patience of callers that retry by themselves, or can answer in another way."""
+"""Seconds of patience of callers that retry by themselves, or can answer in another way."""
 
-WishedPause = Callable[[str, HeadraceError], Awaitable[float]]
-"""A function that returns for how many seconds the origin asked for no requests, after a call about a key failed; 0
-if it did not say."""
+RequestedPause = Callable[[str, HeadraceError], Awaitable[float]]
+"""Returns the seconds for which the origin requested a pause, after a call about a key failed; 0 for none."""
 
 
 async def no_pause(key: str, error: HeadraceError) -> float:
@@ -38,20 +37,20 @@ async def no_pause(key: str, error: HeadraceError) -> float:
 
 
 class RetryOrigin(WrapperOrigin):
-    """An Origin around an Origin that retries. `circuit` is that of the origin, shared with callers that wait outside
+    """Wraps an Origin, and retries its calls. `circuit` is the origin's circuit, shared with callers that wait outside
     (`read_range`)."""
 
     def __init__(
-        self, inner: Origin, circuit: Circuit | None = None, wished_pause: WishedPause = no_pause
+        self, inner: Origin, circuit: Circuit | None = None, requested_pause: RequestedPause = no_pause
     ) -> None:
         super().__init__(inner)
         self._circuit = Circuit(inner.url) if circuit is None else circuit
-        self._wished_pause = wished_pause
+        self._requested_pause = requested_pause
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """List a directory. 8 bytes for each yielded name are kept, in case the listing must begin anew."""
+        """List a directory. 8 bytes for each yielded name are kept, in case the listing must start again."""
         yielded: array[int] = array("q")
-        attempts = Attempts(self._circuit, key, deadline, wished_pause=self._wished_pause)
+        attempts = Attempts(self._circuit, key, deadline, requested_pause=self._requested_pause)
         while True:
             before = frozenset(yielded)
             await attempts.begin()
@@ -132,7 +131,7 @@ class RetryOrigin(WrapperOrigin):
         """Make the call again until it succeeds. A read doesn't wait while the circuit is open: a reader occupies one
         of the reads in flight; it releases that place and waits without it (`Circuit.admitted`)."""
         waits = name != "read"
-        attempts = Attempts(self._circuit, key, deadline, waits=waits, wished_pause=self._wished_pause)
+        attempts = Attempts(self._circuit, key, deadline, waits=waits, requested_pause=self._requested_pause)
         while True:
             await attempts.begin()
             try:
@@ -145,7 +144,7 @@ class RetryOrigin(WrapperOrigin):
 
 
 class Attempts:
-    """The attempts of one call. With `waits` they wait while the circuit is open; otherwise the call fails then."""
+    """Paces the attempts of one call. With `waits` they wait while the circuit is open; otherwise the call fails."""
 
     def __init__(
         self,
@@ -153,14 +152,14 @@ class Attempts:
         key: str,
         deadline: Deadline,
         *,
-        wished_pause: WishedPause,
+        requested_pause: RequestedPause,
         waits: bool = True,
     ) -> None:
         self._circuit = circuit
         self._key = key
         self._deadline = deadline
         self._waits = waits
-        self._wished_pause = wished_pause
+        self._requested_pause = requested_pause
         self._failures = 0
         self._limit: Deadline | None = None  # set once the call had to wait
         self._began_s = 0.0
@@ -180,7 +179,7 @@ class Attempts:
     async def failed(self, error: HeadraceError) -> None:
         """Record a failed attempt and wait before the next one. Raise the error if there is no next one."""
         took_s = monotonic_s() - self._began_s
-        wait_s = await self._wished_pause(self._key, error)
+        wait_s = await self._requested_pause(self._key, error)
         self._circuit.failed(self, self._key, error, took_s=took_s, wait_s=wait_s)
         if not error.retryable:
             raise error
@@ -199,7 +198,7 @@ class Attempts:
             raise error
 
     def _limited(self) -> Deadline:
-        """Return the deadline of the attempts. The first use starts the patience."""
+        """Return the deadline of the attempts. The caller's patience starts with the first use."""
         if self._limit is None:
             until_s = min(self._deadline.at_s, monotonic_s() + self._deadline.patience_s)
             self._limit = Deadline(until_s)

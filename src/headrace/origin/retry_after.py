@@ -1,4 +1,4 @@
-"""Find out for how long an overloaded store asks for no requests.
+"""Query the pause that an overloaded store requests.
 
 obstore exposes no headers of a failed response. The store is therefore queried once more through a signed URL and
 Python's own HTTP client (as in `non_ascii_headers.py`), at most once a second.
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 OVERLOADED = re.compile(r"(429|503)\b")
-"""The beginning of a cause that may come with the header (obstore_errors.py)."""
+"""Matches the beginning of the cause of an error (obstore_errors.py) whose response may have the header."""
 LONGEST_S = 30.0
-"""The longest pause. An origin that has recovered must not be left alone for hours because it, or a clock, was
-wrong."""
-ASKED_EVERY_S = 1.0
+"""Longest pause, in seconds. A wrong header or clock must not keep requests from an origin that has recovered."""
+QUERY_INTERVAL_S = 1.0
 TIMEOUT_S = 2.0
 SIGNED_FOR = timedelta(minutes=5)
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -51,23 +50,23 @@ def parse_retry_after(text: str, now: datetime) -> float:
 
 
 class RetryAfter:
-    """Queries a store for its wished pause. Only a store that can sign URLs is queried."""
+    """Queries a store for its requested pause. Only a store that can sign URLs is queried."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._asked_s = float("-inf")
+        self._queried_s = float("-inf")
 
-    async def wished_s(self, path: str, error: HeadraceError) -> float:
-        """Return the wished pause after a call about that object failed; 0 if the store says nothing or was queried
+    async def requested_s(self, path: str, error: HeadraceError) -> float:
+        """Return the requested pause after a call about that object failed; 0 if the store says nothing or was queried
         just before."""
         if not isinstance(error, OriginUnavailableError) or not OVERLOADED.match(error.why):
             return 0.0
         now_s = monotonic_s()
-        if now_s - self._asked_s < ASKED_EVERY_S or not isinstance(
+        if now_s - self._queried_s < QUERY_INTERVAL_S or not isinstance(
             self._store, S3Store | GCSStore | AzureStore
         ):
             return 0.0
-        self._asked_s = now_s
+        self._queried_s = now_s
         try:
             url = await obstore.sign_async(self._store, "HEAD", path, SIGNED_FOR)
         except Exception:  # noqa: BLE001 - obstore's own; without a signature there is no request

@@ -9,7 +9,8 @@ from headrace.origin.origin import Body
 
 
 class FilePutSource:
-    """An open file, which the kernel copies by itself into a local directory. The caller keeps the descriptor."""
+    """Provides the bytes of an open file, which the kernel copies by itself into a local directory. The caller owns the
+    descriptor."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class FilePutSource:
 
 
 class UnchangedFileSource(FilePutSource):
-    """An open file of which each byte that was read is of one state: where it is written meanwhile, reads and `settle`
-    raise FileInUseError. ctime_ns: of that state; each later change sets another one."""
+    """Provides the bytes of one state of an open file: if a program writes it meanwhile, reads and `settle` raise
+    FileInUseError. ctime_ns: the file's ctime in that state; each later change sets another one."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class UnchangedFileSource(FilePutSource):
 
 
 class BytesPutSource:
-    """Bytes in memory."""
+    """Provides bytes in memory."""
 
     def __init__(self, data: Body) -> None:
         self._data = memoryview(data)

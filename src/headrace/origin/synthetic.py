@@ -48,7 +48,7 @@ def parse_shape(url: str) -> DataSetShape:
 
 
 class SyntheticOrigin(ReadOnlyCalls):
-    """An origin of computed files. Reads cost a copy of memory; listings are made page by page."""
+    """Serves computed files. Reads cost a copy of memory; listings are made page by page."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -12,17 +12,16 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, OriginUnavailableError
 
 THREADS_MAX = 32
-"""The largest number of threads; further calls queue. A guess: a network file system needs tens of reads in flight,
-not hundreds."""
+"""Most threads; further calls queue. A guess: a network file system needs tens of reads in flight, not hundreds."""
 
-GIVE_UP_WITHIN_S = 5.0
-"""The wait for an abandoned call. A working disk copies the current chunk in much less."""
+ABANDON_WITHIN_S = 5.0
+"""Most seconds to wait for an abandoned call. A working disk copies the current chunk in much less."""
 
 Result = TypeVar("Result")
 
 
 class Threads:
-    """A pool of threads, started when needed, up to the limit."""
+    """Runs calls in a pool of threads, which start when they are needed."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="origin")
@@ -34,8 +33,7 @@ class Threads:
         deadline.check(target)
         if self._closed:
             raise OriginUnavailableError(target, why="the origin was closed")
-        left_s = deadline.left_s()
-        limit = asyncio.timeout(None if left_s == float("inf") else left_s)
+        limit = asyncio.timeout(deadline.timeout_s())
         try:
             async with limit:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -45,23 +43,22 @@ class Threads:
             raise DeadlineExceededError(target, why="no answer before the deadline") from None
 
     async def finish(
-        self, call: Callable[[], Result], give_up: Callable[[], None], target: str, deadline: Deadline
+        self, call: Callable[[], Result], abandon: Callable[[], None], target: str, deadline: Deadline
     ) -> Result:
-        """Run a call as `call` does, but never abandon a running one silently. If it is cancelled or late, `give_up`
-        (which must not block) tells it so, and the caller waits for it, at most GIVE_UP_WITHIN_S. A late call that
+        """Run a call as `call` does, but never abandon a running one silently. If it is cancelled or late, `abandon`
+        (which must not block) tells it so, and the caller waits for it, at most ABANDON_WITHIN_S. A late call that
         completes nevertheless returns its result."""
         deadline.check(target)
         if self._closed:
             raise OriginUnavailableError(target, why="the origin was closed")
         begun = self._pool.submit(call)
         done = asyncio.wrap_future(begun)
-        left_s = deadline.left_s()
         try:
-            await asyncio.wait({done}, timeout=None if left_s == float("inf") else left_s)
+            await asyncio.wait({done}, timeout=deadline.timeout_s())
         finally:
             if not done.done() and not begun.cancel():
-                give_up()
-                await asyncio.wait({done}, timeout=GIVE_UP_WITHIN_S)
+                abandon()
+                await asyncio.wait({done}, timeout=ABANDON_WITHIN_S)
             if done.done() and not done.cancelled():
                 done.exception()  # retrieved, so that asyncio does not report it
         if done.done() and not begun.cancelled():

@@ -22,7 +22,7 @@ BURST_S = 0.25  # unused allowance is saved for this long
 
 @dataclass(frozen=True, slots=True)
 class OriginLimits:
-    """The limits of an origin; 0 means no limit."""
+    """Holds the limits of an origin; 0 means no limit."""
 
     requests_per_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -30,8 +30,8 @@ class OriginLimits:
 
 
 class TokenBucket:
-    """A token bucket that may go into debt. A caller reserves at once and learns how long to wait. Callers are
-    therefore served in order, and an amount larger than the bucket still passes."""
+    """Is a token bucket that may have debt. A caller reserves at once, and then waits. Callers are therefore served in
+    order, and an amount larger than the bucket still passes."""
 
     def __init__(self, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
@@ -49,13 +49,13 @@ class TokenBucket:
             self._level -= amount
             return max(0.0, -self._level / self._rate_per_s)
 
-    def give_back(self, amount: float) -> None:
+    def refund(self, amount: float) -> None:
         with self._lock:
             self._level += amount
 
 
 class _PacedSource:
-    """A source that pays for its bytes in the thread that reads them."""
+    """Reserves the bytes of a source in the thread that reads them."""
 
     def __init__(self, inner: PutSource, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
         self._inner = inner
@@ -70,7 +70,7 @@ class _PacedSource:
     def pread(self, start: int, end: int) -> Body:
         wait_s = self._bucket.reserve(end - start)
         if wait_s > 0 and wait_s >= self._deadline.left_s():
-            self._bucket.give_back(end - start)
+            self._bucket.refund(end - start)
             raise DeadlineExceededError(
                 self._url, why="the throttle (bytes_limit_per_s) would delay it past the deadline"
             )
@@ -79,7 +79,7 @@ class _PacedSource:
 
 
 class ThrottleOrigin(WrapperOrigin):
-    """An Origin around an Origin that keeps limits. A wait that would pass the deadline is refused at once and takes
+    """Wraps an Origin, and limits its calls. A wait that would pass the deadline is refused at once and takes
     nothing."""
 
     def __init__(self, inner: Origin, limits: OriginLimits) -> None:
@@ -131,9 +131,8 @@ class ThrottleOrigin(WrapperOrigin):
         if self._slots is None:
             yield
             return
-        left_s = deadline.left_s()
         try:
-            async with asyncio.timeout(None if left_s == float("inf") else left_s):
+            async with asyncio.timeout(deadline.timeout_s()):
                 await self._slots.acquire()
         except TimeoutError:
             raise DeadlineExceededError(
@@ -145,7 +144,7 @@ class ThrottleOrigin(WrapperOrigin):
             self._slots.release()
 
     async def _pay(self, size_bytes: int, deadline: Deadline) -> None:
-        """Pay for one request of so many bytes. A call that is refused or cancelled pays nothing."""
+        """Reserve one request of that size, and wait. A call that is refused or cancelled reserves nothing."""
         charges = [(self._requests, 1), (self._bytes, size_bytes)]
         payments = [(bucket, amount) for bucket, amount in charges if bucket is not None]
         wait_s = max((bucket.reserve(amount) for bucket, amount in payments), default=0.0)
@@ -159,5 +158,5 @@ class ThrottleOrigin(WrapperOrigin):
                 await asyncio.sleep(wait_s)
         except BaseException:
             for bucket, amount in payments:
-                bucket.give_back(amount)
+                bucket.refund(amount)
             raise

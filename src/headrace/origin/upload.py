@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The limits of uploads.
+    """Holds the limits of uploads.
 
     - `single_max_bytes`: up to this size a put is one request, for which the store itself enforces the condition.
     - `part_min_bytes`: at least 5 MiB on S3.
@@ -58,41 +58,41 @@ class Sizes:
 
 
 class ByteBudget:
-    """A memory budget, granted in the order of requests."""
+    """Limits the memory of uploads. Requests are granted in their order."""
 
     def __init__(self, bytes_max: int) -> None:
         self._free = self._total = bytes_max
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @contextlib.asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
         size = min(size_bytes, self._total)
         if self._waiting or size > self._free:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((size, turn))
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, waiter))
             try:
-                await turn
+                await waiter
             except BaseException:
-                if turn.done() and not turn.cancelled():
-                    self._give_back(size)
+                if waiter.done() and not waiter.cancelled():
+                    self._release(size)
                 else:
-                    self._waiting.remove((size, turn))
-                    self._give_back(0)
+                    self._waiting.remove((size, waiter))
+                    self._release(0)
                 raise
         else:
             self._free -= size
         try:
             yield
         finally:
-            self._give_back(size)
+            self._release(size)
 
-    def _give_back(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self._free += size
         while self._waiting and self._waiting[0][0] <= self._free:
-            size, turn = self._waiting.popleft()
-            if not turn.cancelled():
+            size, waiter = self._waiting.popleft()
+            if not waiter.cancelled():
                 self._free -= size
-                turn.set_result(None)
+                waiter.set_result(None)
 
 
 class _StoppedError(Exception):
@@ -103,7 +103,7 @@ Tags = dict[str, str] | None
 
 
 class Upload:
-    """One put. `threads` read its source. The errors of obstore come out unchanged."""
+    """Sends one put. `threads` read its source. Raises the errors of obstore unchanged."""
 
     def __init__(
         self, source: PutSource, sizes: Sizes, threads: Threads, target: str, deadline: Deadline
@@ -142,8 +142,8 @@ class Upload:
         tags: Tags,
         before_end: Callable[[], Awaitable[None]],
     ) -> PutResult:
-        """Send the file in parts. `before_end` is called after the last part was read and before the object appears;
-        an exception from it comes out, and the upload is aborted."""
+        """Send the file in parts. `before_end` is called after the last part was read and before the object appears. If
+        it raises, the upload is aborted."""
         async with OwnedTasks(Exception) as tasks:
             call = tasks.start(
                 obstore.put_async(
@@ -157,9 +157,8 @@ class Upload:
                     max_concurrency=self._sizes.in_flight(self._part_bytes),
                 )
             )
-            left_s = self._deadline.left_s()
             try:
-                await asyncio.wait({call}, timeout=None if left_s == float("inf") else left_s)
+                await asyncio.wait({call}, timeout=self._deadline.timeout_s())
             finally:
                 if (
                     not call.done()

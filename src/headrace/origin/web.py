@@ -23,7 +23,9 @@ from headrace.origin.read_only import ReadOnlyCalls
 log = logging.getLogger(__name__)
 
 INDEX_BYTES_MAX = 64 << 20
+"""Largest index page that is parsed."""
 HEADS_AT_A_TIME = 32
+"""Most HEAD requests of one listing at a time."""
 _PAGE = 256
 
 
@@ -65,8 +67,8 @@ def index_names(page: str, path: str) -> list[str]:
 
 
 class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
-    """A web server as an origin. `prefix` is the path of the attached URL. A URL of one file is a directory with that
-    file in it."""
+    """Serves a web server as an origin. `prefix` is the path of the attached URL. A URL of one file is a directory with
+    that file in it."""
 
     def __init__(self, url: str, stores: Stores, prefix: str) -> None:
         super().__init__(url, stores, prefix)

@@ -12,11 +12,11 @@ from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 Result = TypeVar("Result")
 CallName = Literal["head", "list", "read", "put", "remove", "directory"]
 CALLS: tuple[CallName, ...] = ("head", "list", "read", "put", "remove", "directory")
-"""The kinds of calls; "directory" makes or removes one."""
+"""Kinds of calls; "directory" makes or removes a directory."""
 
 
 class WrapperOrigin:
-    """An Origin around an Origin. All calls but `list_directory` pass through `_forward`."""
+    """Wraps an Origin. All calls but `list_directory` pass through `_forward`."""
 
     def __init__(self, inner: Origin) -> None:
         self._inner = inner
@@ -32,7 +32,7 @@ class WrapperOrigin:
     async def _forward(
         self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
     ) -> Result:
-        """Make the call. A wrapper overrides this for what it does with every call."""
+        """Make the call. A wrapper overrides this for the work that it does with every call."""
         return await call()
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:

@@ -58,8 +58,7 @@ class Batcher:
         """Return the file's bytes. Raise PeerError when the deadline has passed. A cancelled call leaves its batch."""
         self._queue.append(waiting)
         self._start_soon()
-        left_s = waiting.deadline.left_s()
-        limit = asyncio.timeout(None if left_s == float("inf") else left_s)
+        limit = asyncio.timeout(waiting.deadline.timeout_s())
         try:
             async with limit:
                 return await waiting.fetched

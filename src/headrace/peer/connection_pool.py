@@ -90,7 +90,7 @@ class ConnectionPool:
         """Run a call to its end. Raise PeerError when the peer or the network failed it; an error that the peer
         reports is kept by the call. watch: check whether the peer is alive while it is silent."""
         peer.requests += 1
-        limit = asyncio.timeout(None if deadline.at_s == float("inf") else deadline.left_s() + GRACE_S)
+        limit = asyncio.timeout(None if (left_s := deadline.timeout_s()) is None else left_s + GRACE_S)
         try:
             async with limit:
                 await self._execute(peer, call, deadline, watch=watch)

@@ -10,7 +10,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, OriginUnavailableError, VersionChangedError
 from headrace.base.model import Arrived, Version
-from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeOrigin, Slowest
+from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeOrigin, SlowestReads
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
 from headrace.testing.virtual_loop import pass_time
@@ -140,7 +140,7 @@ async def test_a_cancel_leaves_nothing_under_way() -> None:
 
 
 def test_what_is_slow_goes_by_what_reads_of_that_size_took() -> None:
-    slowest = Slowest()
+    slowest = SlowestReads()
     for _ in range(KNOWN):
         slowest.add(1 << 20, 4.0)
         slowest.add(100, 0.01)

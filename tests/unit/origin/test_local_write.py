@@ -21,7 +21,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, ConflictError, OriginError
 from headrace.base.model import Attributes, Version
 from headrace.origin import local_write
-from headrace.origin.commit_point import CommitPoint, GivenUpError
+from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.local_write import STALE_S, put_file, sweep
 from headrace.origin.origin import HIDDEN, Absent, Condition
@@ -253,13 +253,13 @@ async def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
 
 
 def test_who_comes_first_decides() -> None:
-    given_up = CommitPoint()
-    given_up.give_up()
-    with pytest.raises(GivenUpError):
-        given_up.take()
+    abandoned = CommitPoint()
+    abandoned.abandon()
+    with pytest.raises(AbandonedError):
+        abandoned.begin()
     taken = CommitPoint()
-    taken.take()
-    taken.give_up()
+    taken.begin()
+    taken.abandon()
     taken.check()  # goes on
 
 

@@ -41,7 +41,7 @@ async def test_memory_is_lent_in_the_order_of_asking() -> None:
     names: list[str] = []
 
     async def one(budget: ByteBudget, name: str, size: int, done: asyncio.Event) -> None:
-        async with budget.hold(size):
+        async with budget.reserve(size):
             names.append(name)
             await done.wait()
 
@@ -61,19 +61,19 @@ async def test_memory_is_lent_in_the_order_of_asking() -> None:
         await turns()
         assert names == ["first", "larger than all", "small"]
         later.set()
-    async with asyncio.timeout(60), budget.hold(10):  # all of it came back
+    async with asyncio.timeout(60), budget.reserve(10):  # all of it came back
         pass
 
 
 async def test_a_waiter_that_leaves_takes_nothing() -> None:
     budget = ByteBudget(10)
-    async with budget.hold(10):
-        waiting = [asyncio.ensure_future(budget.hold(5).__aenter__()) for _ in range(2)]
+    async with budget.reserve(10):
+        waiting = [asyncio.ensure_future(budget.reserve(5).__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
         for waiter in waiting:
             waiter.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(60), budget.hold(10):
+    async with asyncio.timeout(60), budget.reserve(10):
         pass
 
 
