@@ -14,7 +14,7 @@ LAYOUT: Literal[2] = 2
 TOGETHER_BITS = 8
 """A directory holds the files of two to this power consecutive ids."""
 
-FOLDER_NAME = "%010x"
+DIRECTORY_NAME = "%010x"
 """Formatted with id >> TOGETHER_BITS: the directory of a cache file."""
 DATA_NAME = b"%010x/%012x"
 """Formatted with id >> TOGETHER_BITS and id: the cache file. A hit has no time to build a complete path."""
@@ -39,4 +39,4 @@ def lazy_id(name: bytes) -> int | None:
 
 
 def folder_name(id: int) -> str:
-    return FOLDER_NAME % (id >> TOGETHER_BITS)
+    return DIRECTORY_NAME % (id >> TOGETHER_BITS)

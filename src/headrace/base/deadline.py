@@ -6,7 +6,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError
 
 TRANSFER_BYTES_S_MIN = 4 << 20
-"""A transfer between hosts that is slower than this counts as hanging."""
+"""Bytes each second; a slower transfer between hosts counts as hanging."""
 
 
 def transfer_limit_s(limit_s: float, size_bytes: int) -> float:

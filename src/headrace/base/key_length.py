@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 KEY_BYTES_MAX = {"s3": 1024, "gs": 1024, "az": 1024}
-"""By scheme of an origin, in UTF-8. Azure counts characters, which is the same number for most names."""
+"""Bytes of a key in UTF-8 at most, by scheme of an origin. Azure counts characters, as many as bytes for most names."""
 
 
 def key_room(url: str) -> int | None:

@@ -10,7 +10,7 @@ import stat
 from headrace.base.printable import printable
 
 LOG_BYTES_MAX = 16 << 20
-"""A larger log is copied to NAME.1, replacing the old copy, and starts empty."""
+"""Bytes after which a log is copied to NAME.1, replacing the old copy, and starts empty."""
 LOOK_EVERY_BYTES = 64 << 10
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

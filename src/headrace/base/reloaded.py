@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 UNSETTLED_S = 0.1
-"""A file that changed less than this ago may change again within the clock's tick, so it is read again."""
+"""Seconds after a change in which a file may change again within the clock's tick, so it is read again."""
 FILE_BYTES_MAX = 1 << 20
 Value = TypeVar("Value")
 Stamp = tuple[tuple[int, ...], ...] | None

@@ -68,7 +68,7 @@ class _Promise(NamedTuple):
 
 _SLASH = 0x2F
 LONG_BYTES = 255
-"""A path longer than this is cut to the depth of the configured paths before the search."""
+"""Bytes after which a path is cut to the depth of the configured paths before the search."""
 
 
 class WriteModes:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 BATCH = 4096
 INTERVAL_S = 1.0
 WAITING_MAX = 100_000
-"""The most ids that are kept while the node does not answer; beyond that, all are dropped."""
+"""Ids that are kept while the node does not answer; with one more, all are dropped."""
 
 
 class AccessReporter:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 4096
 PAUSE_S = 0.05
-"""The pause between two messages, which leaves the processor to writers of many small files."""
+"""Seconds between two messages; the pause leaves the processor to writers of many small files."""
 
 
 class ChangeReporter:

@@ -20,7 +20,7 @@ from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
 
 RESTART_S = 5.0
-"""How long a command or a program waits for a node that ended and is restarting."""
+"""Seconds that a command or a program waits for a node that ended and is restarting."""
 
 
 class RunState(msgspec.Struct, kw_only=True):

@@ -18,7 +18,7 @@ PAUSE_S_MAX = 0.05
 READERS_MIN = 4
 """The newest cache files of the version, as many as these, stay open even when no thread reads from them."""
 WHOLE_STEP_BYTES = 32 * BLOCK_SIZE_BYTES
-"""After this many sequential bytes the node fetches the whole file (`whole_file_after_bytes`)."""
+"""Sequential bytes after which the node fetches the whole file (`whole_file_after_bytes`)."""
 
 
 class BlockReader(Protocol):

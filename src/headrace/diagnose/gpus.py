@@ -9,7 +9,7 @@ from typing import Any
 from headrace.base.missing_extras import missing_extra_of
 
 LOOK_EVERY_S = 0.1
-"""NVML reports the mean of its last sampling period, which is at least as long."""
+"""Seconds between two queries. NVML reports the mean of its last sampling period, which is at least as long."""
 
 
 class GpuWatch:

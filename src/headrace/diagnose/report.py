@@ -11,7 +11,7 @@ from headrace.diagnose.causes import REMEDIES
 
 WIDTH = 100
 GAIN_SHOWN_BELOW = 10.0
-"""Beyond it the next cause limits the gain, which the recording cannot show yet."""
+"""Speed-up up to which it is shown. Beyond it the next cause limits the gain, which the recording cannot show yet."""
 
 
 def lines_of(diagnosis: Diagnosis) -> list[str]:

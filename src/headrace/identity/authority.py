@@ -44,7 +44,7 @@ CERTIFICATE_DAYS = 7
 DAYS_MAX = 3650
 COMMON_NAME_MAX = 64
 EARLY = datetime.timedelta(minutes=5)
-"""A certificate is valid from a little before it is made, because clocks differ."""
+"""Time before its making from which on a certificate is valid, because clocks differ."""
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
 

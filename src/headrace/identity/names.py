@@ -19,7 +19,7 @@ service (etcd, or a user of etcd) is no part of Headrace and may call nothing.""
 DEFAULT_FORM = "headrace://{cluster}/{role}/{name}"
 PART_CHARACTERS_MAX = 253
 URI_CHARACTERS_MAX = 2048
-"""The limit that SPIFFE sets."""
+"""Characters of a URI at most, as SPIFFE sets them."""
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _PLACE = re.compile(r"\{([a-z]*)\}")
 

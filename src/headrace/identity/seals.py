@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 RECORD_BYTES_MAX = 2 << 20
-"""More than etcd accepts."""
+"""Bytes of the largest record; etcd accepts less."""
 CHAIN_MAX = 4
 SIGNERS_MAX = 4096
 ENDED = b""

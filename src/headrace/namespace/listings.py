@@ -33,9 +33,9 @@ from headrace.wire.peer_messages import NameRow, Names
 log = logging.getLogger(__name__)
 
 STALE_EXTENSION_S = 5.0
-"""How long the node uses an old listing, when the origin is unavailable, before it tries again."""
+"""Seconds for which the node uses an old listing, when the origin is unavailable, before it tries again."""
 WRITER_QUERIES_MAX = 64
-"""The number of directories whose writers the node queries at the same time."""
+"""Directories whose writers the node queries at the same time."""
 
 
 class OthersNames(Protocol):

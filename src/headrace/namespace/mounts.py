@@ -26,7 +26,7 @@ class Mount:
 
 
 MOUNT_PATH_BYTES_MAX = 511
-"""The longest key of the index."""
+"""Bytes of the longest key of the index."""
 
 
 def normal_path(path: str) -> str:

@@ -14,7 +14,7 @@ from headrace.base.tasks import OwnedTasks
 log = logging.getLogger(__name__)
 
 BELOW_PAUSE_S = 0.5
-"""The pause between two scans for all directories below a path."""
+"""Seconds between two scans for all directories below a path."""
 
 
 class RefreshQueue:

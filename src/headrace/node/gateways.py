@@ -17,7 +17,7 @@ from headrace.store.store import Store
 from headrace.wire.messages import Described, GatewayCounts
 
 SILENT_S_MAX = 15.0
-"""A gateway that has not reported for this long has ended."""
+"""Seconds without a report after which a gateway counts as ended."""
 
 
 class Gateways:

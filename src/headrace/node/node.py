@@ -94,7 +94,8 @@ log = logging.getLogger(__name__)
 DISK_THREADS = 4
 SEALS_STATUS_WITHIN_S = 3.0
 GC_THRESHOLD = 50_000
-"""Reference counting frees most garbage of a node; the collector's default would run after every 700 objects."""
+"""Objects after which the garbage collector runs. Reference counting frees most garbage of a node; by default, the
+collector would run after every 700 objects."""
 
 
 class Node:

@@ -19,9 +19,9 @@ from headrace.wire.peer_frame import error_of
 from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange, Names, PeerAnswer
 
 PAUSE_MS = 20
-"""How long a thread waits for the next message. A peer sends cached files sooner than this."""
+"""Milliseconds that a thread waits for the next message. A peer sends cached files sooner than this."""
 FLUSH_BYTES = 4 << 20
-"""Files of a batch are delivered in groups of this size, because each delivery wakes the event loop once."""
+"""Bytes of the files of a batch that are delivered as one group, because each delivery wakes the event loop once."""
 
 Fetched = Arrived | HeadraceError
 Kind = TypeVar("Kind", bound=Message)

@@ -62,9 +62,9 @@ from headrace.wire.peer_messages import (
 )
 
 THREADS = 64
-"""The upper limit; threads start as they are needed. Each receives the bytes of one answer."""
+"""Threads at most, each for the bytes of one answer; they start as they are needed."""
 CORRUPTION_LIMIT_S = 300.0
-"""The peer reads the whole file back to check it."""
+"""Seconds for the answer to a report of corruption, since the peer reads the whole file back to check it."""
 
 log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 
 CONNECT_S_MAX = 1.3
-"""A host that is up answers within a round trip. The kernel retransmits a lost SYN after one second."""
+"""Seconds to connect. A host that is up answers within a round trip; the kernel repeats a lost SYN after one second."""
 SILENCE_S = 0.4
-"""After this time without a byte, the node checks whether the peer is alive."""
+"""Seconds without a byte after which the node checks whether the peer is alive."""
 STALL_S = 10.0
 DEAD_MS = 2000
-"""The kernel ends a connection when the peer has acknowledged nothing for this long: its route is dead, while
+"""Milliseconds without an acknowledgement after which the kernel ends a connection: its route is dead, while
 other connections to the same peer may work. A dead peer is detected sooner, by pings."""
 PROBED_AFTER_S = 1
 RECEIVE_BYTES = 64 << 10

@@ -29,19 +29,20 @@ from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
 
 IDLE_CONNECTIONS_MAX = 32
 IDLE_S_MAX = 60.0
-"""The serving side waits longer (entry/peer/server.py), so it is mostly this side that closes."""
+"""Seconds that an unused connection stays open. The serving side waits longer (entry/peer/server.py), so mostly this
+side closes it."""
 CONNECTING_MAX = 4
 """Attempts at once to one peer: a peer that accepts and stays silent can't occupy all threads."""
 PING_S = 0.8
 SILENCE_S_MIN = 0.05
-"""The silence that is allowed if another connection received bytes from the peer just before."""
+"""Seconds of silence that are allowed if another connection received bytes from the peer just before."""
 PINGS_MAX = 3
 LATE_S = 0.3
-"""A timer that fires this much late means that this node was stalled; it proves nothing about the peer."""
+"""Seconds by which a timer fires late if this node was stalled; then it proves nothing about the peer."""
 PING_THREADS = 16
 """Pings have their own threads, so that a peer never seems dead for lack of a thread."""
 CHECK_LIMIT_S = 10.0
-"""A limit for a check that ends sooner by itself, unless the event loop is stalled."""
+"""Seconds after which a check is given up. It ends sooner by itself, unless the event loop is stalled."""
 BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
 """A single failure may be a connection that died when the peer restarted."""
 GRACE_S = 0.1

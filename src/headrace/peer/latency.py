@@ -14,10 +14,10 @@ AGE_S_MAX = 60.0
 SAMPLES_MIN = 16
 SLOW_FACTOR = 4.0
 SLOW_S_MIN = 0.02
-"""Smaller differences are noise of the scheduler. This value and the factor are guesses."""
+"""Seconds; smaller differences are noise of the scheduler. This value and the factor are guesses."""
 JUDGEMENT_S = 0.5
 JUDGEMENT_S_EACH = 0.005
-"""The set of slow peers is computed at most this often, less often with more peers and classes: each costs
+"""Seconds between two computations of the set of slow peers, for each pair of a peer and a class: each pair costs
 about 20 µs, and every read uses the set."""
 
 

@@ -17,7 +17,7 @@ from headrace.vfs.vfs import Vfs
 
 READ_MANY_THREADS = 32
 AHEAD = 256
-"""The most files that are being read or wait for the caller, which bounds the memory."""
+"""Files that are being read or wait for the caller at most, which bounds the memory."""
 
 Wanted = str | tuple[str, int, int | None]
 """A path, or a path with a range of bytes `start, end`; an end of None is the end of the file."""

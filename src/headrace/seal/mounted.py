@@ -12,7 +12,7 @@ from headrace.seal.catalogue import Catalogue, SealId, SealRecord
 PREFIX = "headrace-seal:"
 """Begins the device of a view. The key of the catalogue, the seal, a part of its id, and a lazy layer follow."""
 FIELDS = 4
-"""The least number of the parts of a device, with the prefix."""
+"""Parts of a device at least, with the prefix."""
 
 
 def source_of(catalogue: Catalogue, record: SealRecord, layer: tuple[int, int] | None = None) -> str:

@@ -18,7 +18,7 @@ from headrace.store.index_checkpoint import PAGE_BYTES, newest_of
 SLACK_PAGES_MIN = 2048
 WAIT_PAGES_MIN = 16384
 COMMIT_PAGES_MAX = 64
-"""A commit uses 5 to 10 pages; few use more than this."""
+"""Pages that few commits exceed; most use 5 to 10."""
 LOOK_COMMITS = 32
 """Commits between two counts of free pages; each count takes 0.1 ms."""
 

@@ -43,7 +43,7 @@ from headrace.store.writer import (
 )
 
 CTIME_LAG_S = 0.05
-"""How far the kernel's clock for files may be behind the real one: a tick, and more on a busy machine."""
+"""Seconds by which the kernel's clock for files may be behind the real one: a tick, and more on a busy machine."""
 NO_EXTRAS: Mapping[FileId, ObjectMetadata] = MappingProxyType({})
 
 

@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 
 ROOM_BYTES_MIN = 1 << 20
 UNLINK_AT_ONCE_BYTES = 128 << 20
-"""A larger file is unlinked in a thread, because callers hold locks or run in the node's loop. Measured on ext4: 60 to
-250 ms a GiB."""
+"""Bytes of the largest file that is unlinked at once. A larger one is unlinked in a thread, because callers hold locks
+or run in the node's loop. Measured on ext4: 60 to 250 ms a GiB."""
 DISK_SPARE_BYTES = 48 << 20
-"""Four threads write 8 MiB each, and the same again as a reserve."""
+"""Bytes of a disk that stay free: four threads write 8 MiB each, and the rest is a reserve."""
 SPILL = "spill"
 """The tier of files outside the disks (`store/spill.py`)."""
 LET_GO_S = 0.5
-"""How long the disk may take to free the space of an unlinked file; some milliseconds on an idle host."""
+"""Seconds that the disk may take to free the space of an unlinked file; some milliseconds on an idle host."""
 
 CREATE_ATTEMPTS = 100
-"""How often a directory may go, with its last file, before a new file is in it."""
+"""Attempts to create a file in a directory that is removed each time, with its last file."""
 _FOLDER = re.compile(r"[0-9a-f]{10}")
-_OLD_FOLDER = re.compile(r"[0-9a-f]{2}")
+_OLD_DIRECTORY = re.compile(r"[0-9a-f]{2}")
 """Until the layout of decision 0068: the last two hex digits of the ids."""
 _FILE = re.compile(r"[0-9a-f]{12}(?:\.part|\.map)?")
 
@@ -268,7 +268,7 @@ class Volume:
         """Move files from the places of the older layout, one by one, so that the next start continues after a kill.
         Blocks for some 30 microseconds per file. Raises OSError."""
         moved = 0
-        for folder in self._folders(_OLD_FOLDER):
+        for folder in self._folders(_OLD_DIRECTORY):
             old = f"{self.folder}/files/{folder}"
             for name in filter(_FILE.fullmatch, os.listdir(old)):
                 id = FileId(int(name[:12], 16))

@@ -25,7 +25,7 @@ from headrace.store.volume import Volume
 Body = bytes | bytearray | memoryview
 
 FULL_ATTEMPTS = 8
-"""Evicted files may be open elsewhere, and then free nothing; the number is a guess."""
+"""Attempts to write after an eviction. Evicted files may be open elsewhere, and then free nothing; a guess."""
 
 
 def storage_error(path: str, error: OSError) -> StoreError | NoSpaceError:

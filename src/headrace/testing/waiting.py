@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 LIMIT_S = 60.0
-"""By the machine's clock, also on a virtual loop. Generous, because it only ends tests that fail."""
+"""Seconds by the machine's clock, also on a virtual loop. Generous, because it only ends tests that fail."""
 POLL_S = 0.005
 
 

@@ -11,10 +11,10 @@ from headrace.client.local import LocalCache
 from headrace.client.node_client import Miss, NodeClient
 
 DIRECTORY_KEPT_S = 1.0
-"""A directory's id is kept for this long, like a kernel keeps names of a mount. Paths are at most this old."""
+"""Seconds that a directory's id is kept, like a kernel keeps names of a mount. Paths are at most this old."""
 DIRECTORIES_MAX = 10_000
 RACES_MAX = 16
-"""Times that a lookup is repeated after it met a replaced directory that another thread has forgotten already."""
+"""Attempts of a lookup that each time meets a replaced directory that another thread has forgotten already."""
 
 RecentDirectory = tuple[FileId, float, LocalCache]
 """A directory of an origin: its id, its expiry (monotonic), and the cache whose index has it."""

@@ -23,7 +23,7 @@ from headrace.vfs.streams import Content
 log = logging.getLogger(__name__)
 
 OPENS_MAX = 10
-"""How often a file is opened that is evicted between the open and the comparison."""
+"""Attempts to open a file that is evicted each time between the open and the comparison."""
 
 REMEMBERED_MAX = 1 << 16
 

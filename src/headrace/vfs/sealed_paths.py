@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 KNOWN_S = 1.0
-"""A seal that was found, or was not, counts for this long, like the directories of origins."""
+"""Seconds for which the result of a lookup of a seal counts, found or not, like the directories of origins."""
 KNOWN_MAX = 256
 """Anybody may ask for any name."""
 LISTS_MAX = 16

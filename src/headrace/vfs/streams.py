@@ -21,7 +21,7 @@ from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import is_whiteout
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
-"""A read of an incomplete file waits for so many bytes at once."""
+"""Bytes that a read of an incomplete file waits for at once."""
 COPY_STEP_BYTES = 16 << 20
 WRITE_BUFFER_BYTES = 1 << 18
 _ANY_BYTE = (bytearray(1),)

@@ -19,7 +19,7 @@ from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Upper
 
 COPIES_MAX = 10
-"""A change fails after it copied up a file this often that disappeared again."""
+"""Copies of a file to the upper layer, each of which disappeared again, after which a change fails."""
 
 Result = TypeVar("Result")
 

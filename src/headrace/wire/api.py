@@ -27,7 +27,7 @@ SUM_HEADER = "headrace-checksum"
 not match."""
 SUMS_WORD = "xxh3-64"
 SUMS_BYTES_MAX = 32 << 20
-"""The length in bytes up to which a range is answered with checksums."""
+"""Bytes of the longest range that is answered with checksums."""
 PAGE_NAMES = 1000
 WAIT_S_MAX = 30.0
 BODY_BYTES_MAX = 1 << 20

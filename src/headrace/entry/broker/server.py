@@ -42,7 +42,7 @@ WAITING_OF_A_USER_MAX = 32
 """Requests that wait for the origin; further requests wait for these."""
 SLICE_S = 0.002
 REST_S = 0.001
-"""The pause after a slice that did not finish the work, in which the loop does other work."""
+"""Seconds between two slices of unfinished work, in which the loop does other work."""
 PAUSE_S = 1.0
 _BACKLOG = 128
 _ACCEPTED_AT_ONCE = 16

@@ -47,7 +47,7 @@ from headrace.wire.broker_messages import (
 )
 
 ATTEMPTS_MAX = 32
-"""How often a file may be replaced or evicted while it is opened."""
+"""Attempts to open a file that is replaced or evicted each time."""
 
 _Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
 """The descriptor is -1 when the answer has none."""

@@ -26,7 +26,7 @@ from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, BrokerName
 
 TOKEN_MAX = 256
 _ROW_BYTES = 80
-"""The upper limit for the numbers of a row."""
+"""Bytes that the numbers of a row take at most."""
 
 
 class StaleError(Exception):

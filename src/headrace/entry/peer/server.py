@@ -53,15 +53,15 @@ NEWCOMER_THREADS = 4
 ADDRESS_NEWCOMERS_MAX = 2
 NEWCOMER_SLICE_S = 0.002
 GREETING_S = 10.0
-"""The limit for handshake and hello together."""
+"""Seconds for handshake and hello together."""
 REQUEST_S = 60.0
-"""The limit for a whole request, from its first byte."""
+"""Seconds for a whole request, from its first byte."""
 BUFFERED_BYTES_MAX = 32 << 20
 """The limit for all incomplete requests together."""
 WRITE_WAIT_MS = 100
-"""How long a thread itself waits for room in a socket: on a fast link that is cheaper than a handover."""
+"""Milliseconds that a thread itself waits for room in a socket: on a fast link that is cheaper than a handover."""
 STALL_S = 30.0
-"""A peer that reads nothing, or stops in the middle of a request, is disconnected after this time."""
+"""Seconds after which a peer is disconnected that reads nothing, or stops in the middle of a request."""
 IDLE_S = 300.0
 TICK_S = 1.0
 

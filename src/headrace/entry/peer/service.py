@@ -31,9 +31,9 @@ from headrace.wire.peer_messages import (
 log = logging.getLogger(__name__)
 
 OPEN_LIMIT_S = 30.0
-"""The limit for work that fetches nothing."""
+"""Seconds for work that fetches nothing."""
 WORK_LIMIT_S = 3600.0
-"""The limit for work that waits for an origin or another node. The peer has its own limit and disconnects, which
+"""Seconds for work that waits for an origin or another node. The peer has its own limit and disconnects, which
 cancels the work here."""
 
 Result = TypeVar("Result")

@@ -27,10 +27,10 @@ from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange
 log = logging.getLogger(__name__)
 
 STRIDE_BYTES = 16 << 20
-"""How much of one file a transfer waits for at a time. It covers what a peer requests in one range, so that the
+"""Bytes of one file that a transfer waits for at a time. They cover what a peer requests in one range, so that the
 origin is read in ranges of its own size."""
 WAITS_MAX = 5
-"""How often bytes that arrived may be evicted again before they are sent."""
+"""Attempts to send bytes that arrived and were evicted again before they were sent."""
 
 
 class Sending:

@@ -41,14 +41,14 @@ from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, 
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 4 << 20
-"""The most bytes of one request. A larger range takes several requests, at one time."""
+"""Bytes of one request at most. A larger range takes several requests, at one time."""
 THREADS = 16
 IDLE_LINKS_MAX = 32
 VIEW_S = 15.0
 PROBE_S = 1.0
 PAUSE_S = 0.1
 OWN_CHANGES_S = 10.0
-"""For this long after a change, reads go to the node that took it, because it knows the change first."""
+"""Seconds after a change in which reads go to the node that took it, because it knows the change first."""
 ANOTHER_MAY_HAVE_IT = frozenset(
     {
         *("node.unavailable", "internal", "protocol", "deadline", "path.stale", "cancelled"),

@@ -15,10 +15,10 @@ from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
-"""First window of a file that is read in small pieces. It doubles with each read that continues where the last one
+"""Bytes of the first window of a file that is read in small pieces. It doubles with each read that continues where the last one
 ended; then the next window is fetched ahead, too."""
 DIRECT_BYTES = 1 << 20
-"""A read of at least so many bytes bypasses the window."""
+"""Bytes from which on a read bypasses the window."""
 
 
 def ranges(start: int, end: int) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ CONNECT_S = 3.0
 SILENCE_S = 3.0
 LIVES_S = 2.0
 STALL_S = 30.0
-"""The longest pause in the middle of a body."""
+"""Seconds without a byte, in the middle of a body, after which the call fails."""
 
 
 class HttpResponse:
