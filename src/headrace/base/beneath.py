@@ -117,10 +117,10 @@ class Root:
 
     def seen(self, path: bytes) -> os.stat_result | None:
         """Return lstat of a path; None if there is nothing, or if the path is below a link."""
-        folder = -1
+        directory = -1
         try:
-            folder, name = self.way(path)
-            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+            directory, name = self.way(path)
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -128,13 +128,13 @@ class Root:
                 raise
             return None
         finally:
-            if folder >= 0 and folder != self._fd:
-                os.close(folder)
+            if directory >= 0 and directory != self._fd:
+                os.close(directory)
 
-    def leave(self, folder: int) -> None:
+    def leave(self, directory: int) -> None:
         """Close a descriptor of `way`, unless it is the root's own."""
-        if folder != self._fd:
-            os.close(folder)
+        if directory != self._fd:
+            os.close(directory)
 
     def _open(self) -> int:
         mount = -1 if self._mount is None else self._mount.fd
@@ -175,11 +175,11 @@ class SafePath:
     # ------------------------------------------------------------ looking
 
     def lstat(self) -> os.stat_result:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def seen(self) -> os.stat_result | None:
         """Return lstat; None if there is nothing, or if the path is below a link."""
@@ -194,11 +194,11 @@ class SafePath:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def readlink(self) -> bytes:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            return os.readlink(name, dir_fd=folder)
+            return os.readlink(name, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def names(self) -> list[bytes]:
         with self.entries() as entries:
@@ -208,12 +208,12 @@ class SafePath:
     def entries(self) -> Iterator[Iterator[os.DirEntry[bytes]]]:
         """Yield the entries of a directory. Their paths are valid within the context, for calls that follow no
         links."""
-        folder = self.root.folder(self.path)
+        directory = self.root.folder(self.path)
         try:
-            with os.scandir(_by(folder)) as entries:
+            with os.scandir(_by(directory)) as entries:
                 yield entries
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def resolved(self, *, last: bool = True) -> SafePath:
         """Return the target of the path by its present links; absolute ones count from the root's own path. last: also
@@ -293,30 +293,30 @@ class SafePath:
     def _rows(self) -> list[tuple[bytes, os.stat_result]]:
         rows: list[tuple[bytes, os.stat_result]] = []
         try:
-            folder = self.root.folder(self.path)
+            directory = self.root.folder(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return rows
         try:
-            with os.scandir(_by(folder)) as entries:
+            with os.scandir(_by(directory)) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                        status = os.stat(entry.name, dir_fd=directory, follow_symlinks=False)
                         rows.append((entry.name, status))
         except FileNotFoundError:
             pass  # removed just now
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
         return rows
 
     # ------------------------------------------------------------ opening
 
     def open(self, flags: int, mode: int = 0o666) -> int:
         """Open the file and return a descriptor, which the caller closes."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def held(self) -> Root:
         """Open the directory as a root of its own, which stays that directory wherever it is moved. Each call on a name
@@ -340,11 +340,11 @@ class SafePath:
     # ------------------------------------------------------------ making and removing
 
     def mkdir(self, mode: int) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.mkdir(name, mode, dir_fd=folder)
+            os.mkdir(name, mode, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def make_folders(self, mode: int) -> None:
         """Create the directory and its missing parents; existing ones stay as they are."""
@@ -356,54 +356,54 @@ class SafePath:
                     SafePath(self.root, self.path[:end]).mkdir(mode)
 
     def mknod(self, mode: int, device: int) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.mknod(name, mode, device, dir_fd=folder)
+            os.mknod(name, mode, device, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def symlink(self, target: bytes) -> None:
         """Create a symbolic link to a target."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.symlink(target, name, dir_fd=folder)
+            os.symlink(target, name, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def link(self, new: SafePath) -> None:
         """Create another name for the file."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
             target, new_name = new.root.way(new.path)
             try:
-                os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+                os.link(name, new_name, src_dir_fd=directory, dst_dir_fd=target, follow_symlinks=False)
             finally:
                 new.root.leave(target)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def name_open(self, fd: int) -> None:
         """Give this name to an open file that has none."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
             # src_dir_fd is not needed, but only with it does Python call linkat(2) and follow the link
-            os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
+            os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=directory, follow_symlinks=True)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def unlink(self) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.unlink(name, dir_fd=folder)
+            os.unlink(name, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def rmdir(self) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.rmdir(name, dir_fd=folder)
+            os.rmdir(name, dir_fd=directory)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def throw_away(self) -> None:
         """Delete the file or the directory with everything below it, if it still exists. One descriptor suffices at any
@@ -414,34 +414,34 @@ class SafePath:
 
     def rename(self, new: SafePath, flags: int = 0) -> None:
         """Rename the file. flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 at the source."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
             target, new_name = new.root.way(new.path)
             try:
-                rename_at(folder, name, target, new_name, flags)
+                rename_at(directory, name, target, new_name, flags)
             finally:
                 new.root.leave(target)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def rename_out(self, target: bytes | str) -> None:
         """Rename the file to a path in a directory that nobody else changes; it may be in another mount of the file
         system."""
         root = Root(self.root.path)
-        folder, name = root.way(self.path)
+        directory, name = root.way(self.path)
         try:
-            os.rename(name, target, src_dir_fd=folder)
+            os.rename(name, target, src_dir_fd=directory)
         finally:
-            root.leave(folder)
+            root.leave(directory)
 
     # ------------------------------------------------------------ attributes
 
     def chown(self, uid: int, gid: int) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+            os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def chmod(self, mode: int) -> None:
         """Set the mode. EOPNOTSUPP for a link, which has no mode."""
@@ -450,42 +450,42 @@ class SafePath:
 
     def utime(self, ns: tuple[int, int] | None = None) -> None:
         """Set the times of access and modification, in ns; None: now."""
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
             if ns is None:
-                os.utime(name, dir_fd=folder, follow_symlinks=False)
+                os.utime(name, dir_fd=directory, follow_symlinks=False)
             else:
-                os.utime(name, ns=ns, dir_fd=folder, follow_symlinks=False)
+                os.utime(name, ns=ns, dir_fd=directory, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def getxattr(self, attribute: str | bytes) -> bytes:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            return os.getxattr(_by(folder, name), attribute, follow_symlinks=False)
+            return os.getxattr(_by(directory, name), attribute, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def listxattr(self) -> list[str]:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            return os.listxattr(_by(folder, name), follow_symlinks=False)
+            return os.listxattr(_by(directory, name), follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def setxattr(self, attribute: str | bytes, value: bytes, flags: int = 0) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.setxattr(_by(folder, name), attribute, value, flags, follow_symlinks=False)
+            os.setxattr(_by(directory, name), attribute, value, flags, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
     def removexattr(self, attribute: str | bytes) -> None:
-        folder, name = self.root.way(self.path)
+        directory, name = self.root.way(self.path)
         try:
-            os.removexattr(_by(folder, name), attribute, follow_symlinks=False)
+            os.removexattr(_by(directory, name), attribute, follow_symlinks=False)
         finally:
-            self.root.leave(folder)
+            self.root.leave(directory)
 
 
 class Pin:
@@ -525,15 +525,15 @@ def _by(fd: int, name: bytes = b"") -> bytes:
     return b"/proc/self/fd/%d/%s" % (fd, name) if name else b"/proc/self/fd/%d" % fd
 
 
-def rename_at(folder: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
+def rename_at(directory: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
     """Call renameat2(2). ENOSYS if the C library lacks it."""
     if not flags:
-        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=target)
+        os.rename(name, new_name, src_dir_fd=directory, dst_dir_fd=target)
         return
     library = c_library()
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if library.renameat2(folder, name, target, new_name, flags) != 0:
+    if library.renameat2(directory, name, target, new_name, flags) != 0:
         number = last_errno()
         raise OSError(number, os.strerror(number), name, None, new_name)
 
@@ -568,14 +568,14 @@ def _by_kernel(root: int, path: bytes) -> int:
 
 
 def _by_names(root: int, path: bytes) -> int:
-    folder = os.dup(root)
+    directory = os.dup(root)
     try:
         for name in path.split(b"/")[1:]:
             if name == b"..":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-            above, folder = folder, os.open(name or b".", _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            above, directory = directory, os.open(name or b".", _FOLDER | os.O_NOFOLLOW, dir_fd=directory)
             os.close(above)
     except BaseException:
-        os.close(folder)
+        os.close(directory)
         raise
-    return folder
+    return directory

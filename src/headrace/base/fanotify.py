@@ -51,7 +51,7 @@ class ChangeEvents:
     """The events of a whole file system since this was created. folder: a descriptor of any directory there, not
     O_PATH. Raises OSError if this kernel or file system reports none, or without root."""
 
-    def __init__(self, folder: int) -> None:
+    def __init__(self, directory: int) -> None:
         self.fd = _checked(
             c_library().fanotify_init(_CLOEXEC | _NONBLOCK | _REPORT_DIRECTORY_AND_NAME, os.O_RDONLY)
         )
@@ -59,7 +59,7 @@ class ChangeEvents:
             import ctypes
 
             mask = ctypes.c_uint64(CHANGES)
-            _checked(c_library().fanotify_mark(self.fd, _MARK_ADD | _MARK_FILESYSTEM, mask, folder, None))
+            _checked(c_library().fanotify_mark(self.fd, _MARK_ADD | _MARK_FILESYSTEM, mask, directory, None))
         except BaseException:
             os.close(self.fd)
             raise

@@ -18,10 +18,10 @@ MODE = 0o700
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def make_private(folder: str) -> None:
+def make_private(directory: str) -> None:
     """Create a directory that only this user can enter, and its missing parents; restrict an existing one. Raises
     UsageError if another user owns it or may exchange it. Raises OSError."""
-    path = os.path.abspath(folder)
+    path = os.path.abspath(directory)
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     check_above(path)
     try:

@@ -110,11 +110,11 @@ def writers_of(fd: int) -> str:
 def _is_of_kubelet(fd: int) -> bool:
     """Return whether a file is in a volume of Kubernetes, VOLUME/..TIME/NAME, where a link of root's, VOLUME/..data,
     leads to the directory of the latest time. Nobody but root creates that link."""
-    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
-    if not os.path.basename(folder).startswith(".."):
+    directory = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    if not os.path.basename(directory).startswith(".."):
         return False
     try:
-        link = os.lstat(os.path.join(os.path.dirname(folder), "..data"))
+        link = os.lstat(os.path.join(os.path.dirname(directory), "..data"))
     except OSError:
         return False
     return stat.S_ISLNK(link.st_mode) and link.st_uid == 0

@@ -27,9 +27,9 @@ def is_trusted(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
-def chosen_by_root(folder: str) -> int | None:
+def chosen_by_root(directory: str) -> int | None:
     """Return the user to whom root gave a directory; None if others may have created it there, or if it is missing."""
-    path = os.path.abspath(folder)
+    path = os.path.abspath(directory)
     try:
         status, status_above = os.lstat(path), os.stat(os.path.dirname(path))
     except OSError:

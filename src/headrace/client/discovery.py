@@ -71,12 +71,12 @@ def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
 def _trusted_socket(socket_path: str) -> str:
     """Return the socket path if its directory is trusted, or missing. Raise NodeUnavailableError when the directory
     belongs to another user, also for root, who could enter it."""
-    folder = os.path.dirname(socket_path)
+    directory = os.path.dirname(socket_path)
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        if not is_trusted(os.stat(folder).st_uid):
+        if not is_trusted(os.stat(directory).st_uid):
             raise NodeUnavailableError(
                 f"no node of this user listens at {socket_path}",
-                why=f"{folder} belongs to another user",
+                why=f"{directory} belongs to another user",
                 hint="start that node with `--allow-other`",
             )
     return socket_path
@@ -87,13 +87,13 @@ def configured_nodes() -> str:
     return load().config.nodes
 
 
-def read_states(folder: str) -> list[RunState]:
+def read_states(directory: str) -> list[RunState]:
     """Return all state files that can be read, including those of dead processes."""
     states = []
-    for name in _names_in(folder):
+    for name in _names_in(directory):
         if name.endswith(".json"):
             try:
-                with open(os.path.join(folder, name), "rb", opener=_own_file) as source:
+                with open(os.path.join(directory, name), "rb", opener=_own_file) as source:
                     states.append(decode_json(source.read(), RunState))
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or written by another version
@@ -105,10 +105,10 @@ def _own_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _names_in(folder: str) -> list[str]:
+def _names_in(directory: str) -> list[str]:
     """Return the names in a directory; none if it is missing or belongs to another user, also for root."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []
     try:
@@ -181,11 +181,11 @@ def _wait_for_restart(socket_path: str) -> bool:
 
 def _describe(socket: str, states: list[RunState]) -> str:
     node_states = [state for state in states if state.socket == socket]
-    folders = [folder for state in node_states for folder in state.cache[:1]]
+    directories = [directory for state in node_states for directory in state.cache[:1]]
     mountpoints = [state.mountpoint for state in node_states if state.mountpoint]
     return " ".join(
         [
-            f"--cache {folders[0]}" if folders else f"--socket {socket}",
+            f"--cache {directories[0]}" if directories else f"--socket {socket}",
             *([f"at {', '.join(mountpoints)}"] if mountpoints else []),
         ]
     )

@@ -45,7 +45,7 @@ class LocalCache:
         self.generation = welcome.generation
         self.index = index or Index.open(welcome.index, writable=False)
         self.volumes = welcome.volumes
-        self._folders = [_folder(volume) for volume in welcome.volumes]
+        self._directory_fds = [_directory_fd(volume) for volume in welcome.volumes]
         self.upper, self.write = welcome.upper, welcome.write
         self.durable_puts = welcome.durable_puts
 
@@ -69,7 +69,7 @@ class LocalCache:
             return None
         id, size_bytes, volume, _, _ = row
         try:
-            fd = os.open(DATA_NAME % (id >> TOGETHER_BITS, id), _READ, dir_fd=self._folders[volume])
+            fd = os.open(DATA_NAME % (id >> TOGETHER_BITS, id), _READ, dir_fd=self._directory_fds[volume])
         except (OSError, IndexError):
             return None  # evicted just now; the slow path reports any other error
         self._touch(id)
@@ -83,7 +83,7 @@ class LocalCache:
         entry, volume, extras = row
         try:
             fd = os.open(
-                DATA_NAME % (entry.id >> TOGETHER_BITS, entry.id), _READ, dir_fd=self._folders[volume]
+                DATA_NAME % (entry.id >> TOGETHER_BITS, entry.id), _READ, dir_fd=self._directory_fds[volume]
             )
         except (OSError, IndexError):
             return None
@@ -125,13 +125,13 @@ class LocalCache:
 
     def close(self) -> None:
         self.index.close(clean=True)
-        folders, self._folders = self._folders, [-1] * len(self._folders)
-        for folder in folders:
-            if folder >= 0:
-                os.close(folder)
+        directories, self._directory_fds = self._directory_fds, [-1] * len(self._directory_fds)
+        for directory in directories:
+            if directory >= 0:
+                os.close(directory)
 
 
-def _folder(volume: str) -> int:
+def _directory_fd(volume: str) -> int:
     """Open the directory of a volume's cache files: a lookup relative to it is faster than one of a path. Return -1
     if the disk is away; the node may know more."""
     try:

@@ -250,10 +250,10 @@ class NodeClient:
         nodes in mode back:2 and more. ConflictError, OriginError and its kinds."""
         self.ask(Secure(path=path), cancel)
 
-    def acquire_lease(self, folder: bytes, cancel: Cancel | None = None) -> None:
-        """Acquire the right to make new names in a folder, exclusively in the cluster, for a moment at least.
+    def acquire_lease(self, directory: bytes, cancel: Cancel | None = None) -> None:
+        """Acquire the right to make new names in a directory, exclusively in the cluster, for a moment at least.
         Raises HeadraceError where it can't be acquired."""
-        self.ask(AcquireLease(path=folder), cancel)
+        self.ask(AcquireLease(path=directory), cancel)
 
     # ------------------------------------------------------------ events and state
 

@@ -47,10 +47,10 @@ def default_run_folder() -> str:
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headrace-{os.getuid()}", "headrace")
 
 
-def settle_run_folder(folder: str) -> None:
+def settle_run_folder(directory: str) -> None:
     """Make this process, and those that it starts, use that run directory, also as another user with another
     default."""
-    os.environ["HEADRACE_RUN_FOLDER"] = folder
+    os.environ["HEADRACE_RUN_FOLDER"] = directory
 
 
 def default_cache_folder() -> str:
@@ -110,18 +110,20 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
         raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
 
 
-def check_run_folder(folder: str) -> None:
+def check_run_folder(directory: str) -> None:
     """Refuse a run directory that another user owns or may change, because this process trusts its files.
     Raises UsageError."""
-    for path, writable_by in ((folder, 0o022), (os.path.dirname(folder), 0o002)):
+    for path, writable_by in ((directory, 0o022), (os.path.dirname(directory), 0o002)):
         try:
             status = os.lstat(path)
         except OSError:
             continue  # the process that needs it creates it, or reports why it can't
         why = ""
-        if not is_trusted(status.st_uid) and not (path == folder and chosen_by_root(folder) == status.st_uid):
+        if not is_trusted(status.st_uid) and not (
+            path == directory and chosen_by_root(directory) == status.st_uid
+        ):
             why = f"{path} belongs to user {status.st_uid}"
-        elif stat.S_ISLNK(status.st_mode) and path == folder:
+        elif stat.S_ISLNK(status.st_mode) and path == directory:
             why = f"{path} is a link"
         elif (
             stat.S_ISDIR(status.st_mode)
@@ -131,7 +133,7 @@ def check_run_folder(folder: str) -> None:
             why = f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
         if why:
             raise UsageError(
-                f"run folder {folder}", why=why, hint="set HEADRACE_RUN_FOLDER to a directory of yours"
+                f"run directory {directory}", why=why, hint="set HEADRACE_RUN_FOLDER to a directory of yours"
             )
 
 
@@ -240,12 +242,12 @@ def _volumes(values: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
     table = dict(table)
-    folder = str(table.get("folder", ""))
-    if not folder:
+    directory = str(table.get("folder", ""))
+    if not directory:
         raise UsageError(
             "configuration: cache", why="a directory is missing", hint='folder = "/data/headrace"'
         )
-    table["folder"] = _absolute(folder)
+    table["folder"] = _absolute(directory)
     capacity = table.get("capacity_bytes")
     table["capacity_bytes"] = (
         parse_size(str(capacity)) if capacity is not None else _default_capacity(table["folder"])
@@ -260,29 +262,29 @@ def volume_of(text: str) -> dict[str, Any]:
         raise UsageError(
             f"cache {text!r}", why="not DIR:SIZE[:TIER]", hint="for example /data/headrace:500GiB"
         )
-    folder = _absolute(parts[0])
-    capacity_bytes = parse_size(parts[1]) if len(parts) > 1 else _default_capacity(folder)
+    directory = _absolute(parts[0])
+    capacity_bytes = parse_size(parts[1]) if len(parts) > 1 else _default_capacity(directory)
     return {
-        "folder": folder,
+        "folder": directory,
         "capacity_bytes": capacity_bytes,
         "tier": parts[2] if len(parts) > 2 else "nvme",
     }
 
 
-def _absolute(folder: str) -> str:
-    if "\0" in folder:
-        raise UsageError(f"folder {folder!r}", why="it has a NUL character")
-    return os.path.abspath(os.path.expanduser(folder))
+def _absolute(directory: str) -> str:
+    if "\0" in directory:
+        raise UsageError(f"folder {directory!r}", why="it has a NUL character")
+    return os.path.abspath(os.path.expanduser(directory))
 
 
-def _default_capacity(folder: str) -> int:
+def _default_capacity(directory: str) -> int:
     """Return the stored capacity, or else half of the free space, in bytes."""
     try:
-        with open(os.path.join(folder, CAPACITY_FILE), encoding="ascii", opener=_own_file) as source:
+        with open(os.path.join(directory, CAPACITY_FILE), encoding="ascii", opener=_own_file) as source:
             return max(CAPACITY_BYTES_MIN, int(source.read(_NUMBER_CHARACTERS_MAX)))
     except (OSError, ValueError):
         pass
-    probe = folder
+    probe = directory
     while not os.path.isdir(probe):
         probe = os.path.dirname(probe)
     disk = os.statvfs(probe)
@@ -294,7 +296,7 @@ def _own_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def disk_bytes(folder: str) -> int:
+def disk_bytes(directory: str) -> int:
     """Return the size of the file system of a directory."""
-    disk = os.statvfs(folder)
+    disk = os.statvfs(directory)
     return disk.f_blocks * disk.f_frsize

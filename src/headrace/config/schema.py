@@ -431,8 +431,8 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
 
 def broker_socket_of(socket_path: str) -> str:
     """Return the socket where that node serves programs of other users, which can't enter the run directory."""
-    folder, name = os.path.split(socket_path)
-    return os.path.join(public_folder_of(folder), name)
+    directory, name = os.path.split(socket_path)
+    return os.path.join(public_folder_of(directory), name)
 
 
 def public_folder_of(run_folder: str) -> str:
@@ -448,8 +448,8 @@ def rest_socket_of(socket_path: str) -> str:
 
 def spill_of(socket_path: str) -> tuple[str, str]:
     """Return the directory of files that the node with that socket reads past its disks, and their name there."""
-    folder, name = os.path.split(os.path.splitext(socket_path)[0])
-    return folder, name
+    directory, name = os.path.split(os.path.splitext(socket_path)[0])
+    return directory, name
 
 
 def _check_volumes(volumes: list[CacheVolume]) -> None:
@@ -463,8 +463,8 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
                 hint="64 MiB at least",
             )
         _one_of(f"tier of cache {volume.folder}", volume.tier, TIERS)
-    folders = [os.path.realpath(volume.folder) for volume in volumes]
-    if len(set(folders)) < len(folders):
+    directories = [os.path.realpath(volume.folder) for volume in volumes]
+    if len(set(directories)) < len(directories):
         raise UsageError("cache directories", why="one is named twice")
 
 

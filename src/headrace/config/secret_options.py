@@ -48,13 +48,13 @@ def literal_secret(mounts: object) -> str:
     return ""
 
 
-def option_words(options: Mapping[str, str], folder: str) -> list[str]:
+def option_words(options: Mapping[str, str], directory: str) -> list[str]:
     """Return options as arguments of a command. Secrets are written to files in the directory, and the arguments name
     those."""
     arguments = []
     for name, value in options.items():
         if is_secret(name) and name not in NAMES_OF_KEYS:
-            path = os.path.join(folder, f"option-{name}")
+            path = os.path.join(directory, f"option-{name}")
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8") as out:
                 out.write(value)

@@ -173,8 +173,8 @@ def _path(pid: int, number: int, fields: list[bytes]) -> str:
             descriptor = int(fields[1], 16) & 0xFFFFFFFF
             if name.startswith("/"):
                 return name
-            folder = "cwd" if descriptor == 0xFFFFFF9C else f"fd/{descriptor}"  # AT_FDCWD is -100
-            return os.path.join(os.readlink(f"/proc/{pid}/{folder}"), name).rstrip("/")
+            directory = "cwd" if descriptor == 0xFFFFFF9C else f"fd/{descriptor}"  # AT_FDCWD is -100
+            return os.path.join(os.readlink(f"/proc/{pid}/{directory}"), name).rstrip("/")
     except (OSError, ValueError, IndexError):
         pass
     return ""

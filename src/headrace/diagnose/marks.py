@@ -118,11 +118,11 @@ class MarksReader:
     @classmethod
     def find(cls, pid: int) -> MarksReader | None:
         """Return a reader of the process's page; None if it has none, or may not be read."""
-        folder = f"/proc/{pid}/fd"
+        directory = f"/proc/{pid}/fd"
         try:
-            for name in os.listdir(folder):
-                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{PAGE_NAME}"):
-                    with open(f"{folder}/{name}", "rb") as file:
+            for name in os.listdir(directory):
+                if os.readlink(f"{directory}/{name}").startswith(f"/memfd:{PAGE_NAME}"):
+                    with open(f"{directory}/{name}", "rb") as file:
                         reader = cls(mmap.mmap(file.fileno(), PAGE_BYTES, access=mmap.ACCESS_READ))
                     if reader.read().process == pid:
                         return reader

@@ -63,16 +63,16 @@ class Issued:
 
 
 class Authority:
-    """Issues the certificates of one cluster. folder: its directory. Raise UsageError or PathNotFoundError when it
+    """Issues the certificates of one cluster. directory: its path. Raise UsageError or PathNotFoundError when it
     has no readable authority."""
 
-    def __init__(self, folder: str, *, form: str = DEFAULT_FORM) -> None:
-        self._folder = folder
+    def __init__(self, directory: str, *, form: str = DEFAULT_FORM) -> None:
+        self._directory = directory
         self._form = NameForm(form)
-        self._certificate = _read_certificate(os.path.join(folder, AUTHORITY))
-        self._key = _read_key(os.path.join(folder, AUTHORITY_KEY))
+        self._certificate = _read_certificate(os.path.join(directory, AUTHORITY))
+        self._key = _read_key(os.path.join(directory, AUTHORITY_KEY))
         if self._key.public_key() != self._certificate.public_key():
-            raise UsageError(f"authority in {folder}", why="its key belongs to another certificate")
+            raise UsageError(f"authority in {directory}", why="its key belongs to another certificate")
         self._cluster = _common_name(self._certificate)
 
     @property
@@ -81,11 +81,11 @@ class Authority:
 
     @property
     def path(self) -> str:
-        return os.path.join(self._folder, AUTHORITY)
+        return os.path.join(self._directory, AUTHORITY)
 
     @classmethod
     def make(
-        cls, folder: str, cluster: str, *, days: float = AUTHORITY_DAYS, form: str = DEFAULT_FORM
+        cls, directory: str, cluster: str, *, days: float = AUTHORITY_DAYS, form: str = DEFAULT_FORM
     ) -> Authority:
         """Create an authority. Raise PathExistsError when the directory has one, even a broken one."""
         with needs_extra("headrace tls"):
@@ -95,7 +95,7 @@ class Authority:
             raise UsageError(f"cluster {cluster!r}", why=f"it has more than {COMMON_NAME_MAX} characters")
         _check_days(days)
         NameForm(form)
-        _make_folder(folder)
+        _make_directory(directory)
         key, name = _new_key(), _name(cluster)
         public = key.public_key()
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
@@ -109,13 +109,13 @@ class Authority:
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
             )
         )
-        paths = os.path.join(folder, AUTHORITY_KEY), os.path.join(folder, AUTHORITY)
+        paths = os.path.join(directory, AUTHORITY_KEY), os.path.join(directory, AUTHORITY)
         for path in paths:
             if os.path.lexists(path):
                 raise PathExistsError(f"authority {path}", why="it is never replaced")
         _write_new(paths[0], _key_bytes(key))
         _write_new(paths[1], _pem(_signed(builder, key)))
-        return cls(folder, form=form)
+        return cls(directory, form=form)
 
     def issue(
         self,
@@ -133,18 +133,18 @@ class Authority:
             raise UsageError(f"role {role!r}", why="it is unknown", hint=f"use one of {', '.join(ROLES)}")
         _check_days(days)
         uri = self._form.uri_of(Identity(self._cluster, role, name))
-        folder = os.path.join(self._folder, name)
-        if os.path.lexists(folder) and not replace:
+        directory = os.path.join(self._directory, name)
+        if os.path.lexists(directory) and not replace:
             raise PathExistsError(
-                f"certificate {folder}", why="it was issued before", hint=f"headrace tls renew {name}"
+                f"certificate {directory}", why="it was issued before", hint=f"headrace tls renew {name}"
             )
         key = _new_key()
         certificate = self._certified(key.public_key(), name, uri, role=role, days=days, hosts=hosts)
-        _make_folder(folder)
-        _write(os.path.join(folder, AUTHORITY), _pem(self._certificate))
-        _write(os.path.join(folder, KEY), _key_bytes(key))
-        _write(os.path.join(folder, CERTIFICATE), _pem(certificate))
-        return folder
+        _make_directory(directory)
+        _write(os.path.join(directory, AUTHORITY), _pem(self._certificate))
+        _write(os.path.join(directory, KEY), _key_bytes(key))
+        _write(os.path.join(directory, CERTIFICATE), _pem(certificate))
+        return directory
 
     def renew(self, name: str, *, days: float | None = None) -> str:
         """Issue a certificate again with a new key, for the same duration. days: another duration. Raise
@@ -152,7 +152,7 @@ class Authority:
         from cryptography import x509
 
         check_part(name, "name")
-        old = _read_certificate(os.path.join(self._folder, name, CERTIFICATE))
+        old = _read_certificate(os.path.join(self._directory, name, CERTIFICATE))
         identity = self._identity_of(old)
         if identity is None or identity.name != name:
             raise UsageError(f"certificate of {name}", why="it names another identity, or none")
@@ -174,8 +174,8 @@ class Authority:
         """Return the names of all certificates in this directory."""
         return [
             name
-            for name in sorted(os.listdir(self._folder))
-            if os.path.exists(os.path.join(self._folder, name, CERTIFICATE))
+            for name in sorted(os.listdir(self._directory))
+            if os.path.exists(os.path.join(self._directory, name, CERTIFICATE))
         ]
 
     # ------------------------------------------------------------ internal
@@ -249,15 +249,17 @@ def look_at(path: str, *, form: str = DEFAULT_FORM) -> Issued:
     )
 
 
-def certificates_below(folder: str) -> Iterator[str]:
+def certificates_below(directory: str) -> Iterator[str]:
     """Yield the certificates of an authority's directory, or of one host's. Raise PathNotFoundError when there is
     none."""
-    paths = [os.path.join(folder, name) for name in (AUTHORITY, CERTIFICATE)]
-    if os.path.isdir(folder):
-        paths += [os.path.join(folder, name, CERTIFICATE) for name in sorted(os.listdir(folder))]
+    paths = [os.path.join(directory, name) for name in (AUTHORITY, CERTIFICATE)]
+    if os.path.isdir(directory):
+        paths += [os.path.join(directory, name, CERTIFICATE) for name in sorted(os.listdir(directory))]
     present = [path for path in paths if os.path.exists(path)]
     if not present:
-        raise PathNotFoundError(f"no certificates in {folder}", hint="headrace tls init, headrace tls issue")
+        raise PathNotFoundError(
+            f"no certificates in {directory}", hint="headrace tls init, headrace tls issue"
+        )
     yield from present
 
 
@@ -397,13 +399,13 @@ def _check_days(days: float) -> None:
         raise UsageError(f"--days {days:g}", why=f"it must be more than 0 and at most {DAYS_MAX}")
 
 
-def _make_folder(folder: str) -> None:
+def _make_directory(directory: str) -> None:
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        if os.stat(folder).st_mode & 0o022:
-            raise UsageError(f"directory {folder}", why="other users may write there", hint="chmod 700")
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if os.stat(directory).st_mode & 0o022:
+            raise UsageError(f"directory {directory}", why="other users may write there", hint="chmod 700")
     except OSError as error:
-        raise StoreError(f"directory {folder}", why=error.strerror or str(error)) from error
+        raise StoreError(f"directory {directory}", why=error.strerror or str(error)) from error
 
 
 def _write(path: str, data: bytes) -> None:

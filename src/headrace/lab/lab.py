@@ -97,14 +97,14 @@ class Lab:
         if not network.why_no_namespaces():
             _check_reachable(plan)
         is_temporary = not plan.folder
-        folder = (
+        directory = (
             tempfile.mkdtemp(prefix="headrace-lab-", dir=_large_folder())
             if is_temporary
             else os.path.abspath(plan.folder)
         )
-        net, why_loopback = network.choose(folder, plan.rate_bits_s)
+        net, why_loopback = network.choose(directory, plan.rate_bits_s)
         lab_state = state.LabState(
-            folder=folder,
+            folder=directory,
             network=net.kind,
             rate_bits_s=plan.rate_bits_s if not why_loopback else 0,
             cache_bytes=plan.cache_bytes,
@@ -328,8 +328,8 @@ def _zone(lab_state: state.LabState, number: int) -> str:
     return f"zone-{1 + (number - 1) % lab_state.zones}" if lab_state.zones else ""
 
 
-def _has_reported_ready(folder: str) -> bool:
-    with open(processes.log_of(folder, "up"), "rb") as log:
+def _has_reported_ready(directory: str) -> bool:
+    with open(processes.log_of(directory, "up"), "rb") as log:
         return any(line.startswith(b'{"ready": true') for line in log)
 
 
@@ -350,9 +350,9 @@ def _running(commands: Mapping[int, str]) -> str:
     return "yes" if any(_is_daemon(command) for command in commands.values()) else "partly"
 
 
-def _unmount_below(folder: str) -> None:
+def _unmount_below(directory: str) -> None:
     for row in reversed(mount_table()):
-        if row.mountpoint.startswith(folder + "/"):
+        if row.mountpoint.startswith(directory + "/"):
             subprocess.run(["umount", "-l", row.mountpoint], capture_output=True, timeout=20, check=False)
 
 
@@ -366,13 +366,13 @@ def _words(numbers: list[int]) -> str:
 
 
 def _start_node(lab_state: state.LabState, net: Network, number: int) -> None:
-    folder = _part(lab_state, f"node-{number}")
-    mountpoint, cache = os.path.join(folder, "mnt"), os.path.join(folder, "cache")
+    directory = _part(lab_state, f"node-{number}")
+    mountpoint, cache = os.path.join(directory, "mnt"), os.path.join(directory, "cache")
     for path in (mountpoint, cache):
         os.makedirs(path, exist_ok=True)
     words = [*net.inside(number), *services.python_words(), "up", lab_state.origin, mountpoint]
     words += ["--cache", f"{cache}:{lab_state.cache_bytes}", "--json"]
-    words += option_words(lab_state.origin_options, folder)
+    words += option_words(lab_state.origin_options, directory)
     id = f"node-{number}"
     settings = {key: value.replace("{node}", id) for key, value in lab_state.settings.items()}
     environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}
@@ -384,10 +384,12 @@ def _start_node(lab_state: state.LabState, net: Network, number: int) -> None:
         environment["HEADRACE_ZONE"] = _zone(lab_state, number)
         if "tls_certificate" not in settings:
             environment["HEADRACE_PEERS_INSECURE"] = "true"
-    open(processes.log_of(folder, "up"), "wb").close()  # removes the output of an earlier run
-    processes.spawn(words, folder, name="up", environment=environment)
+    open(processes.log_of(directory, "up"), "wb").close()  # removes the output of an earlier run
+    processes.spawn(words, directory, name="up", environment=environment)
 
 
 def _wait_ready(lab_state: state.LabState, number: int) -> None:
-    folder = _part(lab_state, f"node-{number}")
-    processes.wait_until(lambda: _has_reported_ready(folder), folder, name="up", within_s=READY_WITHIN_S)
+    directory = _part(lab_state, f"node-{number}")
+    processes.wait_until(
+        lambda: _has_reported_ready(directory), directory, name="up", within_s=READY_WITHIN_S
+    )

@@ -53,8 +53,8 @@ class Loopback:
     kind = "loopback"
     gateway = "127.0.0.1"
 
-    def __init__(self, folder: str) -> None:
-        self._third = 1 + zlib.crc32(folder.encode()) % 250
+    def __init__(self, directory: str) -> None:
+        self._third = 1 + zlib.crc32(directory.encode()) % 250
 
     def make(self) -> None:
         pass
@@ -85,9 +85,9 @@ class Namespaces:
 
     kind = "namespaces"
 
-    def __init__(self, folder: str, rate_bits_s: int) -> None:
+    def __init__(self, directory: str, rate_bits_s: int) -> None:
         """Prepare the names. `rate_bits_s` is the rate of each link in each direction; 0 means unshaped."""
-        mark = zlib.crc32(folder.encode())
+        mark = zlib.crc32(directory.encode())
         self._prefix = f"hr{mark & 0xFFFFFF:06x}"  # device names have 15 characters at most
         self._third = mark % 256
         self._rate_bits_s = rate_bits_s
@@ -171,12 +171,12 @@ class Namespaces:
         return ["tbf", "rate", f"{self._rate_bits_s}bit", "burst", str(burst), "latency", "50ms"]
 
 
-def choose(folder: str, rate_bits_s: int) -> tuple[Network, str]:
+def choose(directory: str, rate_bits_s: int) -> tuple[Network, str]:
     """Return the network that this machine allows, and why it is plain loopback, if it is."""
     missing = why_no_namespaces()
     if missing:
-        return Loopback(folder), missing
-    return Namespaces(folder, rate_bits_s), ""
+        return Loopback(directory), missing
+    return Namespaces(directory, rate_bits_s), ""
 
 
 def why_no_namespaces() -> str:

@@ -22,20 +22,20 @@ _PF_KTHREAD = 0x200000
 """proc(5), field 9 of stat; linux/sched.h."""
 
 
-def spawn(argv: Sequence[str], folder: str, *, name: str, environment: Mapping[str, str]) -> int:
+def spawn(argv: Sequence[str], directory: str, *, name: str, environment: Mapping[str, str]) -> int:
     """Start a process and return its pid. It continues after this process, in a session of its own, marked by
-    `folder`; its output goes to folder/NAME.log. Raise HeadraceError if the program can't be run."""
-    os.makedirs(folder, exist_ok=True)
+    `directory`; its output goes to directory/NAME.log. Raise HeadraceError if the program can't be run."""
+    os.makedirs(directory, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    log = os.open(log_of(folder, name), flags, 0o600)
+    log = os.open(log_of(directory, name), flags, 0o600)
     try:
         process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=folder,
-            env={**os.environ, **environment, MARK: folder},
+            cwd=directory,
+            env={**os.environ, **environment, MARK: directory},
             start_new_session=True,
         )
     except OSError as error:
@@ -46,14 +46,14 @@ def spawn(argv: Sequence[str], folder: str, *, name: str, environment: Mapping[s
     return process.pid
 
 
-def log_of(folder: str, name: str) -> str:
-    return os.path.join(folder, f"{name}.log")
+def log_of(directory: str, name: str) -> str:
+    return os.path.join(directory, f"{name}.log")
 
 
-def last_log_line(folder: str, name: str) -> str:
+def last_log_line(directory: str, name: str) -> str:
     """Return the last line of a process's log."""
     try:
-        with open(log_of(folder, name), "rb") as log:
+        with open(log_of(directory, name), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
             lines = log.read().decode(errors="replace").strip().splitlines()
     except OSError:
@@ -61,9 +61,9 @@ def last_log_line(folder: str, name: str) -> str:
     return lines[-1] if lines else "the log is empty"
 
 
-def marked(folder: str) -> dict[int, str]:
+def marked(directory: str) -> dict[int, str]:
     """Return the living processes with that run directory: pid → command line."""
-    mark = f"{MARK}={folder}".encode()
+    mark = f"{MARK}={directory}".encode()
     commands = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and _has(int(name), mark):
@@ -71,12 +71,12 @@ def marked(folder: str) -> dict[int, str]:
     return commands
 
 
-def send(folder: str, number: signal.Signals, *, among: Callable[[str], bool] | None = None) -> list[int]:
+def send(directory: str, number: signal.Signals, *, among: Callable[[str], bool] | None = None) -> list[int]:
     """Send a signal to all processes of the directory, or those whose command line `among` accepts. Return the pids
     reached."""
-    mark = f"{MARK}={folder}".encode()
+    mark = f"{MARK}={directory}".encode()
     reached = []
-    for pid, command in marked(folder).items():
+    for pid, command in marked(directory).items():
         if among is not None and not among(command):
             continue
         try:
@@ -104,30 +104,30 @@ def stopped(pid: int) -> bool:
     return all(state_of(f"{pid}/task/{thread}") in ("T", "", *ENDED) for thread in threads)
 
 
-def end(folder: str, *, patience_s: float) -> None:
+def end(directory: str, *, patience_s: float) -> None:
     """Send SIGTERM to all processes of the directory, then SIGKILL to those left after patience_s. Blocks until they
     have ended."""
-    send(folder, signal.SIGCONT)
-    send(folder, signal.SIGTERM)
-    if not _wait_for_all(folder, patience_s):
-        kill(folder)
+    send(directory, signal.SIGCONT)
+    send(directory, signal.SIGTERM)
+    if not _wait_for_all(directory, patience_s):
+        kill(directory)
 
 
-def kill(folder: str) -> None:
+def kill(directory: str) -> None:
     """Send SIGKILL to all processes of the directory, and wait for their end. Raise DeadlineExceededError after 20
     s."""
     until_s = time.monotonic() + 20
-    while send(folder, signal.SIGKILL):  # repeated, because one may have started a child meanwhile
+    while send(directory, signal.SIGKILL):  # repeated, because one may have started a child meanwhile
         if time.monotonic() > until_s:
             raise DeadlineExceededError(
-                f"processes of {folder} do not end", why="they are alive 20 s after SIGKILL"
+                f"processes of {directory} do not end", why="they are alive 20 s after SIGKILL"
             )
-        _wait_for_all(folder, 1)
+        _wait_for_all(directory, 1)
 
 
-def _wait_for_all(folder: str, within_s: float) -> bool:
+def _wait_for_all(directory: str, within_s: float) -> bool:
     until_s = time.monotonic() + within_s
-    while left := marked(folder):
+    while left := marked(directory):
         if time.monotonic() > until_s:
             return False
         _wait_for_end(next(iter(left)), 0.2)
@@ -154,16 +154,16 @@ def _reap(pid: int) -> None:
         pass
 
 
-def wait_until(ready: Callable[[], bool], folder: str, *, name: str, within_s: float) -> None:
+def wait_until(ready: Callable[[], bool], directory: str, *, name: str, within_s: float) -> None:
     """Poll `ready` until it returns true. Raise HeadraceError with the last log line if the process ended or time is
     up."""
     until_s = time.monotonic() + within_s
     while not ready():
-        has_ended = not marked(folder)
+        has_ended = not marked(directory)
         if has_ended or time.monotonic() > until_s:
-            why = last_log_line(folder, name)
+            why = last_log_line(directory, name)
             state = "ended before it was ready" if has_ended else f"was not ready in {within_s:.0f} s"
-            raise HeadraceError(f"{name} {state}", why=why, hint=f"see {log_of(folder, name)}")
+            raise HeadraceError(f"{name} {state}", why=why, hint=f"see {log_of(directory, name)}")
         time.sleep(0.03)  # the pause between two polls
 
 

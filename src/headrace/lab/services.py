@@ -28,45 +28,52 @@ class ObjectStore:
     options: dict[str, str]
 
 
-def start_etcd(folder: str, address: str) -> str:
-    """Start etcd and return its URL as the setting `cluster`; it answers on return. `folder` is its own directory;
+def start_etcd(directory: str, address: str) -> str:
+    """Start etcd and return its URL as the setting `cluster`; it answers on return. `directory` is its own directory;
     existing data is used again. Raise MissingExtraError if it is not installed."""
     program = _program("etcd", "put it on PATH")
     ports = servers.free_ports(2)
-    words = [*etcd.etcd_command(program, folder, address, ports), "--log-level", "warn"]
-    processes.spawn(words, folder, name="etcd", environment={})
-    processes.wait_until(lambda: _connects(address, ports[0]), folder, name="etcd", within_s=READY_WITHIN_S)
+    words = [*etcd.etcd_command(program, directory, address, ports), "--log-level", "warn"]
+    processes.spawn(words, directory, name="etcd", environment={})
+    processes.wait_until(
+        lambda: _connects(address, ports[0]), directory, name="etcd", within_s=READY_WITHIN_S
+    )
     return f"etcd://{address}:{ports[0]}/lab"
 
 
-def start_object_store(folder: str, address: str) -> ObjectStore:
+def start_object_store(directory: str, address: str) -> ObjectStore:
     """Start SeaweedFS with an empty bucket; it accepts uploads on return. Raise MissingExtraError if it is not
     installed."""
     weed = _program("weed", "name an ORIGIN")
     key, secret, bucket = "headrace", "headrace-secret", "data"
     ports = servers.free_ports(8)
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, PORTS), "w", encoding="ascii") as out:
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, PORTS), "w", encoding="ascii") as out:
         out.write("\n".join(map(str, ports)))
-    config = servers.write_weed_config(folder, key, secret)
-    words = [word.replace("127.0.0.1", address) for word in servers.weed_command(weed, folder, ports, config)]
-    processes.spawn(words, folder, name="origin", environment={})
+    config = servers.write_weed_config(directory, key, secret)
+    words = [
+        word.replace("127.0.0.1", address) for word in servers.weed_command(weed, directory, ports, config)
+    ]
+    processes.spawn(words, directory, name="origin", environment={})
     endpoint = f"http://{address}:{ports[6]}"
     options = servers.s3_options(endpoint, key, secret)
     store = servers.s3_store(endpoint, bucket, key, secret)
     server = servers.S3Server("s3", endpoint, bucket, store, options)
     processes.wait_until(
         lambda: _connects(address, ports[6]) and servers.takes_object(server),
-        folder,
+        directory,
         name="origin",
         within_s=READY_WITHIN_S,
     )
     return ObjectStore(server.url(), options)
 
 
-def clear_object_store(folder: str) -> None:
+def clear_object_store(directory: str) -> None:
     """Remove what a killed object store leaves outside its directory."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, PORTS), encoding="ascii") as ports:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(os.path.join(directory, PORTS), encoding="ascii") as ports,
+    ):
         servers.remove_weed_sockets([int(port) for port in ports])
 
 

@@ -31,13 +31,13 @@ class NameChanges:
 
     def record_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
         """Record that this node put a file to the origin."""
-        folder, name = split(path)
+        directory_path, name = split(path)
         with self._index.batch():
-            directory = self._tree.make_directories(folder)
+            directory = self._tree.make_directories(directory_path)
             self._index.names.outdate(directory, name)
             self._index.names.put_file(directory, name, version, attributes)
         row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
-        self._pending.put(folder, name, row)
+        self._pending.put(directory_path, name, row)
 
     def record_directory(self, path: bytes) -> None:
         """Record that this node created a directory at the origin."""
@@ -46,16 +46,16 @@ class NameChanges:
             for part in names_of(path):
                 self._index.names.outdate(directory, part)
                 directory = self._index.names.ensure_directory(directory, part)
-        folder, name = split(path)
-        self._pending.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
+        directory_path, name = split(path)
+        self._pending.put(directory_path, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
-    def record_removal(self, path: bytes, *, folder: bool = False) -> None:
-        """Record that this node removed a path with everything below it. `folder`: it was a directory, even if the
-        index did not know it."""
+    def record_removal(self, path: bytes, *, is_directory: bool = False) -> None:
+        """Record that this node removed a path with everything below it. `is_directory`: it was a directory, even if
+        the index did not know it."""
         above, name = split(path)
         parent = self._tree.entry_at(above)
         if parent is not None and name:
-            self._index.names.outdate(parent.id, name, folder=folder)
+            self._index.names.outdate(parent.id, name, is_directory=is_directory)
             self._index.names.remove(parent.id, name)
         self._pending.put(above, name, None)
 
@@ -73,9 +73,9 @@ class NameChanges:
 
     def invalidate(self, path: bytes) -> None:
         """Mark the listing of a directory as stale; the next lookup in it lists it again."""
-        folder = self._tree.entry_at(path)
-        if folder is not None and self._tree.is_listed(folder.id):
-            self._index.names.set_fresh_until(folder.id, STALE_NS)
+        entry = self._tree.entry_at(path)
+        if entry is not None and self._tree.is_listed(entry.id):
+            self._index.names.set_fresh_until(entry.id, STALE_NS)
 
     # ------------------------------------------------------------ uploads in flight
 

@@ -41,11 +41,11 @@ WRITER_QUERIES_MAX = 64
 class OthersNames(Protocol):
     """Pending names: names that other nodes wrote and have not persisted yet."""
 
-    async def rows(self, folder: bytes) -> Rows:
+    async def rows(self, directory_path: bytes) -> Rows:
         """Query the writers. Never fail: for a writer that does not answer, use its last answer or nothing."""
         ...
 
-    def any_gone(self, folder: bytes) -> bool:
+    def any_gone(self, directory_path: bytes) -> bool:
         """Return whether a writer of this directory left the cluster, perhaps before it published its last names."""
         ...
 
@@ -123,8 +123,8 @@ class Listings:
 
     async def refresh_listed(self, path: bytes) -> None:
         """Refresh a directory by path. Do nothing if it was never listed or is no longer a directory."""
-        folder = self._tree.entry_at(path)
-        if folder is not None and self._tree.is_listed(folder.id):
+        entry = self._tree.entry_at(path)
+        if entry is not None and self._tree.is_listed(entry.id):
             await self.refresh_for_names(path)
 
     async def refresh_for_names(self, path: bytes) -> None:
@@ -141,19 +141,19 @@ class Listings:
             else:
                 return
 
-    async def refresh_pending(self, folder: bytes) -> None:
+    async def refresh_pending(self, directory_path: bytes) -> None:
         """Make the index show the pending names of a directory, because another node changed some."""
-        directory = self._tree.directory_at(folder)
+        directory = self._tree.directory_at(directory_path)
         if directory is None:
             return
-        if not self._tree.is_listed(directory) and not self._pending.knows(folder):
+        if not self._tree.is_listed(directory) and not self._pending.knows(directory_path):
             return
-        await self._fetch_pending(directory, folder)
-        if self._others is not None and self._others.any_gone(folder):
+        await self._fetch_pending(directory, directory_path)
+        if self._others is not None and self._others.any_gone(directory_path):
             await self.refresh(directory)
-        elif self._pending.is_leaving(folder):
+        elif self._pending.is_leaving(directory_path):
             await self.relist(directory)
-        if self._pending.is_leaving(folder):  # that listing had begun before the change
+        if self._pending.is_leaving(directory_path):  # that listing had begun before the change
             await self.refresh(directory)
 
     def patience_s(self, directory: FileId) -> float:
@@ -179,11 +179,11 @@ class Listings:
                 return
         await self._list_from_origin(directory, path, mount, key)
 
-    async def _fetch_pending(self, directory: FileId, folder: bytes) -> None:
+    async def _fetch_pending(self, directory: FileId, directory_path: bytes) -> None:
         if self._others is not None:
             async with self._writer_queries:
-                rows = await self._others.rows(folder)
-            if changed := self._pending.take(folder, directory, rows):
+                rows = await self._others.rows(directory_path)
+            if changed := self._pending.take(directory_path, directory, rows):
                 self._on_changed(changed)
 
     async def _list_from_owner(self, directory: FileId, path: bytes, pages: AsyncIterator[Names]) -> bool:
@@ -241,22 +241,22 @@ class Listings:
 
 
 def _files_of(page: ListPage) -> list[tuple[bytes, Version]]:
-    folders = set(page.directories)
+    directories = set(page.directories)
     files = []
     for info in page.objects:
         name = info.key.rsplit("/", 1)[-1]
-        if name not in folders:  # a key that is both a file and a directory shows as the directory
+        if name not in directories:  # a key that is both a file and a directory shows as the directory
             files.append((os.fsencode(name), info.version))
     return files
 
 
 def _rows_of(page: ListPage) -> list[NameRow]:
-    folders = [NameRow(os.fsencode(name), int(Kind.DIRECTORY), 0, 0, "") for name in page.directories]
+    directories = [NameRow(os.fsencode(name), int(Kind.DIRECTORY), 0, 0, "") for name in page.directories]
     files = [
         NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
         for name, version in _files_of(page)
     ]
-    return folders + files
+    return directories + files
 
 
 def _add_rows(writer: ListingWriter, rows: list[NameRow]) -> None:

@@ -48,18 +48,18 @@ class PendingRows:
     def __init__(self, index: Index, mounts: MountTable) -> None:
         self._index = index
         self._mounts = mounts
-        self._folders: dict[bytes, DirectoryRows] = {}
+        self._directories: dict[bytes, DirectoryRows] = {}
         self._puts = 0
 
-    def take(self, folder: bytes, directory: FileId, rows: Rows) -> Changed:
+    def take(self, directory_path: bytes, directory: FileId, rows: Rows) -> Changed:
         """Replace the pending rows of a directory, and show them in the index. Return the names whose meaning
         changed."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         if pending is None:
             if not rows:
                 return []
-            pending = self._folders[folder] = DirectoryRows()
-        kept, before = self._mounts.below(folder), pending.rows
+            pending = self._directories[directory_path] = DirectoryRows()
+        kept, before = self._mounts.below(directory_path), pending.rows
         new = {
             name: row
             for name, row in rows.items()
@@ -69,15 +69,15 @@ class PendingRows:
         pending.leaving = set(before.keys() - rows.keys())
         return self._apply(pending, directory, new)
 
-    def apply(self, folder: bytes, directory: FileId) -> Changed:
+    def apply(self, directory_path: bytes, directory: FileId) -> Changed:
         """Write all rows of a directory that are not leaving to the index. Return the names whose meaning changed."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         return [] if pending is None else self._apply_but(pending, directory, pending.leaving)
 
     def apply_over(self, listing: OriginListing, directory: FileId) -> Changed:
         """Do the same when a listing has all its pages, and include rows that started to leave during it: the listing
         began too early to know the origin's state of them. Skip names that this node itself has put since."""
-        pending = self._folders.get(listing.folder)
+        pending = self._directories.get(listing.directory_path)
         if pending is None:
             return []
         own = {name for name in pending.leaving if pending.put.get(name, 0) > listing.puts}
@@ -109,40 +109,42 @@ class PendingRows:
         self._index.names.put_file(directory, name, version_of(row))
         return before is None or before.kind is not Kind.FILE or before.version != version_of(row)
 
-    def put(self, folder: bytes, name: bytes, row: NameRow | None) -> None:
+    def put(self, directory_path: bytes, name: bytes, row: NameRow | None) -> None:
         """Record that this node put `row` to the origin, or removed the name (None). The node may have done so in
         place of the writer, whose rows are still shown. Peers that list the directory through this node get the new
         row."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         if pending is not None and name in pending.base:
             pending.base[name] = row
             pending.put[name] = self._puts = self._puts + 1
 
-    def listing(self, folder: bytes) -> OriginListing:
+    def listing(self, directory_path: bytes) -> OriginListing:
         """Return the state for a listing of the origin. Call it after `take`, before the listing begins."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         names = (set(), set()) if pending is None else _names(pending)
-        return OriginListing(self._folders, folder, *names, puts=self._puts)
+        return OriginListing(self._directories, directory_path, *names, puts=self._puts)
 
     # ------------------------------------------------------------ queries
 
-    def is_leaving(self, folder: bytes) -> bool:
+    def is_leaving(self, directory_path: bytes) -> bool:
         """Return whether only a new listing can show the present entries of some names of the directory."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         return pending is not None and bool(pending.leaving)
 
-    def knows(self, folder: bytes) -> bool:
-        return folder in self._folders
+    def knows(self, directory_path: bytes) -> bool:
+        return directory_path in self._directories
 
-    def row(self, folder: bytes, name: bytes) -> tuple[NameRow | None] | None:
+    def row(self, directory_path: bytes, name: bytes) -> tuple[NameRow | None] | None:
         """Return the row that a name is shown as, in a tuple; None if it is shown as the origin has it."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         return None if pending is None or name not in pending.rows else (pending.rows[name],)
 
-    def at_origin(self, folder: bytes, children: Iterable[Entry], *, only: bytes = b"") -> Iterator[NameRow]:
+    def at_origin(
+        self, directory_path: bytes, children: Iterable[Entry], *, only: bytes = b""
+    ) -> Iterator[NameRow]:
         """Yield the origin's rows of a directory, given its children in the index. With `only`, yield the row of that
         name."""
-        pending = self._folders.get(folder)
+        pending = self._directories.get(directory_path)
         base = {} if pending is None else pending.base
         for child in children:
             if child.name not in base and not is_pending(child.version):
@@ -159,15 +161,15 @@ class OriginListing:
 
     def __init__(
         self,
-        folders: dict[bytes, DirectoryRows],
-        folder: bytes,
+        directories: dict[bytes, DirectoryRows],
+        directory_path: bytes,
         leaving: set[bytes],
         names: set[bytes],
         *,
         puts: int,
     ) -> None:
-        self._folders = folders
-        self.folder = folder
+        self._directories = directories
+        self.directory_path = directory_path
         self.leaving = leaving
         self._unseen = names
         self.puts = puts
@@ -175,11 +177,11 @@ class OriginListing:
     @property
     def is_bare(self) -> bool:
         """Return whether the directory has no pending rows."""
-        return self.folder not in self._folders
+        return self.directory_path not in self._directories
 
     def rest(self, rows: Iterable[NameRow]) -> list[NameRow]:
         """Return the rows of a page that no pending row covers, and remember the others as the origin's state."""
-        pending = self._folders.get(self.folder)
+        pending = self._directories.get(self.directory_path)
         rows = [row for row in rows if not row.token.startswith(PREFIX)]
         if pending is None:
             return rows
@@ -195,7 +197,7 @@ class OriginListing:
     def end(self) -> None:
         """Finish the listing, when all its pages are in the index. Names that were leaving when it began show the
         origin's state now."""
-        pending = self._folders.get(self.folder)
+        pending = self._directories.get(self.directory_path)
         if pending is None:
             return
         for name in self._unseen & pending.rows.keys():
@@ -207,7 +209,7 @@ class OriginListing:
             pending.base.pop(name, None)
             pending.put.pop(name, None)
         if not pending.rows:
-            del self._folders[self.folder]
+            del self._directories[self.directory_path]
 
 
 def _names(pending: DirectoryRows) -> tuple[set[bytes], set[bytes]]:

@@ -41,12 +41,12 @@ class RefreshQueue:
         else:
             self._add(path)
 
-    def _add(self, folder: bytes) -> None:
-        if folder in self._again:
-            self._again[folder] = True
+    def _add(self, directory_path: bytes) -> None:
+        if directory_path in self._again:
+            self._again[directory_path] = True
             return
-        self._again[folder] = False
-        self._tasks.start(self._refresh_until_quiet(folder))
+        self._again[directory_path] = False
+        self._tasks.start(self._refresh_until_quiet(directory_path))
 
     @property
     def busy(self) -> bool:
@@ -55,21 +55,21 @@ class RefreshQueue:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    async def _refresh_until_quiet(self, folder: bytes) -> None:
+    async def _refresh_until_quiet(self, directory_path: bytes) -> None:
         try:
-            await self._refresh(folder)
-            while self._again[folder]:
-                self._again[folder] = False
-                await self._refresh(folder)
+            await self._refresh(directory_path)
+            while self._again[directory_path]:
+                self._again[directory_path] = False
+                await self._refresh(directory_path)
         except HeadraceError as error:
-            log.info("refresh of pending names failed path=%s error=%s", os.fsdecode(folder), error)
+            log.info("refresh of pending names failed path=%s error=%s", os.fsdecode(directory_path), error)
         finally:
-            del self._again[folder]
+            del self._again[directory_path]
 
     async def _scan_below(self) -> None:
         while self._tops:
             tops, self._tops = self._tops, set()
             for top in tops:
-                async for folder in self._below(top):
-                    self._add(folder)
+                async for directory_path in self._below(top):
+                    self._add(directory_path)
             await asyncio.sleep(BELOW_PAUSE_S)

@@ -94,8 +94,8 @@ class NameResolver:
         if entry is not None and entry.version == version and entry.kind is Kind.FILE:
             return entry
         self._tree.check_mounted(path)
-        folder, name = split(path)
-        parent = self._tree.make_directories(folder)
+        directory_path, name = split(path)
+        parent = self._tree.make_directories(directory_path)
         if entry is not None or self._tree.is_fresh(parent):
             await self._look_alone(parent, name, for_peer=True)
             entry = self._index.lookup(parent, name)
@@ -118,7 +118,7 @@ class NameResolver:
         if place is None:
             raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
         mount, key = place
-        folder, name = split(path)
+        directory_path, name = split(path)
         try:
             info = await mount.origin.head(key, deadline=Deadline.after(self._timeout_s))
         except PathNotFoundError as error:
@@ -127,10 +127,12 @@ class NameResolver:
             ) from error
         if info.version != version:
             raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
-        is_newer_known = self._pending.row(folder, name) is not None or self._tree.entry_at(path) != before
+        is_newer_known = (
+            self._pending.row(directory_path, name) is not None or self._tree.entry_at(path) != before
+        )
         if is_newer_known:
             raise VersionChangedError(os.fsdecode(path), why="the file changed meanwhile")
-        parent = self._tree.make_directories(folder)
+        parent = self._tree.make_directories(directory_path)
         self._take(parent, name, info.version)
         entry = self._index.lookup(parent, name)
         assert entry is not None

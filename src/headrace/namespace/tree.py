@@ -77,25 +77,25 @@ class NameTree:
 
     def paths_of(self, names: Iterable[tuple[FileId, bytes]]) -> Iterator[bytes]:
         """Yield the paths of names whose directories still exist."""
-        folders: dict[FileId, bytes | None] = {}
+        directory_paths: dict[FileId, bytes | None] = {}
         for parent, name in names:
-            if parent not in folders:
-                folders[parent] = self.index.path_of(parent)
-            folder = folders[parent]
-            if folder is not None:
-                yield join(folder, name)
+            if parent not in directory_paths:
+                directory_paths[parent] = self.index.path_of(parent)
+            directory_path = directory_paths[parent]
+            if directory_path is not None:
+                yield join(directory_path, name)
 
     async def directories_below(self, path: bytes) -> AsyncIterator[bytes]:
         """Yield the directories of the index at and below a path. Let other tasks run in between."""
         top, count = self.directory_at(path), 0
         pending = [] if top is None else [(path, top)]
         while pending:
-            folder, directory = pending.pop()
-            yield folder
+            directory_path, directory = pending.pop()
+            yield directory_path
             for child in self.index.children(directory):
                 count += 1
                 if child.kind is Kind.DIRECTORY:
-                    pending.append((join(folder, child.name), child.id))
+                    pending.append((join(directory_path, child.name), child.id))
                 if count % NAMES_A_BATCH == 0:
                     await asyncio.sleep(0)
 

@@ -111,10 +111,10 @@ class ClusterServices:
             self._leases_lost = leases_lost
             await self.fail_back()
 
-    async def acquire_lease(self, folder: bytes) -> None:
+    async def acquire_lease(self, directory: bytes) -> None:
         """Acquire the lease for new names in a directory."""
         if self._writing is not None:
-            await self._writing.leases.acquire(folder)
+            await self._writing.leases.acquire(directory)
 
     async def claim_directories(self, kept: dict[bytes, str]) -> dict[bytes, str]:
         """Claim the exclusive directories of this node, or make sure that no other node has claimed what this one
@@ -293,9 +293,9 @@ def _replication_service(
 
 
 def _coherence_service(me: str, dirty: DirtyData, writing: ClusterWriting | None) -> CoherenceService:
-    async def release_lease(folder: bytes) -> None:
+    async def release_lease(directory: bytes) -> None:
         if writing is not None:
-            await writing.leases.release(folder)
+            await writing.leases.release(directory)
 
     return CoherenceService(
         me,

@@ -129,9 +129,9 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
 
 
 def _look_at(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
-    async def look(folder: bytes) -> None:
+    async def look(directory: bytes) -> None:
         """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
         await link.dirty.elsewhere.catch_up()
-        await listings.refresh_for_names(folder)
+        await listings.refresh_for_names(directory)
 
     return look

@@ -247,8 +247,8 @@ class Node:
             reads=self.reads,
             jobs=self.jobs,
             writing=writing,
-            persister=lambda folder: build_persister(
-                self.config, self.namespace, folder, link.dirty.resolve_version, observers
+            persister=lambda directory: build_persister(
+                self.config, self.namespace, directory, link.dirty.resolve_version, observers
             ),
         )
 

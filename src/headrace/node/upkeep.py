@@ -108,9 +108,11 @@ class Upkeep:
     def _look_at_disks(self) -> None:
         was_full = self.disks_full
         self.disks_full = [volume.folder for volume in self._store.disks if volume.disk_is_full]
-        for folder in self.disks_full:
-            if folder not in was_full:
-                log.warning("a cache disk is full, files are not cached until it has space folder=%s", folder)
-        for folder in was_full:
-            if folder not in self.disks_full:
-                log.warning("a cache disk has space again folder=%s", folder)
+        for directory in self.disks_full:
+            if directory not in was_full:
+                log.warning(
+                    "a cache disk is full, files are not cached until it has space folder=%s", directory
+                )
+        for directory in was_full:
+            if directory not in self.disks_full:
+                log.warning("a cache disk has space again folder=%s", directory)

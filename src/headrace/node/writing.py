@@ -121,14 +121,14 @@ def build_single(
 def build_persister(
     config: Config,
     namespace: Namespace,
-    folder: str,
+    directory: str,
     resolve_version: VersionResolver,
     observers: Sequence[WriteObserver],
 ) -> WriteBack:
     """Build the write side that persists all of an upper layer in another directory, whatever the mode of writing is
     here."""
     state = WriteState.of(
-        namespace, open_layer(config, WriteModes.parse("back"), folder), resolve_version=resolve_version
+        namespace, open_layer(config, WriteModes.parse("back"), directory), resolve_version=resolve_version
     )
     return build_write_back(state, WriteBackSettings.of(config), observers)
 
@@ -148,17 +148,17 @@ def open_own_layer(config: Config) -> WritableLayer | None:
     return None
 
 
-def open_layer(config: Config, modes: WriteModes, folder: str) -> WritableLayer:
+def open_layer(config: Config, modes: WriteModes, directory: str) -> WritableLayer:
     """Open an upper layer with its journal. Raises StoreError."""
-    upper = Upper(folder)
+    upper = Upper(directory)
     reserve = Reserve(config.cache[0].folder)
     try:
         reserve.spend(upper.make)
-        journal = reserve.spend(lambda: SyncJournal(os.path.join(folder, "known.db"), reserve))
+        journal = reserve.spend(lambda: SyncJournal(os.path.join(directory, "known.db"), reserve))
     except OSError as error:
         if isinstance(error, HeadraceError):
             raise
-        raise StoreError(f"folder {folder}", why=os.strerror(error.errno or 0)) from error
+        raise StoreError(f"folder {directory}", why=os.strerror(error.errno or 0)) from error
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="write")
     return WritableLayer(upper, journal, modes, WriteAhead(journal.sync, threads), threads)
 

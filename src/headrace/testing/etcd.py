@@ -15,11 +15,11 @@ from headrace.testing.servers import find_program, free_ports, http_status, runn
 DATA = "data"
 
 
-def etcd_command(program: str, folder: str, host: str, ports: list[int]) -> list[str]:
-    """Return the command of a single member that serves clients and (never used) peers on these two ports. `folder`
+def etcd_command(program: str, directory: str, host: str, ports: list[int]) -> list[str]:
+    """Return the command of a single member that serves clients and (never used) peers on these two ports. `directory`
     is its own directory."""
     client, peer = (f"http://{host}:{port}" for port in ports)
-    argv = [program, "--data-dir", os.path.join(folder, DATA), "--logger", "zap", "--unsafe-no-fsync"]
+    argv = [program, "--data-dir", os.path.join(directory, DATA), "--logger", "zap", "--unsafe-no-fsync"]
     argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
     argv += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
     return [*argv, "--initial-cluster", f"default={peer}"]
@@ -33,19 +33,19 @@ def find_etcd() -> str:
 class EtcdServer:
     """An etcd server. `address` is "host:port" and stays the same over restarts."""
 
-    def __init__(self, folder: str, program: str, ports: list[int], host: str) -> None:
+    def __init__(self, directory: str, program: str, ports: list[int], host: str) -> None:
         self.address = f"{host}:{ports[0]}"
-        self._folder = folder
+        self._directory = directory
         self._port = ports[0]
-        self._argv = etcd_command(program, folder, host, ports)
+        self._argv = etcd_command(program, directory, host, ports)
         self._running = contextlib.ExitStack()
         self.pid = 0
 
     def start(self) -> None:
         """Start the server on its existing data. It answers on return."""
-        process = self._running.enter_context(running(self._argv, self._folder, stop_within_s=1))
+        process = self._running.enter_context(running(self._argv, self._directory, stop_within_s=1))
         self.pid = process.pid
-        wait_until(lambda: http_status(self._port, "GET", "/health") == 200, process, self._folder)
+        wait_until(lambda: http_status(self._port, "GET", "/health") == 200, process, self._directory)
 
     def kill(self) -> None:
         """End the server with SIGKILL, and wait for its end."""
@@ -58,7 +58,7 @@ class EtcdServer:
 
     def lose_data(self) -> None:
         """Delete the data of a killed server."""
-        shutil.rmtree(os.path.join(self._folder, DATA), ignore_errors=True)
+        shutil.rmtree(os.path.join(self._directory, DATA), ignore_errors=True)
 
     def close(self) -> None:
         self.kill()
@@ -68,11 +68,11 @@ class EtcdServer:
 def etcd_server(host: str = "127.0.0.1") -> Iterator[EtcdServer]:
     """Run a server in a temporary directory. Raise ServerMissing if the program is not installed."""
     program = find_etcd()
-    folder = tempfile.mkdtemp(prefix="headrace-etcd-")
-    server = EtcdServer(folder, program, free_ports(2), host)
+    directory = tempfile.mkdtemp(prefix="headrace-etcd-")
+    server = EtcdServer(directory, program, free_ports(2), host)
     try:
         server.start()
         yield server
     finally:
         server.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)

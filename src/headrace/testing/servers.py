@@ -115,16 +115,18 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a child with its output in folder/log; terminate, then kill it on exit. The first word of `argv` is a
+def running(
+    argv: list[str], directory: str, *, stop_within_s: float = 5.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a child with its output in directory/log; terminate, then kill it on exit. The first word of `argv` is a
     path."""
-    with open(os.path.join(folder, "log"), "wb") as log:
+    with open(os.path.join(directory, "log"), "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _ENDED_WITH_PARENT, str(os.getpid()), *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=folder,
+            cwd=directory,
             start_new_session=True,
         )
     process.args = argv  # the name in errors
@@ -155,24 +157,24 @@ def http_status(
         connection.close()
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], folder: str) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], directory: str) -> None:
     """Poll `ready` until it returns true. Raise RuntimeError with the end of the log if the process ends or time runs
     out."""
     deadline_s = time.monotonic() + READY_WITHIN_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            with open(os.path.join(folder, "log"), "rb") as log:
+            with open(os.path.join(directory, "log"), "rb") as log:
                 tail = log.read()[-2000:].decode(errors="replace")
             raise RuntimeError(f"server {process.args!r} did not become ready: {tail}")
         time.sleep(0.02)  # the pause between two polls
 
 
 @contextlib.contextmanager
-def server_folder(folder: str | None) -> Iterator[str]:
-    """Make a folder for a server, or a temporary one that is deleted at the end."""
-    if folder is not None:
-        os.makedirs(folder, exist_ok=True)
-        yield folder
+def server_folder(directory: str | None) -> Iterator[str]:
+    """Make a directory for a server, or a temporary one that is deleted at the end."""
+    if directory is not None:
+        os.makedirs(directory, exist_ok=True)
+        yield directory
         return
     temporary = tempfile.mkdtemp(prefix="headrace-server-")
     try:
@@ -213,12 +215,12 @@ def s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, str
     }
 
 
-def weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> list[str]:
+def weed_command(weed: str, directory: str, ports: list[int], config_path: str) -> list[str]:
     """Return the command of one process with master, volume server, filer and S3. Volumes grow as they are written
     (no preallocation), up to 100 of 1 GiB; telemetry is off. The server is ready in about 3 s, most of it the
     master's election, and takes some 120 MiB of memory."""
     master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports
-    data = os.path.join(folder, "data")
+    data = os.path.join(directory, "data")
     os.makedirs(data, exist_ok=True)
     return [
         weed,
@@ -241,19 +243,19 @@ def weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> 
         "-filer=true",
         f"-filer.port={filer}",
         f"-filer.port.grpc={filer_grpc}",
-        f"-filer.localSocket={folder}/filer.sock",
+        f"-filer.localSocket={directory}/filer.sock",
         "-s3=true",
         f"-s3.port={s3}",
         f"-s3.port.grpc={s3_grpc}",
-        f"-s3.localSocket={folder}/s3.sock",
+        f"-s3.localSocket={directory}/s3.sock",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",  # otherwise a fixed port, and a second server on this machine fails
         f"-s3.config={config_path}",
     ]
 
 
-def write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
-    path = os.path.join(folder, "s3.json")
+def write_weed_config(directory: str, access_key: str, secret_key: str) -> str:
+    path = os.path.join(directory, "s3.json")
     identity = {
         "name": "admin",
         "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
@@ -274,8 +276,8 @@ def remove_weed_sockets(ports: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
-    """Run SeaweedFS's S3 gateway with one bucket. `folder` holds its data and stays; None uses a temporary one.
+def seaweedfs_s3(directory: str | None = None) -> Iterator[S3Server]:
+    """Run SeaweedFS's S3 gateway with one bucket. `directory` holds its data and stays; None uses a temporary one.
 
     The gateway checks credentials. It creates a missing bucket on the first upload by its administrator, which is how
     this function creates the bucket.
@@ -284,10 +286,10 @@ def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
     access_key, secret_key, bucket = "headrace", "headrace-secret", "data"
     ports = free_ports(8)
     endpoint = f"http://127.0.0.1:{ports[6]}"
-    with server_folder(folder) as where:
+    with server_folder(directory) as where:
         config_path = write_weed_config(where, access_key, secret_key)
         # An orderly shutdown takes longer than 5 s, and temporary data needs none.
-        stop_within_s = 0.1 if folder is None else 5.0
+        stop_within_s = 0.1 if directory is None else 5.0
         argv = weed_command(weed, where, ports, config_path)
         with running(argv, where, stop_within_s=stop_within_s) as process:
             try:

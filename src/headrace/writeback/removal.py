@@ -189,7 +189,7 @@ class RemovalPropagator:
         if was_removed and row is not None and row.is_directory:
             self._journal.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._names.record_removal(path, folder=True)
+            self._names.record_removal(path, is_directory=True)
 
     async def _remove_directory_at_origin(self, path: bytes) -> bool:
         """Remove a directory at the origin. Return False if it stays because another writer created a name in it."""
@@ -324,7 +324,7 @@ class RemovalPropagator:
         failpoint.hit("persist.unmade")
         entry = self._tree.entry_at(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
-            self._names.record_removal(path, folder=True)
+            self._names.record_removal(path, is_directory=True)
         self._journal.note(JournalRecord.removed(path, row.last_removed))
 
     async def _remove_below(self, path: bytes) -> None:
@@ -365,7 +365,7 @@ class RemovalPropagator:
                 if row is not None and row.is_directory:
                     self._journal.note(removed)
                 return False
-            self._names.record_removal(path, folder=True)
+            self._names.record_removal(path, is_directory=True)
             safe_path.rmdir()
             self._journal.note(removed)
         self._names.invalidate(split(path)[0])

@@ -155,7 +155,7 @@ async def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(
     first, second = (asyncio.ensure_future(tree.namespace.listings.refresh_listed(b"/d")) for _ in range(2))
     await asyncio.sleep(0)
     origin.delete("d/a")
-    tree.namespace.changes.record_removal(b"/d", folder=True)
+    tree.namespace.changes.record_removal(b"/d", is_directory=True)
     await asyncio.gather(first, second)
     assert tree.namespace.tree.entry_at(b"/d") is None
 

@@ -63,8 +63,8 @@ class Broker:
 
     def start(self, path: str) -> None:
         """Listen on the socket. Raise UsageError when other users can change the directory, or OSError."""
-        folder = os.path.dirname(path)
-        _make_public(folder)
+        directory = os.path.dirname(path)
+        _make_public(directory)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = socket.socket(
@@ -285,18 +285,20 @@ class _Connection:
         self._broker.forget(self, fd)
 
 
-def _make_public(folder: str) -> None:
+def _make_public(directory: str) -> None:
     """Create a directory that everybody may read and only this user may change. Raise UsageError when it is another
     user's."""
-    os.makedirs(os.path.dirname(folder), mode=0o755, exist_ok=True)
-    check_above(folder)
+    os.makedirs(os.path.dirname(directory), mode=0o755, exist_ok=True)
+    check_above(directory)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o755)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.mkdir(directory, 0o755)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid():
-            raise UsageError(f"folder {folder}", why=f"it belongs to user {status.st_uid}", hint="remove it")
+            raise UsageError(
+                f"folder {directory}", why=f"it belongs to user {status.st_uid}", hint="remove it"
+            )
         if stat.S_IMODE(status.st_mode) != 0o755:
             os.fchmod(fd, 0o755)
     finally:

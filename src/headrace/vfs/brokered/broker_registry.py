@@ -31,11 +31,11 @@ def open_brokered_vfs(*, cache: str | None, socket: str | None, patience_s: floa
         path = broker_socket_of(os.path.abspath(socket))
         return BROKERS.get(path, patience_s, any_owner=True) if os.path.exists(path) else None
     sockets = []
-    for folder in dict.fromkeys((load().config.run_folder, SYSTEM_RUN_FOLDER)):
+    for directory in dict.fromkeys((load().config.run_folder, SYSTEM_RUN_FOLDER)):
         if cache is not None:
-            candidates = [broker_socket_of(socket_path_of(folder, cache.split(":", 1)[0]))]
+            candidates = [broker_socket_of(socket_path_of(directory, cache.split(":", 1)[0]))]
         else:
-            candidates = _sockets_in(public_folder_of(folder))
+            candidates = _sockets_in(public_folder_of(directory))
         sockets += [path for path in candidates if os.path.exists(path)]
     if len(sockets) > 1:
         raise UsageError(
@@ -46,8 +46,10 @@ def open_brokered_vfs(*, cache: str | None, socket: str | None, patience_s: floa
     return BROKERS.get(sockets[0], patience_s, any_owner=False) if sockets else None
 
 
-def _sockets_in(folder: str) -> list[str]:
+def _sockets_in(directory: str) -> list[str]:
     try:
-        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".sock"))
+        return sorted(
+            os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(".sock")
+        )
     except OSError:
         return []

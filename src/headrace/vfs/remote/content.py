@@ -15,8 +15,8 @@ from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
-"""Bytes of the first window of a file that is read in small pieces. It doubles with each read that continues where the last one
-ended; then the next window is fetched ahead, too."""
+"""Bytes of the first window of a file that is read in small pieces. It doubles with each read that continues where the
+last one ended; then the next window is fetched ahead, too."""
 DIRECT_BYTES = 1 << 20
 """Bytes from which on a read bypasses the window."""
 
