@@ -77,11 +77,11 @@ class CopyUp:
             raise os_error(errno.ENOENT, path)
         if entry.kind is not Kind.DIRECTORY:
             raise os_error(errno.ENOTDIR, path)
-        folder = self._upper.new()
-        folder.mkdir(0o755)
-        folder.setxattr(MARKS.lower_id, b"%d" % entry.id)
-        if not self._upper.place(folder, path):
-            folder.rmdir()
+        directory = self._upper.new()
+        directory.mkdir(0o755)
+        directory.setxattr(MARKS.lower_id, b"%d" % entry.id)
+        if not self._upper.place(directory, path):
+            directory.rmdir()
         return self._upper.at(path).lstat()
 
     def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:

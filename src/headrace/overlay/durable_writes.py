@@ -17,8 +17,8 @@ class DurableWrites:
     """Flush for the threads of a process. folder: any directory on that file system that this process may write to.
     is_on: returns whether the methods do anything."""
 
-    def __init__(self, folder: bytes, is_on: Callable[[], bool]) -> None:
-        self._folder = folder
+    def __init__(self, directory: bytes, is_on: Callable[[], bool]) -> None:
+        self._folder = directory
         self._is_on = is_on
         self.reset_after_fork()
 
@@ -56,9 +56,9 @@ class DurableWrites:
             flush.set_exception(error)
 
 
-def flush_folder(folder: bytes | str) -> None:
+def flush_folder(directory: bytes | str) -> None:
     """Call `flush_file_system` for the file system of a directory."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         flush_file_system(fd)
     finally:

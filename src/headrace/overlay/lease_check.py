@@ -13,8 +13,8 @@ class LeaseRequiredError(Exception):
     """Report that a name is to be created exclusively in a directory for which the node has no lease. The caller
     acquires the lease (`NodeClient.acquire_lease`), and then retries."""
 
-    def __init__(self, folder: bytes) -> None:
-        self.folder = folder
+    def __init__(self, directory: bytes) -> None:
+        self.folder = directory
 
 
 class LeaseCheck:
@@ -31,17 +31,17 @@ class LeaseCheck:
         replicas, that wait includes the records."""
         if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return True
-        folder = split(path)[0]
-        return self._flags().is_published(self._upper.at(folder), folder)
+        directory = split(path)[0]
+        return self._flags().is_published(self._upper.at(directory), directory)
 
     def check_lease(self, path: bytes) -> None:
         """Raise LeaseRequiredError if another node may create this name at the same time. The name's directory must be
         in the upper layer."""
-        folder = split(path)[0]
+        directory = split(path)[0]
         if self._modes.of(path) is not WriteMode.BACK or not self._flags().is_on:
             return
-        if not self._flags().is_leased(self._upper.at(folder), folder):
-            raise LeaseRequiredError(folder)
+        if not self._flags().is_leased(self._upper.at(directory), directory):
+            raise LeaseRequiredError(directory)
 
     def _flags(self) -> DirectoryFlags:
         if self._marks is None:

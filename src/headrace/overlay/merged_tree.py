@@ -211,18 +211,18 @@ class MergedTree:
         if self._recreate(path, mode, owner, parent):
             self.on_changed([path])
             return
-        folder = self.upper.new()
-        folder.mkdir(0o700)
-        self._set_owner(folder, stat.S_IFDIR | mode, owner, parent)
+        directory = self.upper.new()
+        directory.mkdir(0o700)
+        self._set_owner(directory, stat.S_IFDIR | mode, owner, parent)
         base, entry = self.view.base(path), self.view.lookup_lower(path)
-        set_base(folder, path, base)  # the base of a removed file that the origin still has
+        set_base(directory, path, base)  # the base of a removed file that the origin still has
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._whiteouts.fill(folder, path, entry)  # a file had replaced the origin's directory
+            self._whiteouts.fill(directory, path, entry)  # a file had replaced the origin's directory
         try:
-            folder.rename(upper_path)
+            directory.rename(upper_path)
         except NotADirectoryError:
-            folder.rename(upper_path, EXCHANGE)  # the directory now hides the whiteout's name
-            folder.unlink()
+            directory.rename(upper_path, EXCHANGE)  # the directory now hides the whiteout's name
+            directory.unlink()
         self.on_changed([path])
 
     def _recreate(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:

@@ -54,17 +54,17 @@ HIDDEN = Hidden()
 class Upper:
     """Hold the upper layer in a directory of this cache. `make` creates the directory."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, directory: str) -> None:
         MARKS.choose()
-        self._mount = LinklessMount(os.fsencode(folder))
+        self._mount = LinklessMount(os.fsencode(directory))
         self.tree = Root(self._mount.path + b"/tree", self._mount)
         self.work = Root(self._mount.path + b"/work", self._mount)
         self.gone = Root(self._mount.path + b"/gone", self._mount)
         self._beside = Root(self._mount.path)
-        self.lock = LayerLock(f"{folder}/lock")
+        self.lock = LayerLock(f"{directory}/lock")
         """Held by a thread while it changes names."""
-        self.pressure_path = f"{folder}/pressure"
-        self.marks_path = f"{folder}/marks"
+        self.pressure_path = f"{directory}/pressure"
+        self.marks_path = f"{directory}/marks"
 
     def make(self) -> None:
         """Create the directories. The node calls it when it starts. Raises UsageError if the layer's marks are of the
@@ -77,7 +77,7 @@ class Upper:
 
     def _check_kind(self) -> None:
         """Refuse a layer whose marks this process can't read, and record the kind of a new one."""
-        folder, root = os.fsdecode(self._mount.path), self._beside
+        directory, root = os.fsdecode(self._mount.path), self._beside
         record = root.at(_SINGLE_OWNER)
         is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
@@ -87,7 +87,7 @@ class Upper:
         elif is_users != MARKS.single_owner:
             writer, reader = ("a user's node", "root's") if is_users else ("root's node", "a user's")
             raise UsageError(
-                f"directory {folder}",
+                f"directory {directory}",
                 why=f"{writer} wrote its files, and {reader} can't read their marks",
                 hint="start the node as before, persist the files, then remove this directory",
             )

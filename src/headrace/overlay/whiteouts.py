@@ -34,51 +34,51 @@ class WhiteoutBuilder:
     def replacement_for(self, path: bytes, entry: Entry | None) -> SafePath:
         """Return the entry that replaces a moved directory at its old place. It is a removed directory that hides all
         names of the origin there, and a file of the origin that the moved directory had replaced."""
-        folder = self._upper.new()
-        make_removed(folder)
-        set_base(folder, path, self._upper.base_of(path))
-        self.fill(folder, path, entry)
-        return folder
+        directory = self._upper.new()
+        make_removed(directory)
+        set_base(directory, path, self._upper.base_of(path))
+        self.fill(directory, path, entry)
+        return directory
 
-    def fill(self, folder: SafePath, path: bytes, entry: Entry | None) -> None:
+    def fill(self, directory: SafePath, path: bytes, entry: Entry | None) -> None:
         """Fill a new directory with entries that hide all names of the origin at a path."""
-        pending = [(folder, path, entry)]
+        pending = [(directory, path, entry)]
         while pending:
             pending += self._fill(*pending.pop())
 
     def _fill(
-        self, folder: SafePath, path: bytes, entry: Entry | None
+        self, directory: SafePath, path: bytes, entry: Entry | None
     ) -> list[tuple[SafePath, bytes, Entry | None]]:
         """Hide one level. Return the directories that were created, which are still empty."""
-        folders: list[tuple[SafePath, bytes, Entry | None]] = []
+        directories: list[tuple[SafePath, bytes, Entry | None]] = []
         hidden = {name for name, visible in self._names(path) if not visible}
         children = [] if entry is None else list(self._lower.children(entry.id))
         for child in children:
             hidden.discard(child.name)
             child_path = join(path, child.name)
             if child.kind is Kind.DIRECTORY:
-                folders.append((folder / child.name, child_path, child))
+                directories.append((directory / child.name, child_path, child))
             else:
                 make_whiteout(
-                    folder / child.name, child_path, self._upper.base_of(child_path) or child.version
+                    directory / child.name, child_path, self._upper.base_of(child_path) or child.version
                 )
         for name in hidden:
             child_path = join(path, name)
             if self._upper.at(child_path).is_folder():
-                folders.append((folder / name, child_path, None))
+                directories.append((directory / name, child_path, None))
             else:
-                make_whiteout(folder / name, child_path, self._upper.base_of(child_path))
-        for removed, _, _ in folders:
+                make_whiteout(directory / name, child_path, self._upper.base_of(child_path))
+        for removed, _, _ in directories:
             make_removed(removed)
-        return folders
+        return directories
 
-    def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
+    def hide_below(self, directory: SafePath, path: bytes, entry: Entry) -> None:
         """Hide all names of the origin below a path, in the directory that is at this path now."""
-        pending = [(folder, path, entry)]
+        pending = [(directory, path, entry)]
         while pending:
-            folder, path, entry = pending.pop()
+            directory, path, entry = pending.pop()
             for child in self._lower.children(entry.id):
-                over, child_path = folder / child.name, join(path, child.name)
+                over, child_path = directory / child.name, join(path, child.name)
                 if child.kind is Kind.DIRECTORY:
                     if not over.exists():
                         make_removed(over)

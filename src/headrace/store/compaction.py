@@ -23,60 +23,60 @@ PATIENCE_S = 1.0
 PAUSE_S = 0.005
 
 
-def copy_path(folder: str) -> str:
+def copy_path(directory: str) -> str:
     """Return the path of the copy of the data file."""
-    return f"{folder}/compacted.new"
+    return f"{directory}/compacted.new"
 
 
-def settle_copy(folder: str, boot_id: str) -> None:
+def settle_copy(directory: str, boot_id: str) -> None:
     """Make the copy durable, with a checkpoint of its own beside it. Raises OSError or CorruptIndexError."""
-    fd = os.open(copy_path(folder), os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(copy_path(directory), os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    sync_folder(folder)
-    write_page(_checkpoint_path(folder), boot_id, newest_meta(copy_path(folder)))
-    sync_folder(folder)
+    sync_folder(directory)
+    write_page(_checkpoint_path(directory), boot_id, newest_meta(copy_path(directory)))
+    sync_folder(directory)
     failpoint.hit("compact.copied")
 
 
-def install(folder: str) -> None:
+def install(directory: str) -> None:
     """Put the copy in the place of the data file, which this process has closed. OSError, with nothing changed, if a
     client holds the lock too long."""
-    with _locked(folder, fcntl.LOCK_EX, patience_s=PATIENCE_S):
-        os.rename(copy_path(folder), f"{folder}/data.mdb")
-        os.unlink(f"{folder}/lock.mdb")
+    with _locked(directory, fcntl.LOCK_EX, patience_s=PATIENCE_S):
+        os.rename(copy_path(directory), f"{directory}/data.mdb")
+        os.unlink(f"{directory}/lock.mdb")
     failpoint.hit("compact.swapped")
-    sync_folder(folder)
-    recover(folder)
+    sync_folder(directory)
+    recover(directory)
     failpoint.hit("compact.installed")
 
 
-def recover(folder: str) -> None:
+def recover(directory: str) -> None:
     """Complete a compaction whose copy is in its place, and remove the remains of any other."""
-    if os.path.exists(copy_path(folder)):
+    if os.path.exists(copy_path(directory)):
         with suppress(FileNotFoundError):
             # first: a checkpoint without a copy means that the copy is in its place
-            os.unlink(_checkpoint_path(folder))
-        sync_folder(folder)
-        os.unlink(copy_path(folder))
-    elif os.path.exists(_checkpoint_path(folder)):
-        os.rename(_checkpoint_path(folder), f"{folder}/checkpoint")
-        sync_folder(folder)
+            os.unlink(_checkpoint_path(directory))
+        sync_folder(directory)
+        os.unlink(copy_path(directory))
+    elif os.path.exists(_checkpoint_path(directory)):
+        os.rename(_checkpoint_path(directory), f"{directory}/checkpoint")
+        sync_folder(directory)
 
 
 @contextmanager
-def files_stay(folder: str) -> Iterator[None]:
+def files_stay(directory: str) -> Iterator[None]:
     """Keep the data file and the table of readers unchanged within the context. Raises OSError if the directory does
     not exist."""
-    with _locked(folder, fcntl.LOCK_SH, patience_s=float("inf")):
+    with _locked(directory, fcntl.LOCK_SH, patience_s=float("inf")):
         yield
 
 
 @contextmanager
-def _locked(folder: str, operation: int, *, patience_s: float) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _locked(directory: str, operation: int, *, patience_s: float) -> Iterator[None]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     give_up_s = time.monotonic() + patience_s
     try:
         while True:
@@ -92,5 +92,5 @@ def _locked(folder: str, operation: int, *, patience_s: float) -> Iterator[None]
         os.close(fd)
 
 
-def _checkpoint_path(folder: str) -> str:
-    return f"{folder}/compacted-checkpoint.new"
+def _checkpoint_path(directory: str) -> str:
+    return f"{directory}/compacted-checkpoint.new"

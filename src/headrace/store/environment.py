@@ -30,9 +30,9 @@ class Environment:
     """An open environment. env: LMDB's. databases: all its tables, each also an attribute. is_new: nothing was ever
     committed in it. restored: it was reset to its checkpoint. lock: held by the thread that commits."""
 
-    def __init__(self, folder: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
+    def __init__(self, directory: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
         """Open the environment. Raises CorruptIndexError or StoreError."""
-        self.folder = folder
+        self.folder = directory
         self.restored = False
         self._writable, self._boot_id, self._lock = writable, boot_id, lock
         self._pin: Any = None
@@ -40,14 +40,16 @@ class Environment:
         self._checkpointing = threading.Lock()
         self._renewal: threading.Thread | None = None
         try:
-            with compaction.files_stay(folder):
-                self._open(f"{folder}/data.mdb")
+            with compaction.files_stay(directory):
+                self._open(f"{directory}/data.mdb")
         except lmdb.Error as error:
-            raise translated(folder, error) from error
+            raise translated(directory, error) from error
         except HeadraceError:
             raise
         except OSError as error:
-            raise StoreError(f"index {folder} can't be opened", why=error.strerror or str(error)) from error
+            raise StoreError(
+                f"index {directory} can't be opened", why=error.strerror or str(error)
+            ) from error
 
     def _open(self, data: str) -> None:
         if self._writable:
@@ -199,11 +201,11 @@ class Environment:
         return True
 
 
-def translated(folder: str, error: lmdb.Error) -> StoreError | NoSpaceError:
+def translated(directory: str, error: lmdb.Error) -> StoreError | NoSpaceError:
     if isinstance(error, lmdb.MapFullError):
-        return NoSpaceError(f"index {folder} is full", why=f"it has {MAP_BYTES >> 30} GiB")
+        return NoSpaceError(f"index {directory} is full", why=f"it has {MAP_BYTES >> 30} GiB")
     if isinstance(error, lmdb.DiskError):
-        return NoSpaceError(f"index {folder} can't be written", why="the filesystem is full")
+        return NoSpaceError(f"index {directory} can't be written", why="the filesystem is full")
     kinds = (
         lmdb.CorruptedError,
         lmdb.InvalidError,
@@ -213,5 +215,5 @@ def translated(folder: str, error: lmdb.Error) -> StoreError | NoSpaceError:
         lmdb.BadTxnError,  # after a damaged page in the same transaction
     )
     if isinstance(error, kinds):
-        return CorruptIndexError(f"index {folder} is corrupt", why=str(error))
-    return StoreError(f"index {folder} can't be used", why=str(error))
+        return CorruptIndexError(f"index {directory} is corrupt", why=str(error))
+    return StoreError(f"index {directory} can't be used", why=str(error))

@@ -66,14 +66,14 @@ class Index:
     """
 
     def __init__(
-        self, folder: str, *, writable: bool, boot_id: str, on_redated: OnRedated = lambda _: None
+        self, directory: str, *, writable: bool, boot_id: str, on_redated: OnRedated = lambda _: None
     ) -> None:
-        self.folder = folder
+        self.folder = directory
         self.superseded: deque[FileId] = deque()
         self._on_redated = on_redated
         self._writable = writable
         self._boot_id = boot_id
-        self._lock_fd = take_lock(f"{folder}/lock", f"index {folder}") if writable else -1
+        self._lock_fd = take_lock(f"{directory}/lock", f"index {directory}") if writable else -1
         try:
             self._open()
             if self._environment.is_bloated:
@@ -86,7 +86,7 @@ class Index:
     @classmethod
     def open(
         cls,
-        folder: str,
+        directory: str,
         *,
         writable: bool,
         boot_id: str | None = None,
@@ -95,10 +95,12 @@ class Index:
         """Open an index. Raises CorruptIndexError, StoreBusyError or PathNotFoundError for a reader if no node created
         it. boot_id: for tests."""
         if writable:
-            make_private(folder)
+            make_private(directory)
         else:
-            _check_believed(folder)
-        return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id(), on_redated=on_redated)
+            _check_believed(directory)
+        return cls(
+            directory, writable=writable, boot_id=boot_id or boot_clock.boot_id(), on_redated=on_redated
+        )
 
     def close(self, *, clean: bool) -> None:
         """Close the index. clean: everything is synced, so the next open need not recover; False leaves the state of a
@@ -337,16 +339,16 @@ class Index:
         return records
 
 
-def _check_believed(folder: str) -> None:
+def _check_believed(directory: str) -> None:
     """Refuse an index that another user wrote: LMDB maps it and does not validate its contents. Raises
     PathNotFoundError or NotAllowedError."""
     try:
-        owner = os.stat(f"{folder}/data.mdb").st_uid
+        owner = os.stat(f"{directory}/data.mdb").st_uid
     except FileNotFoundError:
-        raise PathNotFoundError(f"index {folder}", why="no node made it yet") from None
+        raise PathNotFoundError(f"index {directory}", why="no node made it yet") from None
     except OSError as error:
-        raise StoreError(f"index {folder} can't be opened", why=error.strerror or str(error)) from error
+        raise StoreError(f"index {directory} can't be opened", why=error.strerror or str(error)) from error
     if not is_trusted(owner):
         raise NotAllowedError(
-            f"index {folder}", why=f"it belongs to user {owner}", hint="run this as that user"
+            f"index {directory}", why=f"it belongs to user {owner}", hint="run this as that user"
         )

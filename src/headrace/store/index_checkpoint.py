@@ -46,15 +46,15 @@ def newest_of(both: bytes) -> bytes | None:
     return max(pages, key=_txnid, default=None)
 
 
-def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
+def write_checkpoint(directory: str, boot_id: str, page: bytes) -> None:
     """Make the commit of that meta page, which must be synced already, the state after a power loss. Durable on
     return."""
-    fresh = f"{folder}/checkpoint.new"
+    fresh = f"{directory}/checkpoint.new"
     write_page(fresh, boot_id, page)
     failpoint.hit("checkpoint.written")
-    _replace(fresh, f"{folder}/checkpoint")
+    _replace(fresh, f"{directory}/checkpoint")
     failpoint.hit("checkpoint.renamed")
-    sync_folder(folder)
+    sync_folder(directory)
 
 
 def write_page(path: str, boot_id: str, page: bytes) -> None:
@@ -83,24 +83,24 @@ def _replace(fresh: str, path: str) -> None:
             target.write(source.read())
 
 
-def restore(folder: str, boot_id: str) -> bool:
+def restore(directory: str, boot_id: str) -> bool:
     """Reset the index to the checkpoint if the machine was restarted since. Return whether it was. Call it before LMDB
     opens the directory, with no other process in it. Raises CorruptIndexError if there is no valid checkpoint."""
-    data_path = f"{folder}/data.mdb"
+    data_path = f"{directory}/data.mdb"
     if not os.path.exists(data_path):
         return False
     try:
-        with open(f"{folder}/checkpoint", "rb") as file:
+        with open(f"{directory}/checkpoint", "rb") as file:
             raw = file.read()
     except FileNotFoundError:
         # the node was killed, or power was lost, before the first checkpoint: the index had nothing of value
-        raise CorruptIndexError(f"index {folder} is incomplete", why="it has no checkpoint") from None
+        raise CorruptIndexError(f"index {directory} is incomplete", why="it has no checkpoint") from None
     if len(raw) != _HEADER.size + PAGE_BYTES:
-        raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint has the wrong length")
+        raise CorruptIndexError(f"index {directory} is corrupt", why="its checkpoint has the wrong length")
     magic, checksum, boot = _HEADER.unpack_from(raw)
     page = raw[_HEADER.size :]
     if magic != _MAGIC or checksum != block_checksum(boot + page) or not _is_valid(page):
-        raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint is damaged")
+        raise CorruptIndexError(f"index {directory} is corrupt", why="its checkpoint is damaged")
     if boot.rstrip(b"\0").decode() == boot_id:
         return False
     with open(data_path, "r+b") as file:

@@ -109,14 +109,14 @@ class NameWriter:
             self._transactions.delete(self._entries, entry_key(parent, name))
             return True
 
-    def outdate(self, parent: FileId, name: bytes, *, folder: bool = False) -> None:
+    def outdate(self, parent: FileId, name: bytes, *, is_directory: bool = False) -> None:
         """Announce that this node is about to change a name, so that listings in progress don't restore its old entry.
-        folder: they must not restore a directory either, which they may have read before the index had it."""
+        is_directory: they must not restore a directory either, which they may have read before the index had it."""
         writers = self._listings.get(parent, ())
         old = self.rows.lookup(parent, name) if writers else None
         for writer in writers:
             writer.keep(name)
-            if folder:
+            if is_directory:
                 writer.outdate(name, Kind.DIRECTORY, Version(0, 0))
             if old is not None:
                 writer.outdate(name, old.kind, old.version)

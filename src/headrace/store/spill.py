@@ -21,13 +21,13 @@ _MEMORY = "/dev/shm"
 _META = b"spill"
 
 
-def open_spill(folder: str, name: str, disks: Sequence[Volume]) -> Volume | None:
+def open_spill(directory: str, name: str, disks: Sequence[Volume]) -> Volume | None:
     """Return the volume, which is created at its first use (`Volume.open`), and delete the remains of a killed node.
-    folder: the preferred place. None if only the disks have space."""
+    directory: the preferred place. None if only the disks have space."""
     devices = {os.stat(disk.folder).st_dev for disk in disks}
-    for parent in (folder, f"{_MEMORY}/headrace-{os.geteuid()}"):
+    for parent in (directory, f"{_MEMORY}/headrace-{os.geteuid()}"):
         with contextlib.suppress(OSError):
-            if parent != folder:
+            if parent != directory:
                 os.makedirs(parent, mode=0o700, exist_ok=True)
             status = os.lstat(parent)
             space = os.statvfs(parent)

@@ -50,20 +50,20 @@ _OLD_DIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(r"[0-9a-f]{12}(?:\.part|\.map)?")
 
 
-def files_folder(folder: str) -> str:
-    return f"{folder}/files"
+def files_folder(directory: str) -> str:
+    return f"{directory}/files"
 
 
-def data_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{folder_name(id)}/{id:012x}"
+def data_path(directory: str, id: int) -> str:
+    return f"{directory}/files/{folder_name(id)}/{id:012x}"
 
 
-def part_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{folder_name(id)}/{id:012x}.part"
+def part_path(directory: str, id: int) -> str:
+    return f"{directory}/files/{folder_name(id)}/{id:012x}.part"
 
 
-def map_path(folder: str, id: int) -> str:
-    return f"{folder}/files/{folder_name(id)}/{id:012x}.map"
+def map_path(directory: str, id: int) -> str:
+    return f"{directory}/files/{folder_name(id)}/{id:012x}.map"
 
 
 def take_lock(path: str, subject: str) -> int:
@@ -90,9 +90,9 @@ class Volume:
     """A cache volume. number: the index names the volume by it, so it must stay the same for the same directory. tier:
     from the configuration; earlier volumes are filled first."""
 
-    def __init__(self, number: int, folder: str, capacity_bytes: int, tier: str = "") -> None:
+    def __init__(self, number: int, directory: str, capacity_bytes: int, tier: str = "") -> None:
         self.number = number
-        self.folder = folder
+        self.folder = directory
         self.capacity_bytes = capacity_bytes
         self.tier = tier
         self.is_cut = False
@@ -248,18 +248,18 @@ class Volume:
 
     def ids(self) -> Iterator[FileId]:
         """Yield every id that has a file here, once, in their order."""
-        for folder in self._folders(_FOLDER):
+        for directory in self._folders(_FOLDER):
             try:
-                names = os.listdir(f"{self.folder}/files/{folder}")
+                names = os.listdir(f"{self.folder}/files/{directory}")
             except FileNotFoundError:
                 continue  # its last file was unlinked just now
             ids = {FileId(int(name[:12], 16)) for name in filter(_FILE.fullmatch, names)}
-            yield from sorted(id for id in ids if folder_name(id) == folder)
+            yield from sorted(id for id in ids if folder_name(id) == directory)
 
     def remove_empty_folders(self) -> None:
         """Remove empty directories that remain after a kill between an unlink and the removal of its directory."""
-        for folder in self._folders(_FOLDER):
-            _remove_if_empty(f"{self.folder}/files/{folder}")
+        for directory in self._folders(_FOLDER):
+            _remove_if_empty(f"{self.folder}/files/{directory}")
 
     def _folders(self, pattern: re.Pattern[str]) -> list[str]:
         return sorted(filter(pattern.fullmatch, os.listdir(files_folder(self.folder))))
@@ -268,8 +268,8 @@ class Volume:
         """Move files from the places of the older layout, one by one, so that the next start continues after a kill.
         Blocks for some 30 microseconds per file. Raises OSError."""
         moved = 0
-        for folder in self._folders(_OLD_DIRECTORY):
-            old = f"{self.folder}/files/{folder}"
+        for directory in self._folders(_OLD_DIRECTORY):
+            old = f"{self.folder}/files/{directory}"
             for name in filter(_FILE.fullmatch, os.listdir(old)):
                 id = FileId(int(name[:12], 16))
                 self.make_folder(id)
@@ -298,10 +298,10 @@ def _unlink_in_thread(path: str) -> None:
     threading.Thread(target=os.close, args=(fd,), name="unlink").start()
 
 
-def _unusable(folder: str, error: OSError) -> StoreError:
+def _unusable(directory: str, error: OSError) -> StoreError:
     hint = {
         errno.EACCES: "give the user that runs the node write permission",
         errno.EROFS: "the filesystem is mounted read-only",
         errno.ENOSPC: "free space on that file system",
     }.get(error.errno or 0, "")
-    return StoreError(f"cache volume {folder} can't be used", why=error.strerror or str(error), hint=hint)
+    return StoreError(f"cache volume {directory} can't be used", why=error.strerror or str(error), hint=hint)

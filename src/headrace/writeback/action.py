@@ -51,10 +51,10 @@ def attributes_of(status: os.stat_result) -> Attributes:
     return Attributes(status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
-def by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
+def by_depth(directories: Iterable[bytes]) -> list[list[bytes]]:
     """Group directories by depth, upper ones first. Directories of one depth are independent, and share one flush of
     the disk."""
     levels: dict[int, list[bytes]] = {}
-    for path in folders:
+    for path in directories:
         levels.setdefault(path.count(b"/"), []).append(path)
     return [levels[depth] for depth in sorted(levels)]

@@ -83,12 +83,12 @@ class SyncExecutor:
     def folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the directories whose listings at the origin change: those of the paths and, where the index lacks
         such a directory, its ancestors up to the first that it has."""
-        folders = {split(path)[0] for path in paths}
-        for folder in list(folders):
-            while folder != b"/" and self._tree.entry_at(folder) is None:
-                folder = split(folder)[0]
-                folders.add(folder)
-        return folders
+        directories = {split(path)[0] for path in paths}
+        for directory in list(directories):
+            while directory != b"/" and self._tree.entry_at(directory) is None:
+                directory = split(directory)[0]
+                directories.add(directory)
+        return directories
 
     async def run(self, steps: dict[bytes, SyncStep]) -> list[HeadraceError]:
         """Take all steps, and return the errors. A path that failed stays dirty. Removals are deferred if anything else
@@ -105,8 +105,8 @@ class SyncExecutor:
         gone: list[bytes] = []
         errors += await self._run_all(removed, lambda path: self._remove(path, gone))
         errors += await self._drop_whiteouts(gone)
-        folders = by_depth(path for path, step in steps.items() if step is SyncStep.REMOVE_DIRECTORY)
-        for level in reversed(folders):
+        directories = by_depth(path for path, step in steps.items() if step is SyncStep.REMOVE_DIRECTORY)
+        for level in reversed(directories):
             errors += await self._run_all(level, self._remove_directory)
         return errors
 

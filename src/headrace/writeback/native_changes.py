@@ -138,13 +138,15 @@ class NativeChanges:
     def _path_of(self, event: FileEvent) -> bytes | None:
         """Return the path that an event is about; None outside the exclusive directories, and for such a directory
         itself."""
-        folder = self._paths.path_of(event.handle)
+        directory = self._paths.path_of(event.handle)
         if event.mask & ON_DIRECTORY and event.mask & _NAMES:
             self._paths.forget()
-        if folder is None:
+        if directory is None:
             return None
         path = (
-            folder if event.name in (b"", b".") else (folder if folder != b"/" else b"") + b"/" + event.name
+            directory
+            if event.name in (b"", b".")
+            else (directory if directory != b"/" else b"") + b"/" + event.name
         )
         if path in self._tops or not self._layer.is_exclusive(path):
             return None

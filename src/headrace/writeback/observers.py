@@ -23,9 +23,9 @@ class WriteObserver:
     def on_demoted(self, paths: list[bytes]) -> None:
         """Handle that names left the upper layer, and now show the origin's entries."""
 
-    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
-        """Handle the end of a round over these paths, with or without errors. folders: the directories whose listings
-        at the origin may have changed."""
+    async def on_persisted(self, paths: list[bytes], directories: set[bytes]) -> None:
+        """Handle the end of a round over these paths, with or without errors. directories: the directories whose
+        listings at the origin may have changed."""
 
     async def before_acknowledged(self, path: bytes) -> None:
         """Finish the work that must precede the acknowledgement of a write at or below a path. Raises HeadraceError."""
@@ -62,9 +62,9 @@ class WriteObservers(WriteObserver):
         for observer in self._observers:
             observer.on_demoted(paths)
 
-    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+    async def on_persisted(self, paths: list[bytes], directories: set[bytes]) -> None:
         for observer in self._observers:
-            await observer.on_persisted(paths, folders)
+            await observer.on_persisted(paths, directories)
 
     async def before_acknowledged(self, path: bytes) -> None:
         for observer in self._observers:

@@ -186,12 +186,12 @@ class WriteBack:
         """Persist these paths in one round, and notify the observers, even after errors. Return the errors."""
         self._scan.hide_unanswered()
         steps = await self._scan.steps_of(paths)
-        folders = self._executor.folders_of(steps)
+        directories = self._executor.folders_of(steps)
         try:
             return await self._executor.run(steps)
         finally:
             if steps:
-                await self._observers.on_persisted(list(steps), folders)
+                await self._observers.on_persisted(list(steps), directories)
                 self._has_suspects = self._has_suspects or self._origin_changes.has_waiting
                 self._layer.write_ahead.flush_soon()
 
