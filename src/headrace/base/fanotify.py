@@ -48,7 +48,7 @@ class EventsLostError(Exception):
 
 
 class ChangeEvents:
-    """The events of a whole file system since this was created. folder: a descriptor of any directory there, not
+    """The events of a whole file system since this was created. directory: a descriptor of any directory there, not
     O_PATH. Raises OSError if this kernel or file system reports none, or without root."""
 
     def __init__(self, directory: int) -> None:

@@ -14,7 +14,7 @@ from headrace.overlay.syscalls import flush_file_system, write_back
 
 
 class DurableWrites:
-    """Flush for the threads of a process. folder: any directory on that file system that this process may write to.
+    """Flush for the threads of a process. directory: any directory on that file system that this process may write to.
     is_on: returns whether the methods do anything."""
 
     def __init__(self, directory: bytes, is_on: Callable[[], bool]) -> None:
