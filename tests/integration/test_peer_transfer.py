@@ -193,11 +193,11 @@ async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
         assert answer.rows == [row]
         gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
         assert gone.rows == []
-        await peers.forget(node, b"/data", relist=True, below=True, deadline=soon())
+        await peers.invalidate_listing(node, b"/data", relist=True, below=True, deadline=soon())
         assert [(call.path, call.relist) for call in desk.forgotten] == [(b"/data", True)]
         here = desk.add("f", 10)
         away = msgspec.structs.replace(here, path=b"/away")
-        assert await peers.take(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
+        assert await peers.offer_handover(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
         welcome = await peers.ping_any(node.address, soon())
         assert (welcome.node, welcome.instance, welcome.epoch) == ("b", "run1", 7)
 

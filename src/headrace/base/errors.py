@@ -349,11 +349,13 @@ class CancelledByUserError(HeadraceError):
 
 
 def error_classes() -> dict[str, type[HeadraceError]]:
-    """Return all classes by code, so that a client can turn a failure on the wire back into the same exception."""
+    """Return the classes by code, so that a client can turn a failure on the wire back into the same exception. A
+    subclass without a code of its own is raised only in the process that defines it."""
     classes: dict[str, type[HeadraceError]] = {}
     pending: list[type[HeadraceError]] = [HeadraceError]
     while pending:
         error_class = pending.pop()
-        classes[error_class.code] = error_class
+        if "code" in vars(error_class):
+            classes[error_class.code] = error_class
         pending.extend(error_class.__subclasses__())
     return classes

@@ -161,10 +161,10 @@ def _certificate(folder: str) -> str:
 
 def _print(paths: list[str], *, json: bool) -> None:
     from headrace.config.load import load
-    from headrace.identity.authority import look_at
+    from headrace.identity.authority import describe_certificate
 
     form = load().config.tls_identity
-    print_rows([_row(look_at(path, form=form)) for path in paths], as_json=json)
+    print_rows([_row(describe_certificate(path, form=form)) for path in paths], as_json=json)
 
 
 def _row(issued: Issued) -> dict[str, Any]:

@@ -99,14 +99,14 @@ class Connection:
         return answer
 
     def _receive(self, deadline: Deadline | None, cancel: Cancel | None) -> Answer:
-        header = self._exactly(frame.HEADER_BYTES, deadline, cancel)
-        return frame.decode_answer(self._exactly(frame.body_length(header), deadline, cancel))
+        header = self._receive_exactly(frame.HEADER_BYTES, deadline, cancel)
+        return frame.decode_answer(self._receive_exactly(frame.body_length(header), deadline, cancel))
 
     def close(self) -> None:
         self.usable = False
         self._socket.close()
 
-    def _exactly(self, count: int, deadline: Deadline | None, cancel: Cancel | None) -> bytes:
+    def _receive_exactly(self, count: int, deadline: Deadline | None, cancel: Cancel | None) -> bytes:
         parts: list[bytes] = []
         while count:
             if deadline is not None or cancel is not None:
@@ -146,8 +146,8 @@ class Connection:
 
 
 class Connections:
-    """Pools connections. patience_s: how long `ask` retries while the node is restarting. on_welcome: called with the
-    node's description of itself on each new connection."""
+    """Pools connections. patience_s: seconds that `ask` retries while the node is restarting. on_welcome: called with
+    the node's description of itself on each new connection."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Connections:
                 raise CancelledByUserError("call cancelled")
             connection: Connection | None = None
             try:
-                connection = self.take(cancel)
+                connection = self.acquire(cancel)
                 return connection.ask(request, cancel=cancel)
             except NodeUnavailableError:
                 if connection is not None and connection.used:
@@ -187,9 +187,9 @@ class Connections:
                 time.sleep(RECONNECT_PAUSE_S)
             finally:
                 if connection is not None and connection.usable:
-                    self.give(connection)
+                    self.release(connection)
 
-    def take(self, cancel: Cancel | None = None) -> Connection:
+    def acquire(self, cancel: Cancel | None = None) -> Connection:
         """Return a connection for the caller's exclusive use, a new one if none is free."""
         with self._lock:
             while self._free:
@@ -201,7 +201,7 @@ class Connections:
         return connection
 
     def close(self) -> None:
-        """Close the pool. A connection that is in use is closed when it is given back."""
+        """Close the pool. A connection that is in use is closed when it is released."""
         self._closed = True
         self._close_free()
 
@@ -217,7 +217,7 @@ class Connections:
         self._lock = threading.Lock()
         self._free = []
 
-    def give(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         """Return a connection to the pool. It must have no outstanding answer."""
         connection.used = True
         with self._lock:

@@ -17,12 +17,12 @@ TROUBLE_PAUSE_S = 1.0
 
 
 class EventsLost:
-    """Says that events before it may be lost. The receiver has to look up what they would have reported."""
+    """Reports that earlier events may be lost. The receiver has to look up what they would have reported."""
 
 
 class EventStream:
-    """Passes the node's events to `on_event`, and EventsLost first after the node was down. is_closed: whether to
-    end."""
+    """Passes the node's events to `on_event`, and EventsLost first after the node was down. is_closed: called before
+    each reconnection; the thread ends when it returns True."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EventStream:
         first = True
         while not self._is_closed():
             try:
-                connection = self._connections.take()
+                connection = self._connections.acquire()
                 connection.send(Subscribe())
                 if not first:
                     self._on_event(EventsLost())

@@ -85,8 +85,8 @@ class OpenFile:
         )
 
     def wait_whole(self, size_bytes: int, cancel: Cancel | None = None) -> int:
-        """Wait for the whole file. Request it step by step, as a reader would: the node then fetches ahead with all
-        its reads, and other readers do not queue behind the whole file."""
+        """Wait for the whole file, and return a descriptor of it. Request it in steps, as a reader would: the node
+        fetches ahead with all its reads, and other readers do not queue behind the whole file."""
         for start in range(0, size_bytes, WHOLE_STEP_BYTES):
             self.wait(start, min(size_bytes, start + WHOLE_STEP_BYTES), cancel)
         return self.wait(0, size_bytes, cancel)
@@ -115,9 +115,9 @@ class OpenFile:
             if not self.present(start, end):
                 newest = self._reopen(self.id)
                 if newest is not None:
-                    self._take(newest)
+                    self._add_reader(newest)
 
-    def _take(self, newest: BlockReader) -> None:
+    def _add_reader(self, newest: BlockReader) -> None:
         with self._lending:
             readers = [newest, *self._readers]
             lent = self._lent.values()

@@ -17,7 +17,6 @@ from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
-from headrace.store.schema import CachedFile
 from headrace.store.volume import data_path, files_folder
 from headrace.wire.messages import Welcome
 
@@ -80,7 +79,7 @@ class LocalCache:
         row = self.index.whole_entry(parent, name, now_ns())
         if row is None:
             return None
-        entry, volume, extras = row
+        entry, volume, encoded_metadata = row
         try:
             fd = os.open(
                 DATA_NAME % (entry.id >> TOGETHER_BITS, entry.id), _READ, dir_fd=self._directory_fds[volume]
@@ -88,7 +87,7 @@ class LocalCache:
         except (OSError, IndexError):
             return None
         self._touch(entry.id)
-        return WholeFile(fd, entry, extras_by(extras))
+        return WholeFile(fd, entry, extras_by(encoded_metadata))
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
         """Open the cache file, complete or not; None if nothing trusted is cached, or it was just evicted. sums: the
@@ -113,15 +112,6 @@ class LocalCache:
         share = reader.present_share()
         reader.close()
         return share
-
-    def reopen_after_fork(self) -> None:
-        self.index.reopen_after_fork()
-
-    def cached(self, id: FileId) -> CachedFile | None:
-        return self.index.cached(id)
-
-    def entry(self, id: FileId) -> Entry | None:
-        return self.index.entry(id)
 
     def close(self) -> None:
         self.index.close(clean=True)

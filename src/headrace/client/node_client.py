@@ -1,4 +1,4 @@
-"""Gives the processes of a host names, cache files and their costs, for the session, the gateways and the library.
+"""Give the session, the gateways and the library of a host names, metadata and cache files.
 
 A hit is answered from the index and the cache file in this process (`*_fast`, `complete_path`), and never blocks. A
 miss sends a request to the node and may block; a Cancel breaks it off. Thread-safe.
@@ -60,7 +60,7 @@ STATUS_MAX_AGE_S = 5.0
 
 
 class Miss(enum.Enum):
-    """Says that the index can't answer, so that the node has to."""
+    """Marks an answer that only the node can give, because the index can't."""
 
     MISS = 1
 
@@ -69,7 +69,7 @@ MISS = Miss.MISS
 
 
 def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> NodeClient:
-    """Connect to the node at a socket. patience_s: how long calls wait while the node is down. Raises
+    """Connect to the node at a socket. patience_s: seconds that calls wait while the node is down. Raises
     NodeUnavailableError when it is down now."""
     return NodeClient(socket_path, role=role, patience_s=patience_s)
 
@@ -83,10 +83,10 @@ class NodeClient:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s, on_welcome=self._renew)
         self._touches = AccessReporter(self._connections)
         self.touch: Callable[[FileId], None] = self._touches.touch
-        """Notes a use for the eviction policy. Notes are sent in batches, and may be lost without harm."""
+        """Records an access for the eviction policy. Records are sent in batches, and may be lost without harm."""
         self.local = LocalCache(first.welcome, self.touch)
-        """Replaced as soon as an id, a volume's number or a path's mode of writing may mean something else."""
-        self._connections.give(first)
+        """Replaced as soon as an id, a volume's number or a path's write mode may mean something else."""
+        self._connections.release(first)
         self._changes = ChangeReporter(self._connections)
         self._status: tuple[float, dict[str, object]] = (0.0, {})
         self.closed = False
@@ -128,8 +128,8 @@ class NodeClient:
         """Return the path of the mount that a path belongs to; "" above all mounts."""
         return _mount_of(os.fsdecode(path), self.local.index.mounts.all())
 
-    def takes_name(self, path: bytes) -> bool:
-        """Return whether the store behind a path can have an object of that name."""
+    def key_fits(self, path: bytes) -> bool:
+        """Return whether the key of a path is short enough for the object store of its mount."""
         mounts = self.local.index.mounts.all()
         mount = _mount_of(os.fsdecode(path), mounts)
         room = key_room(mounts[mount]["url"]) if mount else None
@@ -172,7 +172,7 @@ class NodeClient:
 
     def cached_version(self, id: FileId) -> Version | None:
         """Return the version of a cache file, complete or not; None if there is none."""
-        cached = self.local.cached(id)
+        cached = self.local.index.cached(id)
         return None if cached is None else Version(cached.size_bytes, cached.mtime_ns, cached.token)
 
     def complete_path(self, id: FileId) -> str | None:
@@ -208,14 +208,14 @@ class NodeClient:
         """Fetch small files, and yield the ids of those that are complete, as they become so. `open` reports why an
         id is missing at the end. This holds after an error too, NodeUnavailableError included: this call does not
         wait while the node is down."""
-        connection = self._connections.take()
+        connection = self._connections.acquire()
         try:
             for answer in connection.stream(OpenMany(ids=[*ids])):
                 assert isinstance(answer, OpenedMany)
                 yield [FileId(id) for id in answer.ids]
         finally:
             if connection.usable:
-                self._connections.give(connection)
+                self._connections.release(connection)
             else:
                 connection.close()
 
@@ -242,23 +242,23 @@ class NodeClient:
         self._changes.add(paths)
 
     def writing(self, path: bytes) -> None:
-        """Report to the node, soon, that a file whose mode promises copies is open for writing."""
+        """Report to the node, soon, that a file with replicas is open for writing. Never blocks."""
         self._changes.add([path], begun=True)
 
     def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
-        """Wait until what is at the path has what its mode promises: the origin in mode through, copies on other
-        nodes in mode back:2 and more. ConflictError, OriginError and its kinds."""
+        """Block until the path is as durable as its write mode promises: at the origin in mode through, on other nodes
+        in mode back:2 and more. Raises ConflictError, or OriginError and its subclasses."""
         self.ask(Secure(path=path), cancel)
 
     def acquire_lease(self, directory: bytes, cancel: Cancel | None = None) -> None:
-        """Acquire the right to make new names in a directory, exclusively in the cluster, for a moment at least.
+        """Acquire the lease of a directory, without which no node of the cluster makes new names in it.
         Raises HeadraceError where it can't be acquired."""
         self.ask(AcquireLease(path=directory), cancel)
 
     # ------------------------------------------------------------ events and state
 
-    def forgot(self, receipt: int) -> None:
-        """Acknowledge an event: what it requested, by its receipt, is done."""
+    def acknowledge(self, receipt: int) -> None:
+        """Acknowledge an event by its receipt: what it requested is done."""
         self.ask(Forgot(receipt=receipt))
 
     def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
@@ -268,7 +268,7 @@ class NodeClient:
 
     def file_state(self, id: FileId) -> dict[str, str]:
         """Return the `user.headrace.*` attributes of a file, by the last part of their names."""
-        entry, cached = self.local.entry(id), self.local.cached(id)
+        entry, cached = self.local.index.entry(id), self.local.index.cached(id)
         state = {"cached": "no", "socket": self._connections.path}
         if cached is not None:
             share = 1.0 if cached.trusted else self.local.present_share(id)
@@ -314,8 +314,8 @@ class NodeClient:
 
     def _renew(self, welcome: Welcome) -> None:
         """Follow a node that rebuilt or compacted its index, or has other settings. A rebuilt index has other ids.
-        The old one stays open, because other threads may be reading it. Other settings mean other modes of writing,
-        or one more disk."""
+        The old one stays open, because other threads may be reading it. Other settings mean other write modes, or
+        one more disk."""
         with self._renewing:
             before = self.local
             if welcome.generation != before.generation:
@@ -333,7 +333,7 @@ class NodeClient:
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
         self._changes = ChangeReporter(self._connections)
-        self.local.reopen_after_fork()
+        self.local.index.reopen_after_fork()
 
 
 def _reset_after_fork(client: NodeClient | None) -> None:

@@ -1,4 +1,4 @@
-"""Counts what a gateway answers, by operation, and reports it to the node for `headrace status`."""
+"""Count the requests of a gateway by operation, and report the counts to the node for `headrace status`."""
 
 from __future__ import annotations
 

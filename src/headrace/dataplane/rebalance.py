@@ -194,7 +194,9 @@ class Rebalance:
         pause_end_s = monotonic_s() + size_bytes / self._bytes_s
         try:
             refused = set(
-                await self._peers.take(node, files, epoch=view.epoch, deadline=Deadline.after(TAKE_LIMIT_S))
+                await self._peers.offer_handover(
+                    node, files, epoch=view.epoch, deadline=Deadline.after(TAKE_LIMIT_S)
+                )
             )
             for number, (id, wanted) in enumerate(batch):
                 if number in refused:

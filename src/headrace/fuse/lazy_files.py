@@ -92,7 +92,7 @@ class CacheClient(Protocol):
     def complete_path(self, id: FileId) -> str | None: ...
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile: ...
     def touch(self, id: FileId) -> None: ...
-    def forgot(self, receipt: int) -> None: ...
+    def acknowledge(self, receipt: int) -> None: ...
     def subscribe(self, on_event: Callable[[Any], None]) -> None: ...
 
 
@@ -198,8 +198,8 @@ class LazyClient:
 
     # ------------------------------------------------------------ events and state
 
-    def forgot(self, receipt: int) -> None:
-        self._client.forgot(receipt)
+    def acknowledge(self, receipt: int) -> None:
+        self._client.acknowledge(receipt)
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None:
         """Pass on the events of files. A change of a name in the namespace changes no name of this tree."""

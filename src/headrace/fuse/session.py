@@ -290,7 +290,7 @@ class Session:
             self._notifier.pages_changed(node)
         if event.receipt:
             self._notifier.flush()
-            self._client.forgot(event.receipt)
+            self._client.acknowledge(event.receipt)
 
     def _written(self, event: Written) -> None:
         """Invalidate names that another session changed."""

@@ -227,7 +227,7 @@ def identity_of(certificate: x509.Certificate, form: NameForm) -> Identity | Non
     return None
 
 
-def look_at(path: str, *, form: str = DEFAULT_FORM) -> Issued:
+def describe_certificate(path: str, *, form: str = DEFAULT_FORM) -> Issued:
     """Return the description of a PEM file. Raise PathNotFoundError or UsageError."""
     from cryptography import x509
 

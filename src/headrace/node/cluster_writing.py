@@ -85,7 +85,7 @@ def build_in_cluster(
         layer.upper,
         flags,
         view=link.view,
-        refresh=_look_at(link, namespace.listings),
+        refresh=_refresher(link, namespace.listings),
         publish=pending.publish_all_of,
     )
     replicator = _replicator(link, state)
@@ -128,7 +128,7 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
     )
 
 
-def _look_at(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
+def _refresher(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
     async def look(directory: bytes) -> None:
         """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
         await link.dirty.elsewhere.catch_up()

@@ -55,7 +55,7 @@ class CopyUp:
     def folder_for(self, path: bytes) -> os.stat_result:
         """Create the directory of a new name in the upper layer, as `ensure_directory` does. Raises ENAMETOOLONG if the
         store can't have an object of that name: without it, only the log would report that later."""
-        if len(path) > SHORT_PATH_BYTES and self._view.is_put(path) and not self._lower.takes_name(path):
+        if len(path) > SHORT_PATH_BYTES and self._view.is_put(path) and not self._lower.key_fits(path):
             raise os_error(errno.ENAMETOOLONG, path)
         return self.ensure_directory(split(path)[0])
 

@@ -119,14 +119,14 @@ class PeerClient:
         await self._execute_if_usable(self.table.peer(node), call, deadline)
         return call.result()
 
-    async def forget(
+    async def invalidate_listing(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
         call = UnaryCall(InvalidateListing(path, relist, below), Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
-    async def take(
+    async def offer_handover(
         self, node: NodeInfo, files: builtins.list[FileRange], *, epoch: int, deadline: Deadline
     ) -> builtins.list[int]:
         """Offer files to their new owner; return the indices of those that it does not have after all."""

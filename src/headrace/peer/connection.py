@@ -88,7 +88,7 @@ class PeerConnection:
         sock, certified_id, valid_until_s = _connect(address, node, who, limit=limit, tls=tls)
         connection = cls(sock, who, address, valid_until_s=valid_until_s)
         try:
-            connection.lend(limit)
+            connection.begin_request(limit)
             connection.send(hello)
             answer = connection.receive()
             if isinstance(answer, Failure):
@@ -113,7 +113,7 @@ class PeerConnection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def lend(self, deadline: Deadline, check_alive: Callable[[], None] = _assume_alive) -> None:
+    def begin_request(self, deadline: Deadline, check_alive: Callable[[], None] = _assume_alive) -> None:
         """Reserve the connection for one request. The thread that waits calls check_alive, which raises PeerError
         when the peer is dead."""
         self._deadline = deadline

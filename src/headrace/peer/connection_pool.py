@@ -132,9 +132,9 @@ class ConnectionPool:
             if connection is None:
                 connection = await self._connect(peer, deadline, threads)
             if watch:
-                connection.lend(deadline, self._thread_check(peer))
+                connection.begin_request(deadline, self._thread_check(peer))
             else:
-                connection.lend(deadline)
+                connection.begin_request(deadline)
             self._busy.add(connection)
             try:
                 await self._drive(peer, connection, call, threads, watch=watch)

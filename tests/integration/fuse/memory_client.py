@@ -175,7 +175,7 @@ class MemoryClient:
     def touch(self, id: FileId) -> None:
         pass
 
-    def forgot(self, receipt: int) -> None:
+    def acknowledge(self, receipt: int) -> None:
         pass
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None:

@@ -109,7 +109,7 @@ def test_a_node_that_comes_back_with_one_more_disk(running: NodeProcess) -> None
         for name in ("small", "block", "large"):
             assert whole(client, b"/" + name.encode()) == (running.source / name).read_bytes()
     assert old == whole(client, b"/small")
-    cached = client.local.cached(client.resolve(b"/large").id)
+    cached = client.local.index.cached(client.resolve(b"/large").id)
     assert cached is not None and cached.volume == 1
     client.close()
 

@@ -50,7 +50,7 @@ async def test_it_is_said_where_the_name_is_made(tmp_path: Path, monkeypatch: py
             await scene.do(lambda path=prefix: session.mkdir(path))  # type: ignore[misc]
         await scene.write(b"/f", b"data")
         await scene.write(folder + b"/" + b"m" * 200, b"made before")
-        monkeypatch.setattr(Lower, "takes_name", lambda lower, path: len(path) - 1 <= ROOM)
+        monkeypatch.setattr(Lower, "key_fits", lambda lower, path: len(path) - 1 <= ROOM)
         calls: list[Callable[[], Any]] = [
             lambda: session.put_bytes(LONG, b"x", os.O_TRUNC),
             lambda: session.replace(LONG, b"x"),

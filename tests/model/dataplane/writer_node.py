@@ -213,7 +213,7 @@ class Lower:
     def mount_of(self, path: bytes) -> str:
         return "/"
 
-    def takes_name(self, path: bytes) -> bool:
+    def key_fits(self, path: bytes) -> bool:
         return True
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OfTheOrigin:

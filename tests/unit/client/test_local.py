@@ -44,7 +44,7 @@ def test_each_way_to_a_complete_file_gives_the_same_bytes(
     fast = local.open_whole(parent, name)
     assert fast is not None and fast[1] == len(data)
     whole = local.open_whole_entry(parent, name)
-    assert whole is not None and whole.entry == local.entry(id)
+    assert whole is not None and whole.entry == local.index.entry(id)
     complete_path = local.complete_path(id)
     assert complete_path is not None
     reader = local.reader(id)
@@ -79,7 +79,9 @@ def test_no_fast_way_gives_what_is_no_file(local: LocalCache, name: bytes) -> No
 
 def test_an_unknown_id_has_nothing(local: LocalCache) -> None:
     id = FileId(99_999)
-    assert (local.complete_path(id), local.reader(id), local.entry(id), local.cached(id)) == (None,) * 4
+    assert (local.complete_path(id), local.reader(id), local.index.entry(id), local.index.cached(id)) == (
+        None,
+    ) * 4
     assert local.present_share(id) == 0.0
 
 

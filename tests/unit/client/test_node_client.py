@@ -105,7 +105,7 @@ def test_names_of_a_listing_that_is_not_fresh_are_a_miss(
         (lambda client: client.ensure_listed(FileId(5)), List(5)),
         (lambda client: client.secure(b"/a"), Secure(b"/a")),
         (lambda client: client.acquire_lease(b"/a"), AcquireLease(b"/a")),
-        (lambda client: client.forgot(9), Forgot(9)),
+        (lambda client: client.acknowledge(9), Forgot(9)),
     ],
 )
 def test_each_call_is_one_request(
@@ -206,7 +206,7 @@ def test_open_many_yields_as_files_become_complete(node: ScriptedNode, client: N
     assert list(client.open_many([FileId(1), FileId(2), FileId(3)])) == [[3], [1], []]
     assert requests(node) == [OpenMany([1, 2, 3])]
     connections = node.connections
-    client.forgot(1)
+    client.acknowledge(1)
     assert node.connections == connections, "its connection went back to the pool"
 
 
@@ -218,7 +218,7 @@ def test_open_many_that_is_broken_off_gives_its_connection_to_nobody(
     assert next(opening) == [3]
     opening.close()  # type: ignore[attr-defined]  # it is a generator
     assert node.left.acquire(timeout=30)
-    client.forgot(1)
+    client.acknowledge(1)
     assert requests(node)[-1] == Forgot(1)
 
 
@@ -241,8 +241,8 @@ def test_the_longest_mount_answers_for_a_path(start_node: StartNode, own_cached:
     mounts = {b"/": "/", b"/a": "/", b"/mnt": "/mnt", b"/mnt/a": "/mnt", b"/mntx": "/"}
     assert {path: client.mount_of(path) for path in mounts} == mounts
     assert client.mounts() == {"/": "file:///origin", "/mnt": "s3://bucket/prefix"}
-    assert client.takes_name(b"/mnt/" + b"k" * (1024 - len("prefix/")))
-    assert not client.takes_name(b"/mnt/" + b"k" * (1025 - len("prefix/")))
+    assert client.key_fits(b"/mnt/" + b"k" * (1024 - len("prefix/")))
+    assert not client.key_fits(b"/mnt/" + b"k" * (1025 - len("prefix/")))
     client.close()
 
 
@@ -260,15 +260,15 @@ def test_a_client_follows_a_node_with_other_settings(
     node: ScriptedNode, client: NodeClient, cached: Cached
 ) -> None:
     before = client.local
-    client.forgot(1)
+    client.acknowledge(1)
     node.restart(cached.welcome(upper="/upper", write="back"))
-    client.forgot(1)
+    client.acknowledge(1)
     assert client.local is before, "nothing has another meaning"
     node.restart(cached.welcome(upper="/upper", write="off"))
-    client.forgot(1)
+    client.acknowledge(1)
     assert (client.write, client.local.index) == ("off", before.index)
     node.restart(replace(cached.welcome(write="off"), volumes=[cached.volume, "/more"]))
-    client.forgot(1)
+    client.acknowledge(1)
     assert client.local.volumes == [cached.volume, "/more"]
 
 

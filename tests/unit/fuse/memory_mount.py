@@ -55,13 +55,13 @@ class WritingMemoryClient(MemoryClient):
     def mount_of(self, path: bytes) -> str:
         return "/other" if path.startswith(b"/other/") else "/"
 
-    def takes_name(self, path: bytes) -> bool:
+    def key_fits(self, path: bytes) -> bool:
         return len(path) <= 1024
 
     def touch(self, id: FileId) -> None:
         self.touched.append(id)
 
-    def forgot(self, receipt: int) -> None:
+    def acknowledge(self, receipt: int) -> None:
         self.receipts.append(receipt)
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None:

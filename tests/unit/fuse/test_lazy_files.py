@@ -64,7 +64,7 @@ class CacheOfNode:
     def touch(self, id: FileId) -> None:
         self.opened.append(-id)
 
-    def forgot(self, receipt: int) -> None: ...
+    def acknowledge(self, receipt: int) -> None: ...
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None:
         self.events.append(on_event)

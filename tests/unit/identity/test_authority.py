@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
 from headrace.cli.examples import FIELDS
 from headrace.cli.main import build_app
-from headrace.identity.authority import Authority, certificates_below, look_at
+from headrace.identity.authority import Authority, certificates_below, describe_certificate
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import Identity
 
@@ -118,7 +118,7 @@ def test_a_life_without_end_is_none(authority: Authority, days: float) -> None:
 def test_a_spiffe_id(tmp_path: Path) -> None:
     form = "spiffe://example.org/headrace/{cluster}/{role}/{name}"
     folder = Authority.make(str(tmp_path / "a"), "lab", form=form).issue("n1")
-    issued = look_at(os.path.join(folder, "certificate.pem"), form=form)
+    issued = describe_certificate(os.path.join(folder, "certificate.pem"), form=form)
     assert issued.names == ("spiffe://example.org/headrace/lab/node/n1",)
     assert issued.identity == Identity("lab", "node", "n1")
     assert MutualTls(files_of(folder), form=form).own == issued.identity
@@ -136,7 +136,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_certificate(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(UsageError):
-        look_at(str(tmp_path / "x"))
+        describe_certificate(str(tmp_path / "x"))
     with pytest.raises(PathNotFoundError):
         list(certificates_below(str(tmp_path / "empty")))
     authority.issue("n1")

@@ -45,12 +45,12 @@ async def test_it_waits_for_all_who_follow() -> None:
     assert len(set(receipts)) == 2
     assert 0 not in receipts
     for receipt in (0, -1, 1 << 40, receipts[0], receipts[0]):
-        subscribers.forgot(receipt)
+        subscribers.acknowledge(receipt)
     await asyncio.sleep(0)
     assert not dropped.done()
-    subscribers.forgot(receipts[1])
+    subscribers.acknowledge(receipts[1])
     await dropped
-    subscribers.forgot(receipts[1])
+    subscribers.acknowledge(receipts[1])
     for session in sessions:
         session.following.cancel()
 

@@ -78,7 +78,7 @@ class Subscribers:
                 self._leave(queue)
                 queue.put_nowait(None)
 
-    def forgot(self, receipt: int) -> None:
+    def acknowledge(self, receipt: int) -> None:
         """Record that a session confirmed the receipt."""
         _, future = self._receipts.get(receipt, (None, None))
         if future is not None and not future.done():
@@ -207,7 +207,7 @@ class RpcServer:
                     await _send(writer, event)
                 raise NodeUnavailableError("events were lost", why="this client reads them too slowly")
             if isinstance(request, Forgot):
-                self._subscribers.forgot(request.receipt)
+                self._subscribers.acknowledge(request.receipt)
                 await _send(writer, Done())
                 return
             if isinstance(request, JobStart | OpenMany):

@@ -70,7 +70,7 @@ class BrokeredFile(OpenFile):
             if opened.whole or not self._newest.is_of(fd):
                 self._newest = BrokeredReader(fd, complete=opened.whole)
                 self._newest.add(start, end)
-                self._take(self._newest)
+                self._add_reader(self._newest)
             else:
                 os.close(fd)
                 self._newest.add(start, end)

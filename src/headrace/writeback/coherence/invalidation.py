@@ -56,7 +56,9 @@ class PeerListings:
         async def notify(node: NodeInfo) -> tuple[str, str] | None:
             try:
                 deadline = Deadline.after(INVALIDATE_LIMIT_S)
-                await self._peers.forget(node, path, relist=relist, below=below, deadline=deadline)
+                await self._peers.invalidate_listing(
+                    node, path, relist=relist, below=below, deadline=deadline
+                )
             except HeadraceError as error:
                 return node.id, str(error)
             return None
