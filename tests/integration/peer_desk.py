@@ -182,10 +182,10 @@ class FileDesk:
         rows = [row for page in self.pages for row in page.rows if row.name == request.name]
         return [Names(rows, 5.0, last=True)]
 
-    async def forget(self, request: InvalidateListing) -> None:
+    async def invalidate_listing(self, request: InvalidateListing) -> None:
         self.forgotten.append(request)
 
-    async def doubt(self, request: ReportCorruption) -> None:
+    async def check_corruption(self, request: ReportCorruption) -> None:
         self.doubted.append(request.file)
 
     async def replicate(self, request: Replicate | ReplicateAhead) -> None:
@@ -194,12 +194,12 @@ class FileDesk:
     async def report_failover(self, request: QueryFailover) -> FailoverReport:
         raise NotImplementedError
 
-    async def written(
+    async def pending_names(
         self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
     ) -> PendingNamesPage | VersionResolved | Done:
         raise NotImplementedError
 
-    async def take(self, request: OfferHandover) -> HandoverAnswer:
+    async def take_over(self, request: OfferHandover) -> HandoverAnswer:
         self.taken.append(request)
         return HandoverAnswer(
             [index for index, file in enumerate(request.files) if file.path not in self.files]

@@ -26,7 +26,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ObjectMetadata
-from headrace.entry.peer.server import PeerServer, keep_fair
+from headrace.entry.peer.server import PeerServer, avoid_bbr
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
@@ -367,7 +367,7 @@ def test_what_is_sent_is_sent_fairly(given: str, wanted: str) -> None:
         pytest.skip(f"the kernel has not both of {given} and {wanted}")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, given.encode())
-        keep_fair(listening)
+        avoid_bbr(listening)
         with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
             name = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert name.rstrip(b"\0").decode() == wanted

@@ -138,9 +138,9 @@ class ReplicationService:
 class NodePeerService:
     """Answer peers.
 
-    owns: returns whether this node owns a range of a path, by its own view. on_forget: lists directories again whose
-    listings are invalid. copies: None on a node without replication. shared: answers for names that are not persisted;
-    None on a node without writes.
+    owns: returns whether this node owns a range of a path, by its own view. on_invalidate: lists directories again
+    whose listings are invalid. copies: None on a node without replication. shared: answers for names that are not
+    persisted; None on a node without writes.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class NodePeerService:
         reads: ReadPath,
         *,
         owns: Callable[[bytes, int], bool],
-        on_forget: Callable[[bytes, bool], None],
+        on_invalidate: Callable[[bytes, bool], None],
         copies: ReplicationService | None = None,
         shared: CoherenceService | None = None,
     ) -> None:
@@ -162,7 +162,7 @@ class NodePeerService:
         self._store = store
         self._reads = reads
         self._owns = owns
-        self._on_forget = on_forget
+        self._on_invalidate = on_invalidate
 
     async def open_many(
         self, wanted: list[FileRange], *, cached_only: bool, epoch: int
@@ -217,7 +217,7 @@ class NodePeerService:
             await self._namespace.listings.list(directory, for_peer=True)
         return list(self._namespace.owner_names.pages(directory))
 
-    async def take(self, request: OfferHandover) -> HandoverAnswer:
+    async def take_over(self, request: OfferHandover) -> HandoverAnswer:
         """Fetch files that another node offers and this node owns now. Other reads precede them."""
         outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
         refused: list[int] = []
@@ -261,7 +261,7 @@ class NodePeerService:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
 
-    async def written(self, request: PendingNamesRequest) -> PendingNamesAnswer:
+    async def pending_names(self, request: PendingNamesRequest) -> PendingNamesAnswer:
         shared = self._shared_writes()
         match request:
             case ListPending():
@@ -280,13 +280,13 @@ class NodePeerService:
             raise UsageError("written files", why="this node publishes no pending names")
         return self._shared
 
-    async def doubt(self, request: ReportCorruption) -> None:
+    async def check_corruption(self, request: ReportCorruption) -> None:
         entry = await self._entry_of(request.file)
         await self._reads.check(entry.id)
 
-    async def forget(self, request: InvalidateListing) -> None:
+    async def invalidate_listing(self, request: InvalidateListing) -> None:
         if request.relist:
-            self._on_forget(request.path, request.below)
+            self._on_invalidate(request.path, request.below)
         elif request.below:
             self._namespace.changes.expire(request.path)
         else:

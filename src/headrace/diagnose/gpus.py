@@ -8,12 +8,12 @@ from typing import Any
 
 from headrace.base.missing_extras import missing_extra_of
 
-LOOK_EVERY_S = 0.1
+QUERY_INTERVAL_S = 0.1
 """Seconds between two queries. NVML reports the mean of its last sampling period, which is at least as long."""
 
 
 class GpuWatch:
-    """Query NVML, if it is available. missing: why it is not."""
+    """Query NVML, if it is available. missing: the reason when it is not; "" else."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class GpuWatch:
         """
         if self._nvml is None or not self._devices:
             return None
-        if now_s - self._at_s >= LOOK_EVERY_S:
+        if now_s - self._at_s >= QUERY_INTERVAL_S:
             self._at_s = now_s
             used = [
                 device for device in self._devices if self._users(device) & set(processes)

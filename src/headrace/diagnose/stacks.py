@@ -101,10 +101,10 @@ class StackSampler:
             for spy in self._spies.values():
                 if spy.process.poll() is None:
                     spy.process.send_signal(signal.SIGINT)
-            give_up_s = time.monotonic() + ENDS_WITHIN_S
+            deadline_s = time.monotonic() + ENDS_WITHIN_S
             for pid, spy in self._spies.items():
                 try:
-                    spy.process.wait(max(0.1, give_up_s - time.monotonic()))
+                    spy.process.wait(max(0.1, deadline_s - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     spy.process.kill()
                     spy.process.wait()
@@ -143,7 +143,7 @@ def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
     for event in events:
         thread = int(event["tid"])
         if thread in changed and changed[thread] != event["ts"]:
-            _note(lines, building[thread], began_s + changed[thread] / 1e6)
+            _add_sample(lines, building[thread], began_s + changed[thread] / 1e6)
         changed[thread] = event["ts"]
         stack = building.setdefault(thread, [])
         if event["ph"] == "B":
@@ -153,7 +153,7 @@ def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
     return lines
 
 
-def _note(lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float) -> None:
+def _add_sample(lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float) -> None:
     if not stack or not stack[0]["name"].startswith(_THREAD):
         return
     thread_id = stack[0]["name"][len(_THREAD) :].split(")", 1)[0]

@@ -48,7 +48,7 @@ _PURPOSE = "headrace record 1"
 
 
 class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Is the seal of a record. at_ns: the signer's time. certificate: DER of the signer's certificate, and of those
+    """Holds the seal of a record. at_ns: the signer's time. certificate: DER of the signer's certificate, and of those
     between it and the authority."""
 
     at_ns: int

@@ -106,7 +106,7 @@ class Attachments:
         self._invalidate(path)
 
     def _check_exclusive(self, path: str) -> None:
-        """Refuse names that an exclusive directory of a running node would not show."""
+        """Raise UsageError for a path that an exclusive directory of a running node would not show."""
         for top in map(os.fsdecode, WriteModes.parse(self._config.write).exclusive_tops):
             if f"{top}/".startswith(path.rstrip("/") + "/") or path.startswith(f"{top}/"):
                 raise UsageError(

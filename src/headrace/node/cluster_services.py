@@ -195,12 +195,12 @@ class ClusterServices:
         """Sync a directory: every node first drops its listings, then the owners list at the origin and the others
         at the owners. A node that can't be notified sees the change when its listings expire."""
         path = os.fsencode(request.path)
-        failures = dict(await self._link.dirty.listings.forget(path, relist=False))
+        failures = dict(await self._link.dirty.listings.invalidate(path, relist=False))
         async for state in self.jobs.local.run(request.kind, request.path, request.options):
             if not state.done:
                 yield state
                 continue
-            failures |= dict(await self._link.dirty.listings.forget(path, relist=True))
+            failures |= dict(await self._link.dirty.listings.invalidate(path, relist=True))
             failed = [(f"node {id}", why) for id, why in failures.items()]
             yield msgspec.structs.replace(
                 state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
@@ -256,7 +256,7 @@ def build_services(
         store,
         reads,
         owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES),
-        on_forget=relisting.schedule,
+        on_invalidate=relisting.schedule,
         copies=_replication_service(dirty, failover, writing),
         shared=_coherence_service(me, dirty, writing),
     )

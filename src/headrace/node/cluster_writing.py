@@ -40,8 +40,8 @@ from headrace.writeback.writeback import WriteBack
 
 @dataclass(frozen=True, slots=True)
 class ClusterWriting:
-    """The write side of a node in a cluster, with the parts that answer other nodes. replicator: None where no mode
-    promises replicas."""
+    """Holds the write side of a node in a cluster, with the parts that answer other nodes. replicator: None where no
+    mode promises replicas."""
 
     write_back: WriteBack
     failback: Failback

@@ -55,5 +55,5 @@ def build_dirty_data(
     files = DirtyFiles(me, threads, locate=Upper(config.upper_folder).at, folder_of=replica_host.folder_of)
     elsewhere = DirtyNamesSubscriber(me, records, peers, view=view, replica_entries=files.replica_entries)
     listings = PeerListings(me, peers, view=view)
-    announcer = InvalidationBroadcaster(listings.forget, view)
+    announcer = InvalidationBroadcaster(listings.invalidate, view)
     return DirtyData(replica_host, files, elsewhere, listings, announcer, threads)

@@ -16,16 +16,16 @@ def stop_on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop.set)
 
 
-def say_ready(ready_fd: int | None, socket_path: str) -> None:
+def report_ready(ready_fd: int | None, socket_path: str) -> None:
     """Write one JSON line for the process that started this one."""
-    _say(ready_fd, {"ready": True, "socket": socket_path, "pid": os.getpid()})
+    _report(ready_fd, {"ready": True, "socket": socket_path, "pid": os.getpid()})
 
 
-def say_failed(ready_fd: int | None, error: HeadraceError) -> None:
-    _say(ready_fd, error.as_report())
+def report_failed(ready_fd: int | None, error: HeadraceError) -> None:
+    _report(ready_fd, error.as_report())
 
 
-def _say(ready_fd: int | None, line: dict[str, object]) -> None:
+def _report(ready_fd: int | None, line: dict[str, object]) -> None:
     if ready_fd is not None:
         os.write(ready_fd, json.dumps(line).encode() + b"\n")
         os.close(ready_fd)

@@ -99,7 +99,7 @@ collector would run after every 700 objects."""
 
 
 class Node:
-    """Is a running node. Build it with `Node.start`; end it with `stop`."""
+    """Holds the parts of a running node. Build it with `Node.start`; end it with `stop`."""
 
     def __init__(
         self, config: Config, store: Store, planned: PlannedFiles, link: ClusterLink | None = None
@@ -161,9 +161,9 @@ class Node:
             *(store, self.reads, self.disk),
             write=self.write,
             cluster=self.cluster,
-            give_up_seal=self.jobs.auto_seal.revoke_oldest,
+            revoke_seal=self.jobs.auto_seal.revoke_oldest,
             release_seals=self.jobs.sealing.release_unused,
-            on_corrupt=self._give_up_index,
+            on_corrupt=self._stop_for_corrupt_index,
         )
         self.requests = self._build_requests()
         self.server = RpcServer(
@@ -328,7 +328,7 @@ class Node:
         """Hand descriptors of cached files to other users, if the configuration permits it."""
         if self.config.open_to_others:
             parts = (self.namespace, self.store, self.reads)
-            self.broker = build_broker(self.config, *parts, on_corrupt=self._give_up_index)
+            self.broker = build_broker(self.config, *parts, on_corrupt=self._stop_for_corrupt_index)
             self.broker.start(broker_socket_of(self.config.socket_path))
 
     async def stop(self) -> None:
@@ -362,7 +362,7 @@ class Node:
         try:
             return await self.requests.answer(request)
         except CorruptIndexError as error:
-            self._give_up_index(error)
+            self._stop_for_corrupt_index(error)
             raise
 
     async def _stream(self, request: JobStart | OpenMany) -> AsyncIterator[Answer]:
@@ -370,7 +370,7 @@ class Node:
             async for state in self.requests.stream(request):
                 yield state
         except CorruptIndexError as error:
-            self._give_up_index(error)
+            self._stop_for_corrupt_index(error)
             raise
 
     async def _report(self, _: StatusAsk) -> Report:
@@ -449,7 +449,7 @@ class Node:
         self.reads.forget(ids)
         await self.subscribers.drop_damaged([int(id) for id in ids])
 
-    def _give_up_index(self, error: CorruptIndexError) -> None:
+    def _stop_for_corrupt_index(self, error: CorruptIndexError) -> None:
         """Stop the node because a page of the index is damaged. The next run starts with a new index."""
         log.error(
             "the index is corrupt, the node stops so that the next run creates it again error=%s", error
@@ -498,14 +498,14 @@ async def _run(config: Config, ready_fd: int | None, *, again: bool) -> int:
     try:
         node = await Node.start(config, again=again)
     except HeadraceError as error:
-        say_failed(ready_fd, error)
+        report_failed(ready_fd, error)
         log.error("node did not start error=%s", error)
         return 1
     stop_on_signals(node.stopping)
-    say_ready(ready_fd, config.socket_path)
+    report_ready(ready_fd, config.socket_path)
     await node.stopping.wait()
     try:
         await node.stop()
     except CorruptIndexError as error:
-        node._give_up_index(error)
+        node._stop_for_corrupt_index(error)
     return 1 if node.failed else 0

@@ -25,7 +25,7 @@ PREFIX = "mounts"
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """Is the content of a record. url: "" for a mount that was removed."""
+    """Holds the content of a record. url: "" for a mount that was removed."""
 
     url: str
     options: dict[str, str] = {}

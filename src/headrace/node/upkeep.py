@@ -27,9 +27,9 @@ IDLE_FILL_S = 15.0
 
 class Upkeep:
     """Runs one task. disk: the threads for blocking work. on_corrupt: gets the error of a damaged index, once a
-    second. write, cluster: None for a node that writes nothing, or has no cluster. give_up_seal: removes a seal, so
-    that its files can be evicted, and returns whether there was one. release_seals: the
-    same for removed seals that nobody reads any more."""
+    second. write, cluster: None for a node that writes nothing, or has no cluster. revoke_seal: removes a seal, so
+    that its files can be evicted, and returns whether there was one. release_seals: the same for removed seals that
+    nobody reads any more."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Upkeep:
         *,
         write: WriteBack | None,
         cluster: ClusterServices | None,
-        give_up_seal: Callable[[], Awaitable[bool]],
+        revoke_seal: Callable[[], Awaitable[bool]],
         release_seals: Callable[[], Awaitable[bool]],
         on_corrupt: Callable[[CorruptIndexError], None],
     ) -> None:
@@ -48,15 +48,15 @@ class Upkeep:
         self._disk = disk
         self._write = write
         self._cluster = cluster
-        self._give_up_seal = give_up_seal
+        self._give_up_seal = revoke_seal
         self._release_seals = release_seals
         self._on_corrupt = on_corrupt
         self._tasks = OwnedTasks()
         self.disks_full: list[str] = []
-        """Folders of the disks that take nothing now."""
+        """Directories of the disks that are full now."""
 
     def start(self) -> None:
-        self._look_at_disks()
+        self._check_disks()
         self._tasks.start(self._run())
 
     async def stop(self) -> None:
@@ -66,7 +66,7 @@ class Upkeep:
         synced_s = dropped_s = time.monotonic()
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
-            self._look_at_disks()
+            self._check_disks()
             try:
                 await self._evict()
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
@@ -105,7 +105,7 @@ class Upkeep:
         own = 0 if self._write is None else self._write.upper_bytes
         return own + (0 if self._cluster is None else self._cluster.replica_host.bytes_kept)
 
-    def _look_at_disks(self) -> None:
+    def _check_disks(self) -> None:
         was_full = self.disks_full
         self.disks_full = [volume.folder for volume in self._store.disks if volume.disk_is_full]
         for directory in self.disks_full:

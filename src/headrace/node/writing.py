@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 THREADS = 16
 """Threads that read files for uploads and scan the upper layer."""
 VersionResolver = Callable[[bytes, Version], Awaitable[Version | None]]
-"""Have the writer of a pending version persist it, and return the origin's version; None if it was replaced."""
+"""Makes the writer of a pending version persist it, and returns the origin's version; None if it was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBackSettings:
-    """Settings of write-back. delay_s: how long a path must be unchanged before it is persisted. timeout_s: limit of a
-    request to an origin. layer_bytes_max: the size of the upper layer above which clean files are demoted, and of dirty
-    files above which writers are slowed down."""
+    """Settings of write-back. delay_s: seconds that a path must be unchanged before it is persisted. timeout_s: limit
+    of a request to an origin. layer_bytes_max: the size of the upper layer above which clean files are demoted, and of
+    dirty files above which writers are slowed down."""
 
     delay_s: float
     timeout_s: float
@@ -125,7 +125,7 @@ def build_persister(
     resolve_version: VersionResolver,
     observers: Sequence[WriteObserver],
 ) -> WriteBack:
-    """Build the write side that persists all of an upper layer in another directory, whatever the mode of writing is
+    """Build the write side that persists all of an upper layer in another directory, whatever the write mode is
     here."""
     state = WriteState.of(
         namespace, open_layer(config, WriteModes.parse("back"), directory), resolve_version=resolve_version

@@ -88,12 +88,11 @@ class JobQuery(Value, frozen=True):
     id: Annotated[str, Meta(description="Id of the job.", min_length=1, max_length=200)]
 
 
-class WaitQuery(Value, frozen=True):
-    id: Annotated[str, Meta(description="Id of the job.", min_length=1, max_length=200)]
+class WaitQuery(JobQuery, frozen=True):
     wait_s: Annotated[
         float,
         Meta(
-            description="How long the response may wait for the end of the job, in seconds.",
+            description="Seconds for which the response may wait for the end of the job.",
             ge=0,
             le=WAIT_S_MAX,
         ),

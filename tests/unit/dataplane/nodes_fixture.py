@@ -129,8 +129,8 @@ class DirectPeers:
     ) -> Names:
         return (await self._desk(node).names(LookupShared(path, name, epoch)))[0]
 
-    async def take(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
-        return (await self._desk(node).take(OfferHandover(files, epoch))).refused
+    async def offer_handover(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
+        return (await self._desk(node).take_over(OfferHandover(files, epoch))).refused
 
 
 class OneNode:
@@ -183,7 +183,7 @@ class OneNode:
             owns=lambda path, start: any(
                 owner.id == id for owner in world.view.owners(path, start // SEGMENT_BYTES, replicas=replicas)
             ),
-            on_forget=lambda *_: None,
+            on_invalidate=lambda *_: None,
         )
         self.rebalance = Rebalance(
             id,

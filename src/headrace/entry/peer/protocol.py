@@ -131,12 +131,12 @@ class PeerProtocol:
                 self._put(page)
                 yield from self._channel.flush()
         elif isinstance(request, InvalidateListing):
-            yield from self._call(service.forget(request), "invalidating a listing for a peer")
+            yield from self._call(service.invalidate_listing(request), "invalidating a listing for a peer")
             self._put(Done())
         elif isinstance(request, OfferHandover):
-            self._put((yield from self._call(service.take(request), "taking files over")))
+            self._put((yield from self._call(service.take_over(request), "taking files over")))
         elif isinstance(request, ReportCorruption):
-            yield from self._call(service.doubt(request), "checking a file for a peer")
+            yield from self._call(service.check_corruption(request), "checking a file for a peer")
             self._put(Done())
         elif isinstance(request, ReplicaRequest):
             yield from self._call(service.replicate(request), "storing replicas")
@@ -144,7 +144,9 @@ class PeerProtocol:
         elif isinstance(request, QueryFailover):
             self._put((yield from self._call(service.report_failover(request), "reporting a failover")))
         elif isinstance(request, PendingNamesRequest):
-            self._put((yield from self._call(service.written(request), "answering about pending names")))
+            self._put(
+                (yield from self._call(service.pending_names(request), "answering about pending names"))
+            )
         elif isinstance(request, Ping):
             self._put(self._welcome())
         else:

@@ -121,7 +121,7 @@ class ServerConnection:
         self._pace.waited(time.monotonic() - self._parked_s)
 
 
-def keep_fair(sock: socket.socket) -> None:
+def avoid_bbr(sock: socket.socket) -> None:
     """Use CUBIC on this socket where the system's TCP is BBR, if the kernel has it and allows it. With many
     transfers on one link, BBR starves some of them for seconds (decision 0008)."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_NAME_BYTES).startswith(b"bbr"):
@@ -180,7 +180,7 @@ class PeerServer:
             raise UsageError(
                 f"peers at {host}:{port}", why=error.strerror or str(error), hint="set listen = HOST:PORT"
             ) from error
-        keep_fair(listener)  # accepted sockets inherit it
+        avoid_bbr(listener)  # accepted sockets inherit it
         listener.setblocking(False)
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -338,13 +338,13 @@ class PeerServer:
         except StopIteration:
             self._end(connection, None)
         except (PeerGoneError, OSError, HeadraceError, StrangerError) as error:
-            self._note(connection, error)
+            self._log_refused(connection, error)
             self._end(connection, error)
         except Exception as error:
             log.exception("a connection of a peer failed peer=%s", connection.peer)
             self._end(connection, error)
 
-    def _note(self, connection: ServerConnection, error: Exception) -> None:
+    def _log_refused(self, connection: ServerConnection, error: Exception) -> None:
         """Log a refused peer. A peer that was served and disconnected is not logged."""
         why = ""
         if isinstance(error, StrangerError) or (

@@ -98,43 +98,43 @@ class DirectoryLeases(WriteObserver):
         self.marks.extend_leases(0.0)
         self.marks.close()
 
-    async def acquire(self, folder: bytes) -> None:
+    async def acquire(self, directory: bytes) -> None:
         """Acquire the lease of a directory. On return this node may create names there, for LEASE_KEPT_S_MIN at least,
         and knows those that exist. Raises HeadraceError if another node keeps the lease, or the records are
         unavailable."""
-        async with self._locks.setdefault(folder, asyncio.Lock()):
+        async with self._locks.setdefault(directory, asyncio.Lock()):
             if self._records.leases_lost != self._leases_lost:
                 await self._drop_all()
-            if folder not in self._held:
-                await self._acquire_record(folder)
-                await self._refresh(folder)
-                self._held[folder] = monotonic_s()
+            if directory not in self._held:
+                await self._acquire_record(directory)
+                await self._refresh(directory)
+                self._held[directory] = monotonic_s()
             self._extend()
             with self._upper.lock:
-                self.marks.set(self._upper.at(folder), folder, MARKS.leased)
+                self.marks.set(self._upper.at(directory), directory, MARKS.leased)
 
-    async def release(self, folder: bytes) -> None:
+    async def release(self, directory: bytes) -> None:
         """Release the lease of a directory. On return other nodes can acquire it, and can query all names that were
         created here."""
-        async with self._locks.setdefault(folder, asyncio.Lock()):
-            since_s = self._held.get(folder)
+        async with self._locks.setdefault(directory, asyncio.Lock()):
+            since_s = self._held.get(directory)
             if since_s is None:  # a cancelled call may have created the record
-                if await self._records.get(_key(folder)) == self._me.encode():
-                    await self._records.delete(_key(folder))
+                if await self._records.get(_key(directory)) == self._me.encode():
+                    await self._records.delete(_key(directory))
                 return
             await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
             with self._upper.lock:
-                self.marks.clear(self._upper.at(folder), MARKS.leased)
-            await self._publish(folder)
-            del self._held[folder]
-            await self._records.delete(_key(folder))
-            self._released[folder] = monotonic_s()
+                self.marks.clear(self._upper.at(directory), MARKS.leased)
+            await self._publish(directory)
+            del self._held[directory]
+            await self._records.delete(_key(directory))
+            self._released[directory] = monotonic_s()
 
-    async def _acquire_record(self, folder: bytes) -> None:
+    async def _acquire_record(self, directory: bytes) -> None:
         """Create the record of a lease, after its holder has released it."""
-        key, mine = _key(folder), self._me.encode()
+        key, mine = _key(directory), self._me.encode()
         deadline, outage = Deadline.after(ACQUIRE_LIMIT_S), Deadline.after(RECORDS_OUTAGE_S_MAX)
-        await asyncio.sleep(self._released.pop(folder, 0.0) + HANDOVER_GRACE_S - monotonic_s())
+        await asyncio.sleep(self._released.pop(directory, 0.0) + HANDOVER_GRACE_S - monotonic_s())
         while True:
             try:
                 if await self._records.create(key, mine, leased=True):
@@ -143,28 +143,30 @@ class DirectoryLeases(WriteObserver):
                 if holder == mine and await self._records.replace(key, mine, mine, leased=True):
                     return  # an earlier run of this node created it
                 if holder is not None and holder != mine:
-                    await self._recall(folder, os.fsdecode(holder))
+                    await self._recall(directory, os.fsdecode(holder))
                     if await self._records.create(key, mine, leased=True):
                         return
             except ClusterUnavailableError:
                 if outage.passed():
                     raise
             if deadline.passed():
-                raise DeadlineExceededError(os.fsdecode(folder), why="another node holds the directory lease")
+                raise DeadlineExceededError(
+                    os.fsdecode(directory), why="another node holds the directory lease"
+                )
             await asyncio.sleep(RETRY_S)
 
-    async def _recall(self, folder: bytes, holder: str) -> None:
+    async def _recall(self, directory: bytes, holder: str) -> None:
         """Request a lease from its holder. A holder that left the cluster is skipped: its record expires."""
         node = self._view().nodes.get(holder)
         if node is None:
             return  # its record expires with its lease
         try:
-            await self._peers.notify(node, RecallLease(folder), Deadline.after(RECALL_LIMIT_S))
+            await self._peers.notify(node, RecallLease(directory), Deadline.after(RECALL_LIMIT_S))
         except HeadraceError as error:
             log.info(
                 "a directory lease was not released node=%s path=%s error=%s",
                 holder,
-                os.fsdecode(folder),
+                os.fsdecode(directory),
                 error,
             )
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -172,21 +174,23 @@ class DirectoryLeases(WriteObserver):
     def _on_record(self, key: str, holder: bytes | None) -> None:
         """Note that another node seems to have one of this node's leases. The event may be old, so `_check_doubted`
         reads the record."""
-        folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
-        if folder in self._held and holder != self._me.encode():
-            self._doubted.add(folder)
+        directory = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
+        if directory in self._held and holder != self._me.encode():
+            self._doubted.add(directory)
 
     async def _check_doubted(self) -> None:
         """Read the records of doubted leases, and stop using those that no longer name this node."""
-        for folder in list(self._doubted):
-            async with self._locks.setdefault(folder, asyncio.Lock()):
-                if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
-                    log.error("another node took a directory lease of this node path=%s", os.fsdecode(folder))
-                    del self._held[folder]
+        for directory in list(self._doubted):
+            async with self._locks.setdefault(directory, asyncio.Lock()):
+                if directory in self._held and await self._records.get(_key(directory)) != self._me.encode():
+                    log.error(
+                        "another node took a directory lease of this node path=%s", os.fsdecode(directory)
+                    )
+                    del self._held[directory]
                     with self._upper.lock:
-                        self.marks.clear(self._upper.at(folder), MARKS.leased)
-                    self._records.disown(_key(folder))
-                self._doubted.discard(folder)
+                        self.marks.clear(self._upper.at(directory), MARKS.leased)
+                    self._records.disown(_key(directory))
+                self._doubted.discard(directory)
 
     async def _maintain(self) -> None:
         """Check the leases and extend them with the node's own, until the task is cancelled."""
@@ -213,14 +217,14 @@ class DirectoryLeases(WriteObserver):
         wrote since is deleted."""
         held, self._held = self._held, {}
         with self._upper.lock:
-            for folder in held:
-                self.marks.clear(self._upper.at(folder), MARKS.leased)
-        for folder in held:
-            if await self._records.get(_key(folder)) == self._me.encode():
-                await self._records.delete(_key(folder))
-            self._records.disown(_key(folder))
+            for directory in held:
+                self.marks.clear(self._upper.at(directory), MARKS.leased)
+        for directory in held:
+            if await self._records.get(_key(directory)) == self._me.encode():
+                await self._records.delete(_key(directory))
+            self._records.disown(_key(directory))
         self._leases_lost = self._records.leases_lost
 
 
-def _key(folder: bytes) -> str:
-    return f"{PREFIX}/{quote(folder)}"
+def _key(directory: bytes) -> str:
+    return f"{PREFIX}/{quote(directory)}"

@@ -40,9 +40,9 @@ class DirtyScope:
     below: frozenset[bytes] = frozenset()
 
     @classmethod
-    def of(cls, folders: set[bytes], below: set[bytes]) -> DirtyScope:
+    def of(cls, directories: set[bytes], below: set[bytes]) -> DirtyScope:
         """Return the smallest scope that covers all these directories and keeps the bounds of a record."""
-        scope = cls(frozenset(folders), frozenset(below))._without_redundant()
+        scope = cls(frozenset(directories), frozenset(below))._without_redundant()
         while not scope._is_small:
             scope = scope._with_deepest_merged()._without_redundant()
         return scope
@@ -61,17 +61,17 @@ class DirtyScope:
     def encode(self) -> bytes:
         return msgspec.json.encode(_Record(sorted(map(quote, self.folders)), sorted(map(quote, self.below))))
 
-    def covers(self, folder: bytes) -> bool:
+    def covers(self, directory: bytes) -> bool:
         """Return whether the scope includes this directory."""
-        return folder in self.folders or self.covers_below(folder)
+        return directory in self.folders or self.covers_below(directory)
 
     def __bool__(self) -> bool:
         """Return whether the scope includes any directory."""
         return bool(self.folders or self.below)
 
-    def covers_below(self, folder: bytes) -> bool:
+    def covers_below(self, directory: bytes) -> bool:
         """Return whether the scope includes this directory and everything below it."""
-        return bool(self.below) and any(path in self.below for path in _with_ancestors(folder))
+        return bool(self.below) and any(path in self.below for path in _with_ancestors(directory))
 
     def _without_redundant(self) -> DirtyScope:
         """Drop the directories that another entry covers already."""

@@ -35,7 +35,7 @@ class SendInvalidation(Protocol):
     async def __call__(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
-        """Call PeerListings.forget."""
+        """Call PeerListings.invalidate."""
         ...
 
 
@@ -47,7 +47,7 @@ class PeerListings:
         self._peers = peers
         self._view = view
 
-    async def forget(
+    async def invalidate(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
         """Invalidate a listing on all other nodes, or on those with these ids. Return the ids of nodes that failed,
@@ -74,43 +74,43 @@ class PeerListings:
 class InvalidationBroadcaster:
     """Sends invalidations and repeats those that failed."""
 
-    def __init__(self, forget: SendInvalidation, view: Callable[[], ClusterView]) -> None:
-        self._forget = forget
+    def __init__(self, send: SendInvalidation, view: Callable[[], ClusterView]) -> None:
+        self._send = send
         self._view = view
         self._pending: dict[str, dict[bytes, bool]] = {}
         """Map a node id to its directories, and each to whether everything below it is invalid, too."""
         self._repeating: set[str] = set()
         self._tasks = OwnedTasks()
 
-    async def announce(self, folders: set[bytes]) -> None:
+    async def announce(self, directories: set[bytes]) -> None:
         """Invalidate listings. On return each node that answers has dropped its listings and will list again."""
-        below = len(folders) > DIRECTORIES_MAX
-        for folder in {os.path.commonpath(folders)} if below else folders:
-            for node, why in await self._notify(folder, below=below):
+        below = len(directories) > DIRECTORIES_MAX
+        for directory in {os.path.commonpath(directories)} if below else directories:
+            for node, why in await self._notify(directory, below=below):
                 log.info(
-                    "a node was not notified yet path=%s node=%s error=%s", os.fsdecode(folder), node, why
+                    "a node was not notified yet path=%s node=%s error=%s", os.fsdecode(directory), node, why
                 )
-                self._note(node, folder, below=below)
+                self._record_failed(node, directory, below=below)
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     async def _notify(
-        self, folder: bytes, *, below: bool, only: Collection[str] | None = None
+        self, directory: bytes, *, below: bool, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
         """Notify nodes; return those that failed, and why. All nodes drop their listings before any lists again,
         because one may list from another."""
-        failures = dict(await self._forget(folder, relist=False, below=below, only=only))
-        failures |= dict(await self._forget(folder, relist=True, below=below, only=only))
+        failures = dict(await self._send(directory, relist=False, below=below, only=only))
+        failures |= dict(await self._send(directory, relist=True, below=below, only=only))
         return list(failures.items())
 
-    def _note(self, node: str, folder: bytes, *, below: bool) -> None:
-        folders = self._pending.setdefault(node, {})
-        folders[folder] = below or folders.get(folder, False)
-        if len(folders) > DIRECTORIES_MAX:
-            common_parent = os.path.commonpath(list(folders))
-            folders.clear()
-            folders[common_parent] = True
+    def _record_failed(self, node: str, directory: bytes, *, below: bool) -> None:
+        directories = self._pending.setdefault(node, {})
+        directories[directory] = below or directories.get(directory, False)
+        if len(directories) > DIRECTORIES_MAX:
+            common_parent = os.path.commonpath(list(directories))
+            directories.clear()
+            directories[common_parent] = True
         if node not in self._repeating:
             self._repeating.add(node)
             self._tasks.start(self._notify_later(node))
@@ -120,11 +120,11 @@ class InvalidationBroadcaster:
         try:
             while self._pending.get(node) and node in self._view().nodes:
                 await asyncio.sleep(RETRY_S)
-                for folder, below in list(self._pending[node].items()):
-                    if await self._notify(folder, below=below, only=(node,)):
+                for directory, below in list(self._pending[node].items()):
+                    if await self._notify(directory, below=below, only=(node,)):
                         break
-                    if self._pending[node].get(folder) == below:
-                        del self._pending[node][folder]
+                    if self._pending[node].get(directory) == below:
+                        del self._pending[node][directory]
         finally:
             self._repeating.discard(node)
             self._pending.pop(node, None)
@@ -136,5 +136,5 @@ class InvalidationObserver(WriteObserver):
     def __init__(self, broadcaster: InvalidationBroadcaster) -> None:
         self._broadcaster = broadcaster
 
-    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
-        await self._broadcaster.announce(folders)
+    async def on_persisted(self, paths: list[bytes], directories: set[bytes]) -> None:
+        await self._broadcaster.announce(directories)

@@ -68,15 +68,15 @@ class PublishedFlags:
         self._upper = upper
         self._flags = flags
 
-    def set(self, folders: Iterable[bytes]) -> None:
+    def set(self, directories: Iterable[bytes]) -> None:
         with self._upper.lock:
-            for folder in folders:
-                self._flags.set(self._upper.at(folder), folder, MARKS.published)
+            for directory in directories:
+                self._flags.set(self._upper.at(directory), directory, MARKS.published)
 
-    def clear(self, folder: bytes) -> None:
+    def clear(self, directory: bytes) -> None:
         """Clear the flag of a directory, so that sessions call the node before they write there."""
         with self._upper.lock:
-            self._flags.clear(self._upper.at(folder), MARKS.published)
+            self._flags.clear(self._upper.at(directory), MARKS.published)
 
 
 class PendingNamesObserver(WriteObserver):
@@ -106,7 +106,7 @@ class PendingNamesObserver(WriteObserver):
     def on_changed(self, paths: list[bytes], source: int) -> None:
         self._note(paths)
 
-    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+    async def on_persisted(self, paths: list[bytes], directories: set[bytes]) -> None:
         self._note(paths, below=False)
 
     async def before_acknowledged(self, path: bytes) -> None:
@@ -114,13 +114,13 @@ class PendingNamesObserver(WriteObserver):
         published."""
         published = self._note([path])
         await self._publisher.enter(published)
-        folders = {split(path)[0] for path in published}
-        self._flags.set(folder for folder in folders if self._publisher.is_recorded(folder))
+        directories = {split(path)[0] for path in published}
+        self._flags.set(directory for directory in directories if self._publisher.is_recorded(directory))
 
-    async def publish_all_of(self, folder: bytes) -> None:
+    async def publish_all_of(self, directory: bytes) -> None:
         """Publish all names of a directory, with those that no session has reported yet. Queries after this call see
         them."""
-        names = [join(folder, name) for name in self._upper.names(folder)]
+        names = [join(directory, name) for name in self._upper.names(directory)]
         await self._publisher.enter(self._note(names, below=False))
 
     def status(self) -> dict[str, object]:

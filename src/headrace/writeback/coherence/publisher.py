@@ -158,8 +158,8 @@ class DirtyNamesPublisher:
     async def enter(self, paths: Iterable[bytes]) -> None:
         """Wait until the record covers the directories of these noted paths. If the records are unavailable, log it and
         return at once; the record is written as soon as they are available again."""
-        folders = {split(path)[0] for path in paths}
-        while not all(map(self.is_recorded, folders)) and not self._failing:
+        directories = {split(path)[0] for path in paths}
+        while not all(map(self.is_recorded, directories)) and not self._failing:
             self._write()
             if self._writing is None:
                 return
@@ -172,12 +172,12 @@ class DirtyNamesPublisher:
         if self._started:
             self._write()
 
-    def is_recorded(self, folder: bytes) -> bool:
-        return self._recorded is not None and self._recorded.covers(folder)
+    def is_recorded(self, directory: bytes) -> bool:
+        return self._recorded is not None and self._recorded.covers(directory)
 
-    def is_recorded_below(self, folder: bytes) -> bool:
+    def is_recorded_below(self, directory: bytes) -> bool:
         """Return whether the record covers a directory and everything that may be created below it."""
-        return self._recorded is not None and self._recorded.covers_below(folder)
+        return self._recorded is not None and self._recorded.covers_below(directory)
 
     def _scope(self) -> DirtyScope:
         return DirtyScope.of(set(self._directories), self._below)
@@ -221,28 +221,28 @@ class DirtyNamesPublisher:
     def _forget_clean(self) -> bool:
         """Forget names that are clean. Return whether a directory left the scope."""
         now_s, left, gone = monotonic_s(), NAMES_PER_CHECK_MAX, False
-        for path, folder in list(self._directories.items()):
-            if now_s - folder.changed_s < CLEAN_LINGER_S:
+        for path, directory in list(self._directories.items()):
+            if now_s - directory.changed_s < CLEAN_LINGER_S:
                 continue
-            for name, serial in list(islice(folder.names.items(), max(0, left))):
+            for name, serial in list(islice(directory.names.items(), max(0, left))):
                 left -= 1
                 if self._is_clean(join(path, name)):
-                    folder.floor = max(folder.floor, serial)
-                    del folder.names[name]
-            if not folder.names and left > 0:
-                if folder.unmarked:
+                    directory.floor = max(directory.floor, serial)
+                    del directory.names[name]
+            if not directory.names and left > 0:
+                if directory.unmarked:
                     del self._directories[path]
                     gone = True
                 else:
                     self._unmark(path)
-                    folder.unmarked = True
+                    directory.unmarked = True
         if gone:
             self._below = {top for top in self._below if self._is_needed(top)}
         return gone
 
     def _is_needed(self, top: bytes) -> bool:
         prefix = top + b"/"
-        return any(folder == top or folder.startswith(prefix) for folder in self._directories)
+        return any(directory == top or directory.startswith(prefix) for directory in self._directories)
 
     # ------------------------------------------------------------ queries and notices
 
@@ -254,11 +254,11 @@ class DirtyNamesPublisher:
         """
         if not self._started:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
-        folder = self._directories.get(request.path, DirtyDirectory(floor=self._serial))
+        directory = self._directories.get(request.path, DirtyDirectory(floor=self._serial))
         since, begun = self._parse(request.since)
-        whole = begun is None and since < folder.floor
+        whole = begun is None and since < directory.floor
         begun = self._serial if begun is None else begun
-        names = [(name, serial) for name, serial in folder.names.items() if whole or serial > since]
+        names = [(name, serial) for name, serial in directory.names.items() if whole or serial > since]
         some = names[:NAMES_PER_PAGE_MAX]
         rows = [self._entry_of(join(request.path, name)) for name, _ in some]
         if len(some) < len(names):
@@ -274,12 +274,12 @@ class DirtyNamesPublisher:
             return -1, None
         return int(since), int(begun) if begun.isdigit() else None
 
-    def _queue_notices(self, folders: set[bytes]) -> None:
+    def _queue_notices(self, directories: set[bytes]) -> None:
         """Queue a notice of changed directories for every other node."""
-        if not folders:
+        if not directories:
             return
         for node in self._others():
-            self._unsent.setdefault(node.id, set()).update(folders)
+            self._unsent.setdefault(node.id, set()).update(directories)
         self._wake.set()
 
     def _others(self) -> list[NodeInfo]:
@@ -293,18 +293,18 @@ class DirtyNamesPublisher:
             self._wake.clear()
             unsent, self._unsent = self._unsent, {}
             notices = [(node, unsent[node.id]) for node in self._others() if node.id in unsent]
-            done = await asyncio.gather(*(self._notify(node, folders) for node, folders in notices))
-            for (node, folders), is_delivered in zip(notices, done, strict=True):
+            done = await asyncio.gather(*(self._notify(node, directories) for node, directories in notices))
+            for (node, directories), is_delivered in zip(notices, done, strict=True):
                 if not is_delivered:
-                    self._unsent.setdefault(node.id, set()).update(folders)
+                    self._unsent.setdefault(node.id, set()).update(directories)
             await asyncio.sleep(PUBLISH_INTERVAL_S if all(done) else RETRY_S)
             if self._unsent:
                 self._wake.set()
 
-    async def _notify(self, node: NodeInfo, folders: set[bytes]) -> bool:
+    async def _notify(self, node: NodeInfo, directories: set[bytes]) -> bool:
         """Notify one node of changed directories. Return whether it received the notice."""
-        below = len(folders) > NOTICE_DIRECTORIES_MAX
-        paths = [os.path.commonpath(folders)] if below else sorted(folders)
+        below = len(directories) > NOTICE_DIRECTORIES_MAX
+        paths = [os.path.commonpath(directories)] if below else sorted(directories)
         with contextlib.suppress(HeadraceError):
             request = DirtyNamesChanged(self._me, paths, below)
             await self._peers.notify(node, request, Deadline.after(NOTIFY_LIMIT_S))

@@ -122,10 +122,10 @@ class DirtyNamesSubscriber:
         for query in [query for query in self._answers if query[0] == writer and not after.covers(query[1])]:
             del self._answers[query]
             self._locks.pop(query, None)
-        for folder in before.folders ^ after.folders:
-            self.changed(folder, False)
-        for folder in before.below ^ after.below:
-            self.changed(folder, True)
+        for directory in before.folders ^ after.folders:
+            self.changed(directory, False)
+        for directory in before.below ^ after.below:
+            self.changed(directory, True)
 
     def _on_replicas(self, key: str, raw: bytes | None) -> None:
         try:
@@ -144,19 +144,19 @@ class DirtyNamesSubscriber:
     def mark_changed(self, writer: str) -> None:
         """Call `changed` for every directory in a writer's scope."""
         scope = self._scopes.get(writer, DirtyScope())
-        for folder in scope.folders:
-            self.changed(folder, False)
-        for folder in scope.below:
-            self.changed(folder, True)
+        for directory in scope.folders:
+            self.changed(directory, False)
+        for directory in scope.below:
+            self.changed(directory, True)
 
-    def writers(self, folder: bytes) -> list[str]:
+    def writers(self, directory: bytes) -> list[str]:
         """Return the ids of the nodes whose records cover this directory, sorted, without this node."""
-        ids = {writer for writer, scope in self._scopes.items() if scope.covers(folder)}
+        ids = {writer for writer, scope in self._scopes.items() if scope.covers(directory)}
         if monotonic_s() < self._listed_s + LISTED_S:
-            ids |= {writer for writer, scope in self._listed.items() if scope.covers(folder)}
+            ids |= {writer for writer, scope in self._listed.items() if scope.covers(directory)}
         return sorted(ids - {self._me})
 
-    def any_gone(self, folder: bytes) -> bool:
+    def any_gone(self, directory: bytes) -> bool:
         """Return whether a writer of this directory left the cluster, now or within the last ENDED_S."""
         nodes, now_s = self._view().nodes, monotonic_s()
         self._ended = {
@@ -164,8 +164,8 @@ class DirtyNamesSubscriber:
             for writer, (scope, ended_s) in self._ended.items()
             if now_s < ended_s + ENDED_S
         }
-        return any(writer not in nodes for writer in self.writers(folder)) or any(
-            scope.covers(folder) for scope, _ in self._ended.values()
+        return any(writer not in nodes for writer in self.writers(directory)) or any(
+            scope.covers(directory) for scope, _ in self._ended.values()
         )
 
     def sources(self, writer: str) -> list[NodeInfo]:
@@ -181,54 +181,54 @@ class DirtyNamesSubscriber:
 
     # ------------------------------------------------------------ names
 
-    async def rows(self, folder: bytes) -> Rows:
+    async def rows(self, directory: bytes) -> Rows:
         """Return the names of a directory that differ from the origin, as their writers report them now. If no node
         can answer for a writer, use its last answer while it is a member of the cluster, and nothing afterwards."""
         merged: Rows = {}
-        for writer in self.writers(folder):
-            rows = await self._query(writer, folder)
-            if writer not in self.writers(folder):
+        for writer in self.writers(directory):
+            rows = await self._query(writer, directory)
+            if writer not in self.writers(directory):
                 continue  # the writer has persisted all of it meanwhile
             for name, row in rows.items():
                 if row is not None or name not in merged:
                     merged[name] = row
         return merged
 
-    async def _query(self, writer: str, folder: bytes) -> Rows:
+    async def _query(self, writer: str, directory: bytes) -> Rows:
         """Query a writer's names in a directory, one query at a time: each answer builds on the one before."""
-        lock = self._locks.setdefault((writer, folder), asyncio.Lock())
+        lock = self._locks.setdefault((writer, directory), asyncio.Lock())
         async with lock:
-            return await self._query_sources(writer, folder)
+            return await self._query_sources(writer, directory)
 
-    async def _query_sources(self, writer: str, folder: bytes) -> Rows:
-        key = (writer, folder)
+    async def _query_sources(self, writer: str, directory: bytes) -> Rows:
+        key = (writer, directory)
         answer = self._answers.setdefault(key, WriterRows())
         for node in self.sources(writer):
             if node.id != writer and self.holds(writer):
                 break  # this node's own replica is as recent
             try:
-                return await self._query_node(node, writer, folder, answer)
+                return await self._query_node(node, writer, directory, answer)
             except HeadraceError as error:
                 log.info(
                     "query of pending names failed node=%s path=%s error=%s",
                     node.id,
-                    os.fsdecode(folder),
+                    os.fsdecode(directory),
                     error,
                 )
         if self.holds(writer):
             own = self._answers[key] = WriterRows(self._me)
-            _merge(own.rows, writer, self._replica_entries(writer, folder))
+            _merge(own.rows, writer, self._replica_entries(writer, directory))
             return own.rows
         if writer not in self._view().nodes and not self._replica_sets.get(writer):
             self._answers.pop(key, None)
             return {}
         return answer.rows
 
-    async def _query_node(self, node: NodeInfo, writer: str, folder: bytes, answer: WriterRows) -> Rows:
+    async def _query_node(self, node: NodeInfo, writer: str, directory: bytes, answer: WriterRows) -> Rows:
         deadline = Deadline.after(QUERY_LIMIT_S)
         since = answer.state if answer.node == node.id else ""
         while True:
-            page = await self._peers.list_pending(node, ListPending(writer, folder, since), deadline)
+            page = await self._peers.list_pending(node, ListPending(writer, directory, since), deadline)
             if page.whole:
                 answer.rows = {}
             answer.node, answer.state, since = node.id, page.state, page.state

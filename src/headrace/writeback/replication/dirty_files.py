@@ -116,10 +116,10 @@ class DirtyFiles:
         finally:
             piece.close()
 
-    def replica_entries(self, writer: str, folder: bytes) -> list[PendingEntry]:
+    def replica_entries(self, writer: str, directory: bytes) -> list[PendingEntry]:
         """Return the names of a writer's directory as this node's replicas have them. All count as dirty, because this
         node does not know what the writer has persisted since."""
-        safe_path = self._copy_at(writer, folder)
+        safe_path = self._copy_at(writer, directory)
         try:
             return [replica_entry(safe_path / name, name) for name in safe_path.names()]
         except (FileNotFoundError, NotADirectoryError):

@@ -132,17 +132,17 @@ class Failover:
     async def _persist(self, writer: str) -> None:
         """Persist everything in a writer's replicas. The report for the writer is durable before any replica is
         deleted."""
-        folder = self._replica_host.folder_of(writer)
+        directory = self._replica_host.folder_of(writer)
         log.warning("a node left the cluster, this replica persists its files node=%s", writer)
         self._replica_host.forget(writer)
-        write = self._build(folder)
+        write = self._build(directory)
         try:
             await write.start()
             await write.persist(b"/")
         finally:
             await write.stop()
             self.files_persisted += write.counts.files_persisted
-            _record_persisted(folder)
+            _record_persisted(directory)
         failpoint.hit("failover.persisted")
 
     def _has_replicas(self, writer: str) -> bool:
@@ -150,12 +150,12 @@ class Failover:
 
     def _drop(self, writer: str) -> None:
         """Delete a writer's replicas, but not the report for it."""
-        folder = self._replica_host.folder_of(writer)
+        directory = self._replica_host.folder_of(writer)
         self._replica_host.forget(writer)
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
             if os.path.isdir(path):
-                Root(os.fsencode(folder)).at(b"/" + os.fsencode(name)).throw_away()
+                Root(os.fsencode(directory)).at(b"/" + os.fsencode(name)).throw_away()
             elif not name.startswith(PERSISTED_FILE):
                 os.unlink(path)
 
@@ -169,15 +169,15 @@ class Failover:
             self.on_view()
 
     async def _report(self, writer: str, *, done: bool) -> FailoverReport:
-        folder = self._replica_host.folder_of(writer)
-        path = os.path.join(folder, PERSISTED_FILE)
+        directory = self._replica_host.folder_of(writer)
+        path = os.path.join(directory, PERSISTED_FILE)
         async with self._replica_host.lock_of(writer):
             if not _is_there(path):
                 return FailoverReport([])
             if done:
                 os.unlink(path)
                 if writer in self._view().nodes:
-                    forget_persisted(folder)
+                    forget_persisted(directory)
                 return FailoverReport([])
             with contextlib.closing(SyncJournal(path)) as table:
                 rows = [row for row in table.rows() if row.version.size_bytes >= 0][:REPORT_FILES_MAX]
@@ -190,13 +190,13 @@ def _is_there(path: str) -> bool:
     return os.path.exists(path)
 
 
-def _record_persisted(folder: str) -> None:
+def _record_persisted(directory: str) -> None:
     """Record the persisted files by the inode numbers of their writer, which the replicas have. Durable on return.
     Raises OSError."""
-    upper = Upper(folder)
+    upper = Upper(directory)
     with (
-        contextlib.closing(SyncJournal(os.path.join(folder, JOURNAL_FILE))) as known,
-        contextlib.closing(SyncJournal(os.path.join(folder, PERSISTED_FILE))) as persisted,
+        contextlib.closing(SyncJournal(os.path.join(directory, JOURNAL_FILE))) as known,
+        contextlib.closing(SyncJournal(os.path.join(directory, PERSISTED_FILE))) as persisted,
     ):
         for row in known.rows():
             own = copy_of(upper.at(row.path))

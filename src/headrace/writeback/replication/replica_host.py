@@ -56,7 +56,7 @@ class ReplicaHost:
     def __init__(
         self,
         me: str,
-        folder: str,
+        directory: str,
         peers: PeerClient,
         threads: Executor,
         *,
@@ -64,9 +64,9 @@ class ReplicaHost:
         is_durable: bool = True,
     ) -> None:
         self._is_durable = is_durable
-        self._disk = WriteAhead(partial(flush_folder, folder), threads)
+        self._disk = WriteAhead(partial(flush_folder, directory), threads)
         self._me = me
-        self._folder = folder
+        self._folder = directory
         self._peers = peers
         self._threads = threads
         self._view = view
@@ -192,18 +192,18 @@ class ReplicaHost:
             raise StoreError(f"directory {self._folder}", why=os.strerror(error.errno or 0)) from error
 
 
-def forget_persisted(folder: str) -> None:
+def forget_persisted(directory: str) -> None:
     """Delete the sync journal of a failover. The writer is back, and uploads the files that this journal does not
     have."""
-    for name in os.listdir(folder):
+    for name in os.listdir(directory):
         if name.startswith(JOURNAL_FILE):
-            os.unlink(os.path.join(folder, name))
+            os.unlink(os.path.join(directory, name))
 
 
-def _bytes_below(folder: str) -> int:
+def _bytes_below(directory: str) -> int:
     """Return the bytes that all files below a directory take of the disk."""
     total = 0
-    for _, status in Root(os.fsencode(folder)).at(b"/").walk():
+    for _, status in Root(os.fsencode(directory)).at(b"/").walk():
         if not stat.S_ISDIR(status.st_mode):
             total += status.st_blocks * 512
     return total

@@ -65,9 +65,9 @@ class ReplicaLayer:
     """Keep the replicas of one writer. folder: created when needed. is_durable: a file's bytes are written back before
     it gets its name; the caller flushes the disk."""
 
-    def __init__(self, folder: str, *, is_durable: bool = False) -> None:
+    def __init__(self, directory: str, *, is_durable: bool = False) -> None:
         self._is_durable = is_durable
-        self.upper = Upper(folder)
+        self.upper = Upper(directory)
         self._staged: dict[int, Staging] = {}
         self._placed: dict[int, Installed] = {}
         self._kept: set[bytes] | None = None

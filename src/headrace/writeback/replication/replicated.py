@@ -40,7 +40,7 @@ class ReplicaObserver(WriteObserver):
         if source:  # the node's own changes are noted after the round that persists them
             self._note(paths)
 
-    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+    async def on_persisted(self, paths: list[bytes], directories: set[bytes]) -> None:
         self._note(paths)
 
     def status(self) -> dict[str, object]:
