@@ -117,7 +117,7 @@ def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:
     """Another session renamed the top of what this one knows; and what it learnt is a ring."""
     upper = Upper(str(tmp_path / "upper"))
     upper.make()
-    upper.at(CHAIN.encode()).make_folders(0o755)
+    upper.at(CHAIN.encode()).make_directories(0o755)
     nodes, node = NodeTable(upper, lambda _: None), int(ROOT_ID)
     for depth in range(1, DEPTH + 1):
         path = CHAIN[: 2 * depth].encode()

@@ -150,7 +150,7 @@ def test_a_name_forges_no_line_of_a_log() -> None:
 
 def test_a_log_is_bounded_while_the_process_runs(tmp_path: Path) -> None:
     program = (
-        "import logging\nfrom headrace.base import logs\nlogs.LOG_BYTES_MAX = 200_000\nlogs.LOOK_EVERY_BYTES = 10_000\n"
+        "import logging\nfrom headrace.base import logs\nlogs.LOG_BYTES_MAX = 200_000\nlogs.CHECK_BYTES = 10_000\n"
         "logs.log_to_stderr('info')\nlog = logging.getLogger('x')\n"
         "for number in range(20_000): log.info('a line of some length number=%d', number)\n"
     )

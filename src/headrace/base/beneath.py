@@ -20,6 +20,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from headrace.base.libc import c_library, c_struct, last_errno
 
@@ -33,9 +34,10 @@ _SYS_OPEN_TREE, _SYS_MOUNT_SETATTR = 428, 442  # likewise; since Linux 5.2 and 5
 _OPEN_TREE_CLONE, _AT_EMPTY_PATH = 1, 0x1000
 _NOSUID, _NODEV, _NOSYMFOLLOW = 0x02, 0x04, 0x200000
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _opening = threading.Lock()
+Result = TypeVar("Result")
 
 
 class LinklessMount:
@@ -99,7 +101,7 @@ class Root:
             return self.fd
         return (_walk() if len(path) < _PATH_MAX else _by_names)(self.fd, path)
 
-    def way(self, path: bytes) -> tuple[int, bytes]:
+    def parent_of(self, path: bytes) -> tuple[int, bytes]:
         """Return a descriptor of a directory, for `leave`, and a relative path from there for the *at calls. Together
         they reach the path and nothing else."""
         fd = self._fd if self._fd >= 0 else self._open()
@@ -119,7 +121,7 @@ class Root:
         """Return lstat of a path; None if there is nothing, or if the path is below a link."""
         directory = -1
         try:
-            directory, name = self.way(path)
+            directory, name = self.parent_of(path)
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -132,7 +134,7 @@ class Root:
                 os.close(directory)
 
     def leave(self, directory: int) -> None:
-        """Close a descriptor of `way`, unless it is the root's own."""
+        """Close a descriptor of `parent_of`, unless it is the root's own."""
         if directory != self._fd:
             os.close(directory)
 
@@ -142,9 +144,9 @@ class Root:
             if self._fd < 0:
                 self._is_linkless = mount >= 0
                 if mount >= 0:
-                    self._fd = os.open(os.path.basename(self.path), _FOLDER | os.O_NOFOLLOW, dir_fd=mount)
+                    self._fd = os.open(os.path.basename(self.path), _DIRECTORY | os.O_NOFOLLOW, dir_fd=mount)
                 else:
-                    self._fd = os.open(self.path, _FOLDER)
+                    self._fd = os.open(self.path, _DIRECTORY)
         return self._fd
 
     def close(self) -> None:
@@ -172,14 +174,18 @@ class SafePath:
     def __repr__(self) -> str:
         return os.fsdecode(self.root.path + self.path)
 
+    def _in_parent(self, call: Callable[[int, bytes], Result]) -> Result:
+        """Return the result of a call that gets a descriptor of a directory and a path relative to it."""
+        directory, name = self.root.parent_of(self.path)
+        try:
+            return call(directory, name)
+        finally:
+            self.root.leave(directory)
+
     # ------------------------------------------------------------ looking
 
     def lstat(self) -> os.stat_result:
-        directory, name = self.root.way(self.path)
-        try:
-            return os.stat(name, dir_fd=directory, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        return self._in_parent(lambda at, name: os.stat(name, dir_fd=at, follow_symlinks=False))
 
     def seen(self) -> os.stat_result | None:
         """Return lstat; None if there is nothing, or if the path is below a link."""
@@ -189,16 +195,12 @@ class SafePath:
         """Return whether anything is there; a link counts too, whatever its target is."""
         return self.seen() is not None
 
-    def is_folder(self) -> bool:
+    def is_directory(self) -> bool:
         status = self.seen()
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def readlink(self) -> bytes:
-        directory, name = self.root.way(self.path)
-        try:
-            return os.readlink(name, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        return self._in_parent(lambda at, name: os.readlink(name, dir_fd=at))
 
     def names(self) -> list[bytes]:
         with self.entries() as entries:
@@ -229,7 +231,7 @@ class SafePath:
                 continue
             if name == b"..":
                 if resolved.path == b"/":
-                    raise OSError(errno.EXDEV, "a symbolic link leads out of the folder", self.path)
+                    raise OSError(errno.EXDEV, "a symbolic link leads out of the directory", self.path)
                 resolved = SafePath(self.root, resolved.path[: resolved.path.rfind(b"/")] or b"/")
                 continue
             resolved = resolved / name
@@ -271,7 +273,7 @@ class SafePath:
     def _below(self, target: bytes) -> bytes:
         top = self.root.path.rstrip(b"/")
         if target != top and not target.startswith(top + b"/"):
-            raise OSError(errno.EXDEV, "a symbolic link leads out of the folder", self.path)
+            raise OSError(errno.EXDEV, "a symbolic link leads out of the directory", self.path)
         return target[len(top) :]
 
     def walk(self) -> Iterator[tuple[SafePath, os.stat_result]]:
@@ -312,17 +314,15 @@ class SafePath:
 
     def open(self, flags: int, mode: int = 0o666) -> int:
         """Open the file and return a descriptor, which the caller closes."""
-        directory, name = self.root.way(self.path)
-        try:
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        return self._in_parent(
+            lambda at, name: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
+        )
 
     def held(self) -> Root:
         """Open the directory as a root of its own, which stays that directory wherever it is moved. Each call on a name
         in it is one system call. The caller closes it."""
         root = Root(self.root.path + self.path)
-        root._fd = self.open(_FOLDER)
+        root._fd = self.open(_DIRECTORY)
         return root
 
     def pinned(self) -> Pin:
@@ -340,13 +340,9 @@ class SafePath:
     # ------------------------------------------------------------ making and removing
 
     def mkdir(self, mode: int) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.mkdir(name, mode, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.mkdir(name, mode, dir_fd=at))
 
-    def make_folders(self, mode: int) -> None:
+    def make_directories(self, mode: int) -> None:
         """Create the directory and its missing parents; existing ones stay as they are."""
         for end in [index for index, byte in enumerate(self.path) if byte == _SLASH and index] + [
             len(self.path)
@@ -356,56 +352,36 @@ class SafePath:
                     SafePath(self.root, self.path[:end]).mkdir(mode)
 
     def mknod(self, mode: int, device: int) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.mknod(name, mode, device, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.mknod(name, mode, device, dir_fd=at))
 
     def symlink(self, target: bytes) -> None:
         """Create a symbolic link to a target."""
-        directory, name = self.root.way(self.path)
-        try:
-            os.symlink(target, name, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.symlink(target, name, dir_fd=at))
 
     def link(self, new: SafePath) -> None:
         """Create another name for the file."""
-        directory, name = self.root.way(self.path)
-        try:
-            target, new_name = new.root.way(new.path)
-            try:
-                os.link(name, new_name, src_dir_fd=directory, dst_dir_fd=target, follow_symlinks=False)
-            finally:
-                new.root.leave(target)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(
+            lambda at, name: new._in_parent(
+                lambda target, new_name: os.link(
+                    name, new_name, src_dir_fd=at, dst_dir_fd=target, follow_symlinks=False
+                )
+            )
+        )
 
-    def name_open(self, fd: int) -> None:
-        """Give this name to an open file that has none."""
-        directory, name = self.root.way(self.path)
-        try:
-            # src_dir_fd is not needed, but only with it does Python call linkat(2) and follow the link
-            os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=directory, follow_symlinks=True)
-        finally:
-            self.root.leave(directory)
+    def link_open_file(self, fd: int) -> None:
+        """Create this name for an open file that has none (O_TMPFILE)."""
+        # src_dir_fd is not needed, but only with it does Python call linkat(2) and follow the link
+        self._in_parent(
+            lambda at, name: os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=at, follow_symlinks=True)
+        )
 
     def unlink(self) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.unlink(name, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.unlink(name, dir_fd=at))
 
     def rmdir(self) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.rmdir(name, dir_fd=directory)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.rmdir(name, dir_fd=at))
 
-    def throw_away(self) -> None:
+    def remove_tree(self) -> None:
         """Delete the file or the directory with everything below it, if it still exists. One descriptor suffices at any
         depth."""
         for path, status in reversed(list(self.walk())):
@@ -414,34 +390,22 @@ class SafePath:
 
     def rename(self, new: SafePath, flags: int = 0) -> None:
         """Rename the file. flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 at the source."""
-        directory, name = self.root.way(self.path)
-        try:
-            target, new_name = new.root.way(new.path)
-            try:
-                rename_at(directory, name, target, new_name, flags)
-            finally:
-                new.root.leave(target)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(
+            lambda at, name: new._in_parent(
+                lambda target, new_name: rename_at(at, name, target, new_name, flags)
+            )
+        )
 
     def rename_out(self, target: bytes | str) -> None:
         """Rename the file to a path in a directory that nobody else changes; it may be in another mount of the file
         system."""
-        root = Root(self.root.path)
-        directory, name = root.way(self.path)
-        try:
-            os.rename(name, target, src_dir_fd=directory)
-        finally:
-            root.leave(directory)
+        outside = SafePath(Root(self.root.path), self.path)
+        outside._in_parent(lambda at, name: os.rename(name, target, src_dir_fd=at))
 
     # ------------------------------------------------------------ attributes
 
     def chown(self, uid: int, gid: int) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.chown(name, uid, gid, dir_fd=at, follow_symlinks=False))
 
     def chmod(self, mode: int) -> None:
         """Set the mode. EOPNOTSUPP for a link, which has no mode."""
@@ -450,42 +414,22 @@ class SafePath:
 
     def utime(self, ns: tuple[int, int] | None = None) -> None:
         """Set the times of access and modification, in ns; None: now."""
-        directory, name = self.root.way(self.path)
-        try:
-            if ns is None:
-                os.utime(name, dir_fd=directory, follow_symlinks=False)
-            else:
-                os.utime(name, ns=ns, dir_fd=directory, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        times: dict[str, Any] = {} if ns is None else {"ns": ns}
+        self._in_parent(lambda at, name: os.utime(name, dir_fd=at, follow_symlinks=False, **times))
 
     def getxattr(self, attribute: str | bytes) -> bytes:
-        directory, name = self.root.way(self.path)
-        try:
-            return os.getxattr(_by(directory, name), attribute, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        return self._in_parent(lambda at, name: os.getxattr(_by(at, name), attribute, follow_symlinks=False))
 
     def listxattr(self) -> list[str]:
-        directory, name = self.root.way(self.path)
-        try:
-            return os.listxattr(_by(directory, name), follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        return self._in_parent(lambda at, name: os.listxattr(_by(at, name), follow_symlinks=False))
 
     def setxattr(self, attribute: str | bytes, value: bytes, flags: int = 0) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.setxattr(_by(directory, name), attribute, value, flags, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(
+            lambda at, name: os.setxattr(_by(at, name), attribute, value, flags, follow_symlinks=False)
+        )
 
     def removexattr(self, attribute: str | bytes) -> None:
-        directory, name = self.root.way(self.path)
-        try:
-            os.removexattr(_by(directory, name), attribute, follow_symlinks=False)
-        finally:
-            self.root.leave(directory)
+        self._in_parent(lambda at, name: os.removexattr(_by(at, name), attribute, follow_symlinks=False))
 
 
 class Pin:
@@ -542,7 +486,7 @@ def rename_at(directory: int, name: bytes, target: int, new_name: bytes, flags: 
 def _walk() -> Callable[[int, bytes], int]:
     """Return the function that opens a directory: `_by_names` where openat2 is unknown, or forbidden by an old filter
     of system calls."""
-    root = os.open("/", _FOLDER)
+    root = os.open("/", _DIRECTORY)
     try:
         os.close(_by_kernel(root, b"/."))
     except OSError as error:
@@ -555,7 +499,7 @@ def _walk() -> Callable[[int, bytes], int]:
 
 
 def _by_kernel(root: int, path: bytes) -> int:
-    how, size = c_struct(_FOLDER, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)  # struct open_how
+    how, size = c_struct(_DIRECTORY, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)  # struct open_how
     if b"\0" in path:
         raise ValueError("embedded null byte")
     fd: int = c_library().syscall(_SYS_OPENAT2, root, path[1:], how, size)
@@ -573,7 +517,7 @@ def _by_names(root: int, path: bytes) -> int:
         for name in path.split(b"/")[1:]:
             if name == b"..":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-            above, directory = directory, os.open(name or b".", _FOLDER | os.O_NOFOLLOW, dir_fd=directory)
+            above, directory = directory, os.open(name or b".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             os.close(above)
     except BaseException:
         os.close(directory)

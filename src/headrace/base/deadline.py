@@ -10,7 +10,7 @@ TRANSFER_BYTES_S_MIN = 4 << 20
 
 
 def transfer_limit_s(limit_s: float, size_bytes: int) -> float:
-    """Return how long a transfer may take, if a small one may take `limit_s`."""
+    """Return the seconds that a transfer may take, if a small one may take `limit_s`."""
     return limit_s + size_bytes / TRANSFER_BYTES_S_MIN
 
 

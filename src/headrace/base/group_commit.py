@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 class GroupCommit(Generic[Item, Result]):
     """The batches of one kind of work. work: returns the result of each item, in their order. It may return an
     exception for an item, which the item's caller gets; an exception that it raises goes to all callers. most: items of
-    one batch. delay_s: how long the first item waits for others. unclaimed: called with a result for which nobody waits
-    any more."""
+    one batch. delay_s: seconds that the first item waits for others. unclaimed: called with a result for which nobody
+    waits any more."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ KEY_BYTES_MAX = {"s3": 1024, "gs": 1024, "az": 1024}
 
 
 def key_room(url: str) -> int | None:
-    """Return how many bytes a key below an origin of that URL may have; None: as many as a path."""
+    """Return the bytes that a key below an origin of that URL may have; None: as many as a path."""
     scheme, _, rest = url.partition("://")
     limit = KEY_BYTES_MAX.get(scheme)
     if limit is None:

@@ -11,7 +11,7 @@ from headrace.base.printable import printable
 
 LOG_BYTES_MAX = 16 << 20
 """Bytes after which a log is copied to NAME.1, replacing the old copy, and starts empty."""
-LOOK_EVERY_BYTES = 64 << 10
+CHECK_BYTES = 64 << 10
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -34,7 +34,7 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generi
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         self._written_bytes += len(record.getMessage()) + 64
-        if self._written_bytes >= LOOK_EVERY_BYTES:
+        if self._written_bytes >= CHECK_BYTES:
             self._written_bytes = 0
             keep_bounded(2)
 

@@ -71,7 +71,7 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
 
 
 def detach(mountpoint: str) -> None:
-    """Unmount the last mount at a path, which may not end in a link. Open files go on. Raises OSError."""
+    """Unmount the last mount at a path, which may not end in a link. Open files stay usable. Raises OSError."""
     if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
         code = last_errno()
         raise OSError(code, os.strerror(code))

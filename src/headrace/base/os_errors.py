@@ -1,4 +1,4 @@
-"""Translates errors of system calls to Headrace's errors, by a table for each kind of file."""
+"""Translate errors of system calls to Headrace's errors, by a table for each kind of file."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class OsErrorTable(NamedTuple):
         return row.kind(path, why=row.why or (error.strerror or str(error)).lower(), hint=row.hint)
 
 
-_NO_ROOM = OsErrorRow(NoSpaceError, "free some space on the disk of the first cache folder")
+_NO_ROOM = OsErrorRow(NoSpaceError, "free some space on the disk of the first cache directory")
 _NOT_OURS = OsErrorRow(StoreError, "write as the user who runs the node")
 _MODE_IS_OFF = OsErrorRow(
     ReadOnlyError,
     "start the node with --write back, or with --write PATH=MODE",
-    "it is read-only: its mode of writing is off",
+    "it is read-only: its write mode is off",
 )
 UPPER_LAYER = OsErrorTable(
     {
@@ -64,7 +64,7 @@ UPPER_LAYER = OsErrorTable(
         errno.EXDEV: OsErrorRow(
             NotSupportedError,
             "copy it, then remove the source",
-            "the rename crosses mounts or modes of writing, or moves a large folder of an origin",
+            "the rename crosses mounts or write modes, or moves a large directory of an origin",
         ),
         errno.EPERM: _NOT_OURS,
         errno.EACCES: _NOT_OURS,
@@ -94,5 +94,5 @@ def translating_os_errors(path: bytes | str, table: OsErrorTable = UPPER_LAYER) 
 
 
 def read_only(path: str) -> ReadOnlyError:
-    """Return the error for a path whose mode of writing is off."""
+    """Return the error for a path whose write mode is off."""
     return ReadOnlyError(path, why=_MODE_IS_OFF.why, hint=_MODE_IS_OFF.hint)

@@ -15,7 +15,7 @@ from headrace.base.trusted_owner import check_above, only_root_moves, refused_fo
 log = logging.getLogger(__name__)
 
 MODE = 0o700
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(directory: str) -> None:
@@ -30,7 +30,7 @@ def make_private(directory: str) -> None:
         if os.path.islink(path):
             raise refused_folder(path, "it is a link", "name the directory that it leads to") from None
     _check_owner(os.lstat(path), path)  # before the open, which fails for another user's
-    fd = os.open(path, _FOLDER)
+    fd = os.open(path, _DIRECTORY)
     try:
         _narrow(fd, path)
     finally:
@@ -52,7 +52,7 @@ def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:
     for directory in reversed(missing):
         os.mkdir(directory, 0o755 if directory != path else MODE)
     try:
-        fd = os.open(path, _FOLDER)
+        fd = os.open(path, _DIRECTORY)
     except OSError:
         return
     try:

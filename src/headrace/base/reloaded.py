@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
 UNSETTLED_S = 0.1
 """Seconds after a change in which a file may change again within the clock's tick, so it is read again."""
 FILE_BYTES_MAX = 1 << 20
@@ -36,21 +36,21 @@ class Reloaded(Generic[Value]):
         self._stamp = _stamp(self._files)
         self._digest = _digest(self._files)
         self._value = build()
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         self.changes = 0
-        """How often it was built of other bytes."""
+        """Times that the value was built of other bytes."""
 
     def get(self) -> Value:
         """Return the value. It checks the files once a second at most."""
-        if time.monotonic() - self._looked_s >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
+        if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S and self._lock.acquire(blocking=False):
             try:
-                self._look()
+                self._check()
             finally:
                 self._lock.release()
         return self._value
 
-    def _look(self) -> None:
-        self._looked_s = time.monotonic()
+    def _check(self) -> None:
+        self._checked_s = time.monotonic()
         stamp = _stamp(self._files)
         if stamp is not None and stamp == self._stamp:
             return

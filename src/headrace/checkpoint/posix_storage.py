@@ -109,7 +109,7 @@ class PosixStorage:
             names = folder.split("/") if folder else []
             for count in range(1, len(names) + 1):
                 safe_path = self._safe_path("/".join(names[:count]))
-                if not safe_path.is_folder():
+                if not safe_path.is_directory():
                     with contextlib.suppress(FileExistsError):
                         safe_path.mkdir(0o777)
                     self._safe_path("/".join(names[: count - 1])).sync()

@@ -69,7 +69,7 @@ def fuse(
 
 
 def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
-    """Return the socket of the node, the URLs of its origins, its modes of writing as text, and its upper layer."""
+    """Return the socket of the node, the URLs of its origins, its write modes as text, and its upper layer."""
     from headrace.cli.target import find_target
     from headrace.client.node_client import connect
 

@@ -86,7 +86,7 @@ def tree(root: int) -> list[JobProcess]:
     pending = [(root, 0)]
     while pending:
         pid, parent = pending.pop(0)
-        process = _look(pid, parent)
+        process = _read_process(pid, parent)
         if process is None:
             continue
         processes.append(process)
@@ -197,7 +197,7 @@ def _children(pid: int) -> list[int]:
     return pids
 
 
-def _look(pid: int, parent: int) -> JobProcess | None:
+def _read_process(pid: int, parent: int) -> JobProcess | None:
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             name = file.read().strip()

@@ -197,7 +197,7 @@ class NodeTable:
         path = self._path_of(id)
         if path is not None:
             upper_path = self._upper.at(path)
-            if not upper_path.is_folder() or self._lower_id(path) == id:
+            if not upper_path.is_directory() or self._lower_id(path) == id:
                 return path
         moved = (path for path, attributes in self._upper.walk() if stat.S_ISDIR(attributes.st_mode))
         return next((candidate for candidate in moved if self._lower_id(candidate) == id), path)

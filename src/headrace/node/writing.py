@@ -140,7 +140,7 @@ def open_own_layer(config: Config) -> WritableLayer | None:
     upper = Upper(config.upper_folder)
     if modes.any:
         return open_layer(config, modes, config.upper_folder)
-    if upper.at(b"/").is_folder() and upper.at(b"/").names():
+    if upper.at(b"/").is_directory() and upper.at(b"/").names():
         log.warning(
             "files written under other settings are neither shown nor persisted folder=%s",
             config.upper_folder,

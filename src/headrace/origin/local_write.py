@@ -325,12 +325,12 @@ def make_directories(directory: SafePath, top: SafePath) -> None:
         try:
             directory.mkdir(0o777)
         except FileNotFoundError:
-            if directory.path == top.path or not top.is_folder():
+            if directory.path == top.path or not top.is_directory():
                 raise
             missing.append(directory_of(directory))
             continue
         except FileExistsError:
-            if not directory.resolved().is_folder():
+            if not directory.resolved().is_directory():
                 raise
         else:
             sync_directory(directory_of(directory))

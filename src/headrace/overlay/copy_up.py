@@ -163,5 +163,5 @@ class CopyUp:
     def clear_removed_directory(self, path: bytes) -> None:
         """Move a removed directory from its place, with the whiteouts in it, because a file can't replace it by a
         rename."""
-        if isinstance(self._upper.lookup(path), Hidden) and self._upper.at(path).is_folder():
+        if isinstance(self._upper.lookup(path), Hidden) and self._upper.at(path).is_directory():
             defer_removal(self._upper, path)

@@ -50,12 +50,12 @@ def give_mode(file: SafePath | bytes | int, mode: int) -> None:
 
 
 def _give_mode_of_user(file: bytes | int, mode_on_disk: int, mode: int) -> None:
-    is_folder = stat.S_ISDIR(mode_on_disk)
-    needed, set_ids = (0o700, mode & stat.S_ISGID) if is_folder else (0o600, 0)
-    if not is_folder:
+    is_directory = stat.S_ISDIR(mode_on_disk)
+    needed, set_ids = (0o700, mode & stat.S_ISGID) if is_directory else (0o600, 0)
+    if not is_directory:
         mode &= ~(stat.S_ISUID | stat.S_ISGID)
     is_other_on_disk = mode & (needed | stat.S_ISVTX) != needed
-    if is_other_on_disk and (is_folder or stat.S_ISREG(mode_on_disk)):
+    if is_other_on_disk and (is_directory or stat.S_ISREG(mode_on_disk)):
         os.setxattr(file, MARKS.mode, _RECORD.pack(stat.S_IFMT(mode_on_disk) | mode, 0))
         mode = needed | set_ids | stat.S_ISVTX  # last: without it the attribute means nothing
     os.chmod(file, mode)

@@ -42,7 +42,7 @@ def hide_missing(upper: Upper, path: bytes, base: Version | None, *, directory: 
         make_removed(last)
     else:
         make_whiteout(last, path, base)
-    if upper.at(parent).is_folder():
+    if upper.at(parent).is_directory():
         chain.rename(upper.at(top), NOREPLACE)
         return top
     container = upper.new()  # a file, or a whiteout, took the place of a directory above

@@ -70,7 +70,7 @@ class MergedView:
 
     def names(self, directory: bytes) -> list[tuple[bytes, bool]]:
         """List the names that the upper layer has in a directory, sorted, and whether each is visible. Names that are
-        read-only by their mode of writing are left out."""
+        read-only by their write mode are left out."""
         names = self._upper.names(directory)
         if self.modes.of(directory) is WriteMode.OFF:
             names = {
@@ -116,7 +116,7 @@ class MergedView:
         return any(not visible for _, visible in self.names(path))
 
     def check_same_area(self, source: bytes, target: bytes) -> None:
-        """Raise EXDEV between mounts of origins, or modes of writing. `mv` then copies. EBUSY for a directory above an
+        """Raise EXDEV between mounts of origins, or write modes. `mv` then copies. EBUSY for a directory above an
         exclusive one, which is a mountpoint."""
         if any(top.startswith(source + b"/") for top in self.modes.exclusive_tops):
             raise os_error(errno.EBUSY, source)

@@ -32,7 +32,7 @@ def clear_work(upper: Upper) -> list[bytes]:
         elif mark_value(entry, MARKS.path) is not None:
             entry.rename(upper.new_in_gone())
         else:
-            entry.throw_away()
+            entry.remove_tree()
     return moved
 
 
@@ -46,7 +46,7 @@ def move_in(upper: Upper, directory: SafePath, target: bytes) -> None:
     try:
         directory.rename(upper_path, NOREPLACE)
     except FileExistsError:
-        if directory.is_folder():
+        if directory.is_directory():
             _move_over(upper, directory, target)
         else:
             directory.rename(upper_path)
@@ -62,7 +62,7 @@ def _move_over(upper: Upper, directory: SafePath, target: bytes) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(target))
     unmark(upper_path)  # otherwise clear_work would treat it as a directory that is being moved
     directory.rename(upper_path, EXCHANGE)
-    directory.throw_away()
+    directory.remove_tree()
 
 
 def _finish_move(upper: Upper, directory: SafePath, target: bytes) -> bool:

@@ -130,7 +130,7 @@ class Renamer:
             else None
         )
         hidden, is_taken = self._view.lookup_lower(target), target_path.exists()
-        if target_path.is_folder():
+        if target_path.is_directory():
             self._whiteouts.inherit_hidden(target, source)
         elif is_taken:  # a whiteout has the name
             set_base(source_path, target, self._upper.base_of(target))
@@ -157,8 +157,8 @@ class Renamer:
                 status = self._upper.lookup(child_path)
                 if status is None:
                     return False
-                is_folder = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)
-                if is_folder and child.kind is Kind.DIRECTORY:
+                is_directory = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)
+                if is_directory and child.kind is Kind.DIRECTORY:
                     pending.append((child_path, child))
         return True
 

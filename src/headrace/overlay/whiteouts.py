@@ -64,7 +64,7 @@ class WhiteoutBuilder:
                 )
         for name in hidden:
             child_path = join(path, name)
-            if self._upper.at(child_path).is_folder():
+            if self._upper.at(child_path).is_directory():
                 directories.append((directory / name, child_path, None))
             else:
                 make_whiteout(directory / name, child_path, self._upper.base_of(child_path))
@@ -82,7 +82,7 @@ class WhiteoutBuilder:
                 if child.kind is Kind.DIRECTORY:
                     if not over.exists():
                         make_removed(over)
-                    if over.is_folder():
+                    if over.is_directory():
                         pending.append((over, child_path, child))
                 elif not over.exists():
                     make_whiteout(over, child_path, child.version)
@@ -103,11 +103,11 @@ class WhiteoutBuilder:
     def _inherit_hidden_name(self, hidden: bytes, path: bytes) -> bool:
         """Hide one name. Return whether both entries are directories, so that their names must follow."""
         cover = self._upper.at(path)
-        if self._upper.at(hidden).is_folder():
+        if self._upper.at(hidden).is_directory():
             if not cover.exists():
                 cover.mkdir(0o755)
                 self._upper.mark_removed(path)
-            if cover.is_folder():
+            if cover.is_directory():
                 return True
             defer_removal(self._upper, hidden)  # a file replaces it
             return False

@@ -26,7 +26,7 @@ class StagedFile:
         """Return the path in the work directory, which the file gets with the first call."""
         if self._path is None:
             self._path = self._upper.new()
-            self._path.name_open(self.fd)
+            self._path.link_open_file(self.fd)
         return self._path
 
     def discard(self) -> None:

@@ -160,7 +160,7 @@ class VfsReader:
         return [name for name in target.split(b"/") if name]
 
     def _refresh_modes(self) -> None:
-        """Adopt the modes of writing of a node that restarted with other settings."""
+        """Adopt the write modes of a node that restarted with other settings."""
         local = self.client.local
         if local is not self._modes_of:
             self.tree.take_modes(WriteModes.parse(local.write))

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from headrace.base.errors import UsageError
-from headrace.base.reloaded import LOOK_EVERY_S
+from headrace.base.reloaded import CHECK_INTERVAL_S
 from headrace.base.tokens import Tokens
 from headrace.webhdfs.tokens import write_token_file
 
@@ -33,7 +33,7 @@ class TokenFile:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
+        while not self._ended.wait(CHECK_INTERVAL_S):
             try:
                 self._write()
             except UsageError as error:

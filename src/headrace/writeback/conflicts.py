@@ -55,7 +55,7 @@ class ConflictCopies:
         ways = []
         while (path := split(path)[0]) != b"/":
             safe_path = self._upper.at(path)
-            if safe_path.is_folder() and replaces_file(
+            if safe_path.is_directory() and replaces_file(
                 self._journal.get(path), base_version(safe_path, path)
             ):
                 ways.append(path)

@@ -153,7 +153,7 @@ class LayerScan:
             return dirty + [(row.path, 0) for row in rows.values() if row and self._planner.is_vanished(row)]
 
         now_s = monotonic_s()
-        is_tree = len(rows) > 1 or self._upper.at(top).is_folder()
+        is_tree = len(rows) > 1 or self._upper.at(top).is_directory()
         for path, size in await self._layer.in_thread(walk) if is_tree else walk():
             self._dirty.add(path, now_s, size, delay_s=delay_s)
 

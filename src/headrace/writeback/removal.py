@@ -171,7 +171,7 @@ class RemovalPropagator:
                     else:
                         await self.remove(path, safe_path)
                     self._report_new_entry(path)
-            top.throw_away()
+            top.remove_tree()
 
     def _report_new_entry(self, path: bytes) -> None:
         """Report an entry that was created at a path while it was removed at the origin. It may look like the entry

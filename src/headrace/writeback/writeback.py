@@ -89,7 +89,7 @@ class WriteBack:
     async def start(self) -> None:
         """Find the paths that an earlier run left dirty, and begin to persist them."""
         for top in self._layer.modes.tops():
-            self._layer.upper.at(top).make_folders(0o755)
+            self._layer.upper.at(top).make_directories(0o755)
         await self._clear_work()
         self._executor.start()
         await self._origin_changes.correct_index(await self.rescan())

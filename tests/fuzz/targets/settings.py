@@ -125,7 +125,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "write-modes",
-        "modes of writing by path (base/write_modes.py)",
+        "write modes by path (base/write_modes.py)",
         _modes,
         (UsageError,),
         [b"back", b"off,/scratch=local,/checkpoints=back:2", b"through, /a/b = off", b"/a=back,exclusive"],

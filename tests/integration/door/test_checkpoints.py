@@ -87,7 +87,7 @@ def test_what_can_not_be_saved_is_said(
     make_door: MakeDoor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_door()
-    with pytest.raises((ReadOnlyError, CheckpointFailedError), match="mode of writing is off"):
+    with pytest.raises((ReadOnlyError, CheckpointFailedError), match="write mode is off"):
         save(state_of(1, 1, 0), URL, 1, options=SMALL)
     monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(tmp_path / "none"))
     with pytest.raises(NodeUnavailableError, match="headrace up"):

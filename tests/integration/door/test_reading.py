@@ -205,7 +205,7 @@ def test_where_nothing_can_be_written_it_is_said(make_door: MakeDoor, tmp_path: 
         "cp": lambda: fs.cp_file("/small", "/new"),
     }
     for name, call in calls.items():
-        with pytest.raises(ReadOnlyError, match=r"mode of writing is off .*--write back") as caught:
+        with pytest.raises(ReadOnlyError, match=r"write mode is off .*--write back") as caught:
             call()
         assert "\n" not in str(caught.value), name
     assert truth_of(host) == before

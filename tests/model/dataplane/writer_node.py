@@ -259,7 +259,7 @@ class Session:
                 status = self._tree.view.lookup(prefix)
             if status is None and number + 1 < len(parts):
                 raise OSError(errno.ENOENT, "no such folder")
-            if number + 1 < len(parts) and not is_folder(status):
+            if number + 1 < len(parts) and not is_directory(status):
                 raise OSError(errno.ENOENT if is_link(status) else errno.ENOTDIR, "no folder")
         return status
 
@@ -281,7 +281,7 @@ class Session:
             folder = pending.pop()
             for name, status in self._names(folder):
                 path = join(folder, name)
-                if is_folder(status):
+                if is_directory(status):
                     tree[os.fsdecode(path)] = "dir"
                     pending.append(path)
                 elif isinstance(status, os.stat_result) and stat.S_ISLNK(status.st_mode):
@@ -310,8 +310,8 @@ class Session:
             status = self.look(path)
             if status is None:
                 raise OSError(errno.ENOENT, "nothing there")
-            if is_folder(status) or is_link(status):
-                raise OSError(errno.EISDIR if is_folder(status) else errno.ELOOP, "no file")
+            if is_directory(status) or is_link(status):
+                raise OSError(errno.EISDIR if is_directory(status) else errno.ELOOP, "no file")
             try:
                 if not isinstance(status, Entry):
                     with open(plain(self._upper.at(path)), "rb") as file:
@@ -392,7 +392,7 @@ class Session:
         status = self.look(path)
         if status is None:
             raise OSError(errno.ENOENT, "nothing there")
-        if is_folder(status):
+        if is_directory(status):
             raise OSError(errno.EISDIR, "a folder")
         if is_link(status):
             raise OSError(errno.ELOOP, "a link")
@@ -430,7 +430,7 @@ class Session:
 
     def rmdir(self, path: bytes) -> None:
         status = self.look(path)
-        if status is not None and is_folder(status):
+        if status is not None and is_directory(status):
             self._listed(path)
         self.change(lambda: self._tree.remove_directory(path), path)
 
@@ -472,7 +472,7 @@ class Session:
         raise OSError(errno.ESTALE, "again and again")
 
 
-def is_folder(status: FileStat | None) -> bool:
+def is_directory(status: FileStat | None) -> bool:
     if isinstance(status, Entry):
         return status.kind is Kind.DIRECTORY
     return status is not None and stat.S_ISDIR(status.st_mode)

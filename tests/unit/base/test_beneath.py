@@ -46,7 +46,7 @@ def test_calls_are_those_of_plain_paths(root: Root, tmp_path: Path) -> None:
     assert sorted(root.at(b"/a").names()) == [b"b", b"link", b"out"]
     assert root.at(b"/").names() == [b"a"]
     folder.mkdir(0o750)
-    assert folder.is_folder() and stat.S_IMODE((top / "a/new").stat().st_mode) == 0o750
+    assert folder.is_directory() and stat.S_IMODE((top / "a/new").stat().st_mode) == 0o750
     root.at(b"/a/b/file").rename(folder / b"moved")
     assert (top / "a/new/moved").read_bytes() == b"below"
     (folder / b"moved").link(folder / b"twice")
@@ -61,12 +61,12 @@ def test_calls_are_those_of_plain_paths(root: Root, tmp_path: Path) -> None:
     (folder / b"way").rename(folder / b"twice", EXCHANGE)
     assert (folder / b"twice").readlink() == b"nowhere"
     (folder / b"twice").unlink()
-    root.at(b"/x/y/z").make_folders(0o755)
+    root.at(b"/x/y/z").make_directories(0o755)
     assert (top / "x/y/z").is_dir()
     assert {os.fsdecode(path.path) for path, _ in root.at(b"/").walk()} >= {"/", "/a", "/a/new/way", "/x/y/z"}
-    folder.throw_away()
+    folder.remove_tree()
     assert not (top / "a/new").exists()
-    folder.throw_away()  # it may be gone
+    folder.remove_tree()  # it may be gone
     assert open_files() == before
 
 
@@ -98,7 +98,7 @@ def test_no_link_above_the_name_is_followed(root: Root, path: bytes) -> None:
             call()
         assert caught.value.errno in (errno.ENOTDIR, errno.ELOOP)
     assert target.seen() is None and not list(target.walk())
-    target.throw_away()
+    target.remove_tree()
     root.close()
     assert open_files() <= before
 
@@ -121,7 +121,7 @@ def test_a_link_that_is_the_name_is_a_link(root: Root, tmp_path: Path) -> None:
         assert link.lstat().st_uid == 65534
         link.setxattr("trusted.x", b"of the link")
         assert link.getxattr("trusted.x") == b"of the link"
-    link.throw_away()
+    link.remove_tree()
     assert out.stat() == before
     assert (out / "file").read_bytes() == b"not below"
 
@@ -189,14 +189,14 @@ def test_a_path_may_be_longer_than_one_call_takes(root: Root) -> None:
     """A folder that was moved into a deep one has such."""
     name, inner = b"n" * 250, root.at(b"/inner")
     deep = root.at(b"/outer" + (b"/" + name) * 14)
-    deep.make_folders(0o755)
-    root.at(b"/inner" + (b"/" + name) * 14).make_folders(0o755)
+    deep.make_directories(0o755)
+    root.at(b"/inner" + (b"/" + name) * 14).make_directories(0o755)
     inner.rename(deep / b"x")
     paths = [path for path, _ in root.at(b"/outer").walk()]
     assert len(paths) == 30
     assert len(paths[-1].path) > 4096
     (paths[-1] / b"file").mkdir(0o755)
-    root.at(b"/outer").throw_away()
+    root.at(b"/outer").remove_tree()
     assert root.at(b"/").names() == [b"a"]
 
 
@@ -204,9 +204,9 @@ def test_deep_folders_take_no_more_of_python_than_others(root: Root) -> None:
     before, depth = sys.getrecursionlimit(), 260
     sys.setrecursionlimit(250)
     try:
-        root.at(b"/d" * depth).make_folders(0o755)
+        root.at(b"/d" * depth).make_directories(0o755)
         assert sum(1 for _ in root.at(b"/d").walk()) == depth
-        root.at(b"/d").throw_away()
+        root.at(b"/d").remove_tree()
     finally:
         sys.setrecursionlimit(before)
     assert not root.at(b"/d").exists()

@@ -113,7 +113,7 @@ mock = unittest.mock
 upper, base = opened(), Version(5, 6, "tag")
 def run(steps):
     for name in upper.at(b"/").names():
-        upper.at(b"/" + name).throw_away()
+        upper.at(b"/" + name).remove_tree()
     put(upper, b"/source", b"moved", 0o400)
     if over == "file":
         put(upper, b"/target", b"replaced")
@@ -194,7 +194,7 @@ def test_marks_of_a_user_are_no_marks_of_root_and_the_reverse(folder: str, tmp_p
 def test_an_empty_layer_becomes_the_users(folder: str) -> None:
     program = """
 opened().at(b"/file").mkdir(0o755)
-result = [MARKS.single_owner, opened().at(b"/file").is_folder()]
+result = [MARKS.single_owner, opened().at(b"/file").is_directory()]
 """
     assert as_user(USER, program, imports=IMPORTS, folder=folder) == [True, True]
     assert stat.S_IMODE((Path(folder) / "single-owner").stat().st_mode) == 0o600

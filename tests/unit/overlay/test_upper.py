@@ -244,7 +244,7 @@ def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) 
     moving.mkdir(0o755)
     with pytest.raises(FileExistsError):
         move_in(upper, moving, b"/target")
-    assert moving.is_folder()
+    assert moving.is_directory()
     assert Path(os.fsdecode(target if there == "file" else target + b"/one")).read_bytes() == b"theirs"
 
 

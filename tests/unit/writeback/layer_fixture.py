@@ -141,7 +141,7 @@ class LayerFixture:
 
     def write(self, path: bytes, data: bytes) -> os.stat_result:
         """Write a file in place, with what its name hides, as a session does."""
-        self.upper.at(os.path.dirname(path)).make_folders(0o755)
+        self.upper.at(os.path.dirname(path)).make_directories(0o755)
         fd = self.upper.at(path).open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             os.write(fd, data)

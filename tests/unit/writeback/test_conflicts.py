@@ -84,7 +84,7 @@ async def test_an_upload_waits_for_a_file_in_the_place_of_its_directory(layer: L
 
 
 async def test_an_upload_waits_for_a_directory_that_is_put_aside(layer: LayerFixture) -> None:
-    layer.upper.at(b"/d").make_folders(0o755)
+    layer.upper.at(b"/d").make_directories(0o755)
     defer_removal(layer.upper, b"/d")
     with pytest.raises(OriginUnavailableError):
         layer.conflicts.check_blocked(b"/d", OriginUnavailableError("d", why="a directory is there"))

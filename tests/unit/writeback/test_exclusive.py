@@ -259,7 +259,7 @@ async def test_a_layer_that_an_administrator_removes_is_no_removal_of_its_files(
     async with layer.running(layer.write_back(delay_s=0.0)) as write:
         layer.write(b"/out/d/f", b"ours")
         await write.persist(b"/out")
-        layer.upper.at(b"/out").throw_away()
+        layer.upper.at(b"/out").remove_tree()
         write.changed([b"/out/d/f", b"/out/d"], 0)
         await write.rescan()
         await write.programs.rescan_below(b"/out/d")

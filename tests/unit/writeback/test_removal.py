@@ -26,7 +26,7 @@ CONFLICT = "another writer changed a file at the origin, it is not removed"
 async def hidden(layer: LayerFixture, path: bytes = PATH) -> Version:
     """The origin's file, removed in the layer."""
     version = await layer.hold(path, b"before")
-    layer.upper.at(os.path.dirname(path)).make_folders(0o755)
+    layer.upper.at(os.path.dirname(path)).make_directories(0o755)
     hide(layer.upper, path, version)
     return version
 
@@ -130,7 +130,7 @@ async def test_another_node_persists_first_what_is_to_be_removed(tmp_path: Path,
 
     layer = LayerFixture(tmp_path, resolve_version=resolve_version)
     pending = Version(6, 7, PendingVersion("n1", 5, 6).token)
-    layer.upper.at(b"/d").make_folders(0o755)
+    layer.upper.at(b"/d").make_directories(0o755)
     hide(layer.upper, PATH, pending)
     assert await remove(layer) is persisted
     if persisted:
@@ -225,7 +225,7 @@ async def test_a_name_that_was_demoted_is_not_removed(layer: LayerFixture) -> No
 
 
 async def test_a_directory_is_made_and_removed(layer: LayerFixture) -> None:
-    layer.upper.at(DIRECTORY).make_folders(0o755)
+    layer.upper.at(DIRECTORY).make_directories(0o755)
     assert await layer.removals.make_directory(DIRECTORY) == []
     row = layer.journal.get(DIRECTORY)
     assert row is not None and row.is_directory and not row.begun
@@ -238,7 +238,7 @@ async def test_a_directory_is_made_and_removed(layer: LayerFixture) -> None:
 
 
 async def test_a_removed_directory_into_which_others_put_something_shows_again(layer: LayerFixture) -> None:
-    layer.upper.at(DIRECTORY).make_folders(0o755)
+    layer.upper.at(DIRECTORY).make_directories(0o755)
     await layer.removals.make_directory(DIRECTORY)
     layer.memory.hold("d/s/theirs", THEIRS)
     layer.upper.mark_removed(DIRECTORY)
@@ -278,7 +278,7 @@ async def test_a_directory_in_the_place_of_a_file_removes_the_file_first(layer: 
 
 
 async def test_a_file_in_the_place_of_a_directory_removes_the_directory_first(layer: LayerFixture) -> None:
-    layer.upper.at(DIRECTORY).make_folders(0o755)
+    layer.upper.at(DIRECTORY).make_directories(0o755)
     await layer.removals.make_directory(DIRECTORY)
     layer.upper.at(DIRECTORY).rmdir()
     layer.write(DIRECTORY, b"ours")
@@ -290,7 +290,7 @@ async def test_a_file_in_the_place_of_a_directory_removes_the_directory_first(la
 
 async def test_a_directory_that_was_put_aside_is_removed_with_all_that_is_in_it(layer: LayerFixture) -> None:
     version = await layer.hold(b"/d/s/f", b"before")
-    layer.upper.at(DIRECTORY).make_folders(0o755)
+    layer.upper.at(DIRECTORY).make_directories(0o755)
     hide(layer.upper, b"/d/s/f", version)
     defer_removal(layer.upper, DIRECTORY)
     layer.upper.at(DIRECTORY).unlink()  # the whiteout in its place, which the new file replaces
@@ -305,7 +305,7 @@ async def test_the_next_node_completes_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     layer = LayerFixture(tmp_path)
-    layer.upper.at(DIRECTORY).make_folders(0o755)
+    layer.upper.at(DIRECTORY).make_directories(0o755)
     if step == "persist.emptied":
         await layer.removals.make_directory(DIRECTORY)
         layer.upper.mark_removed(DIRECTORY)

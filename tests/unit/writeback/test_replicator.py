@@ -53,7 +53,7 @@ async def test_a_secured_file_is_the_same_on_the_holder(tmp_path: Path, size_byt
 async def test_a_removal_is_replicated_with_the_version_that_it_removes(tmp_path: Path) -> None:
     async with cluster(tmp_path) as nodes:
         base = await nodes.writer.hold(PATH, b"before")
-        nodes.writer.upper.at(b"/d").make_folders(0o755)
+        nodes.writer.upper.at(b"/d").make_directories(0o755)
         hide(nodes.writer.upper, PATH, base)
         await nodes.replicator.secure(PATH, 2)
         replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))

@@ -193,7 +193,7 @@ async def test_the_next_round_recovers_from_a_crash_at_each_step(
     """A file is new, one replaces the origin's, one was removed, and a directory was; then the process ends."""
     layer = LayerFixture(tmp_path)
     old = {name: await layer.hold(name, b"before") for name in (b"/replaced", b"/removed", b"/away/f")}
-    layer.upper.at(b"/away").make_folders(0o755)
+    layer.upper.at(b"/away").make_directories(0o755)
     hide(layer.upper, b"/away/f", old[b"/away/f"])
     layer.upper.mark_removed(b"/away")
     hide(layer.upper, b"/removed", old[b"/removed"])
@@ -220,7 +220,7 @@ async def test_the_next_round_recovers_from_a_crash_at_each_step(
 async def test_a_directory_that_was_removed_leaves_nothing_dirty_until_the_delay(layer: LayerFixture) -> None:
     """The node itself notes it when it drops its mark. Other nodes took it for unpersisted as long as that lasted."""
     version = await layer.hold(b"/away/f", b"theirs")
-    layer.upper.at(b"/away").make_folders(0o755)
+    layer.upper.at(b"/away").make_directories(0o755)
     hide(layer.upper, b"/away/f", version)
     layer.upper.mark_removed(b"/away")
     async with layer.running(layer.write_back(delay_s=600.0)) as write:

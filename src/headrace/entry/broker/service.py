@@ -95,7 +95,7 @@ class BrokerService:
                 return self._open_now(request, user)
             if isinstance(request, ListNames) and self._view.may_be_long(request.path):
                 return None
-            return Reply(self._look(request, user))
+            return Reply(self._answer_query(request, user))
         except StaleError:
             return None
         except CorruptIndexError as error:
@@ -113,9 +113,9 @@ class BrokerService:
                 try:
                     if isinstance(request, ListNames):
                         # a directory in the upper layer may have any number of names
-                        look = partial(self._look, request, user)
-                        return Reply(await asyncio.get_running_loop().run_in_executor(self._thread, look))
-                    return Reply(self._look(request, user))
+                        answer = partial(self._answer_query, request, user)
+                        return Reply(await asyncio.get_running_loop().run_in_executor(self._thread, answer))
+                    return Reply(self._answer_query(request, user))
                 except StaleError as stale:
                     await self._freshen(stale)
             raise StoreError(
@@ -129,7 +129,7 @@ class BrokerService:
         except HeadraceError as error:
             return Reply(refusal_of(error))
 
-    def _look(self, request: LookAt | ListNames, user: User) -> Answer:
+    def _answer_query(self, request: LookAt | ListNames, user: User) -> Answer:
         if isinstance(request, ListNames):
             return self._view.names(request.path, request.after, user)
         return Looked(self._view.row(self._view.find(request.path, user)))

@@ -68,15 +68,15 @@ class BrokeredVfs(RequestVfs):
         """Find a path as `LocalVfs` does, but only a mount follows links."""
         plain_path = plain(path)
         try:
-            return plain_path, status_of(self._look(plain_path))
+            return plain_path, status_of(self._row_at(plain_path))
         except PathNotFoundError:
             return plain_path, None
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         plain_path = plain(path)
-        return plain_path, status_of(self._look(plain_path))
+        return plain_path, status_of(self._row_at(plain_path))
 
-    def _look(self, path: bytes) -> BrokerRow:
+    def _row_at(self, path: bytes) -> BrokerRow:
         answer, _ = self._link.ask(LookAt(path))
         if not isinstance(answer, Looked):
             raise _unexpected(answer)

@@ -105,7 +105,7 @@ class ClusterClient:
         self.threads = ForkSafePool(THREADS, "headrace-remote")
         """Fetch parts of a file. None of them waits for another."""
         self._start()
-        self._look()
+        self._fetch_members()
 
     def _start(self) -> None:
         self._process = os.getpid()
@@ -314,11 +314,11 @@ class ClusterClient:
             return
         self._viewed_s = time.monotonic()
         try:
-            self._look()
+            self._fetch_members()
         except HeadraceError as error:
             log.info("no node reports the members of the cluster error=%s", error)
 
-    def _look(self) -> None:
+    def _fetch_members(self) -> None:
         """Fetch the members of the cluster. Raises NodeUnavailableError or NotAllowedError."""
         self._viewed_s = time.monotonic()
         cluster = self.ask("cluster", Cluster)

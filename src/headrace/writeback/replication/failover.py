@@ -155,7 +155,7 @@ class Failover:
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             if os.path.isdir(path):
-                Root(os.fsencode(directory)).at(b"/" + os.fsencode(name)).throw_away()
+                Root(os.fsencode(directory)).at(b"/" + os.fsencode(name)).remove_tree()
             elif not name.startswith(PERSISTED_FILE):
                 os.unlink(path)
 

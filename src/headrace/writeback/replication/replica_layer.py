@@ -77,7 +77,7 @@ class ReplicaLayer:
         """Create the directories, and delete incomplete files of an earlier run."""
         self.upper.make()
         for name in self.upper.work.at(b"/").names():
-            self.upper.work.at(b"/" + name).throw_away()
+            self.upper.work.at(b"/" + name).remove_tree()
 
     # ------------------------------------------------------------ large files
 
@@ -124,7 +124,7 @@ class ReplicaLayer:
         with self._staging:
             idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
             for inode in idle:
-                self._staged.pop(inode).path.throw_away()
+                self._staged.pop(inode).path.remove_tree()
         return len(idle)
 
     def _stage(self, snapshot: Snapshot) -> Staging:
@@ -188,7 +188,7 @@ class ReplicaLayer:
             if snapshot.shape in (EntryType.DIRECTORY, EntryType.REMOVED):
                 self._place_directory(snapshot)
                 return
-            if self.upper.at(snapshot.path).is_folder():
+            if self.upper.at(snapshot.path).is_directory():
                 self._clear(snapshot.path)
             if snapshot.shape == EntryType.WHITEOUT:
                 hide(self.upper, snapshot.path, snapshot.replaces)
@@ -251,7 +251,7 @@ class ReplicaLayer:
         if path == b"/":
             return  # the root is always there
         with contextlib.suppress(NotADirectoryError):
-            self.upper.at(path).throw_away()
+            self.upper.at(path).remove_tree()
 
 
 def copy_of(file: SafePath | int) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ def copy_of(file: SafePath | int) -> tuple[int, ...]:
 
 def _make_folder(path: SafePath) -> None:
     """Create a directory in the place of anything else."""
-    if not path.is_folder():
+    if not path.is_directory():
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         path.mkdir(0o755)
