@@ -232,7 +232,7 @@ def _epoch(
 
 
 def _origin_counts(environment: dict[str, str]) -> tuple[int, int]:
-    """Return how many bytes the node has read from its origins so far, and by how many requests."""
+    """Return the bytes that the node has read from its origins so far, and the number of requests."""
     command = module_command("headrace", "status", "--json")
     status = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, timeout=30)
     if status.returncode != 0:

@@ -185,9 +185,9 @@ def test_the_library(paths: tuple[Host, LocalVfs], canary: Canary) -> None:
         attempt(lambda: here.rename(new, new + b"-moved"))
         attempt(lambda: here.remove(new + b"-moved"))
         attempt(lambda: here.touch(path))
-        attempt(lambda: here.alter(path, lambda place: os.chmod(place, 0o666)))
-        attempt(lambda: here.alter(path, lambda place: os.chown(place, USER, USER)))
-        attempt(lambda: here.dress(path, lambda fd: os.setxattr(fd, "trusted.headrace.s3", b"x")))
+        attempt(lambda: here.edit_entry(path, lambda place: os.chmod(place, 0o666)))
+        attempt(lambda: here.edit_entry(path, lambda place: os.chown(place, USER, USER)))
+        attempt(lambda: here.edit_attributes(path, lambda fd: os.setxattr(fd, "trusted.headrace.s3", b"x")))
         attempt(lambda: here.make_directory(b"/out/race/d/folder"))
         attempt(lambda: here.remove_all(b"/out/race/d/folder"))
         with contextlib.suppress(HeadraceError, OSError):

@@ -121,7 +121,7 @@ class WriteModes:
         return self._promise(path).mode
 
     def copies(self, path: bytes) -> int:
-        """Return how many nodes have a written file before close returns; 1: this one."""
+        """Return the number of nodes that have a written file before close returns; 1: only this one."""
         return self._promise(path).copies
 
     def waits(self, path: bytes) -> bool:

@@ -22,7 +22,7 @@ class SaveOptions:
     unit of comparison, reference and checksum. slot_bytes: unit of staging. threads: for hashing and writing.
     copy_threads: for staging. compress: `auto` decides by a sample whether compression is faster. full_share: share of
     changed bytes above which a save refers to no older pack. chain_max: most packs of older saves that a rank's
-    checkpoint may refer to. timeout_s: how long ranks wait for each other. retention: applied by rank 0 after each
+    checkpoint may refer to. timeout_s: seconds that ranks wait for each other. retention: applied by rank 0 after each
     commit; None keeps every checkpoint.
     """
 

@@ -147,7 +147,7 @@ class NodeClient:
         return ObjectMetadata(answer.metadata, answer.headers, answer.tags) if answer.known else None
 
     def name_ttl_s(self, parent: FileId) -> float:
-        """Return how long the kernel may keep the names of a directory, in seconds. It is at least 1 s, so that one
+        """Return the seconds for which the kernel may keep the names of a directory. It is at least 1 s, so that one
         path walk sees one state. It is at most an hour: names above all mounts stay fresh for ever, but a restarted
         node may have other mounts."""
         return max(1.0, min(NAME_TTL_S_MAX, self.local.fresh_for_s(parent)))

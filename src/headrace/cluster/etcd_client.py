@@ -155,7 +155,7 @@ class LeaseChannel:
         return self._secrets.changes != self._changes
 
     def renew(self, lease: int) -> float:
-        """Return for how many seconds etcd keeps the lease; 0 when it does not have it."""
+        """Return the seconds for which etcd keeps the lease; 0 when it does not have it."""
         if self._access.user and not self._metadata:
             request = self._rpc.AuthenticateRequest(name=self._access.user, password=self._password)
             answer = self._rpc.AuthStub(self._channel).Authenticate(request, timeout=self._timeout_s)

@@ -72,7 +72,7 @@ class RecordSeals(Protocol):
 
 class LeasedRecords(Records, Protocol):
     """Stores records of which some have this node's lease. lease_until_s: until when, at least, other nodes see this
-    node's leased records, by CLOCK_BOOTTIME. leases_lost: how often the lease was lost."""
+    node's leased records, by CLOCK_BOOTTIME. leases_lost: number of times that the lease was lost."""
 
     @property
     def lease_until_s(self) -> float: ...

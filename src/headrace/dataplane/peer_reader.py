@@ -163,7 +163,7 @@ class PeerReader:
         return self._peers.is_slow(hop.node)
 
     def patience_s(self, size_bytes: int) -> float:
-        """Return how long to wait for a slow peer before another one is asked too."""
+        """Return the seconds to wait for a slow peer before another one is asked too."""
         usual_s = self._peers.usual_s(size_bytes)
         return HEDGE_FACTOR * usual_s if usual_s else HEDGE_S
 

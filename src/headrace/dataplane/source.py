@@ -91,7 +91,7 @@ class SourceFactory:
         return {}
 
     def in_flight_max(self) -> float:
-        """Return how many reads in flight are useful now."""
+        """Return the number of reads in flight that are useful now."""
         return self._gate.window.limit
 
     def origin_of(self, mount: Mount, key: str, entry: Entry) -> OriginSource:

@@ -387,7 +387,7 @@ def _steps_are_small(on_one_core: Blame, recording: Recording) -> bool:
 
 
 def _spare_cores(recording: Recording) -> float:
-    """Return how many cores neither workers nor trainer used, on average."""
+    """Return the number of cores that neither workers nor trainer used, on average."""
     waited = [moment for moment in recording.moments if moment.workers]
     if not waited:
         return 0.0

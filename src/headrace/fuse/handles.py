@@ -37,7 +37,7 @@ class Handle:
         return self.complete_fd if self.file is None else self.file.fd
 
     def within(self, offset: int, size_bytes: int) -> int:
-        """Return how many of these bytes lie within the file."""
+        """Return the number of these bytes that lie within the file."""
         return max(0, min(size_bytes, self.size_bytes - offset))
 
     def present(self, offset: int, size_bytes: int) -> bool:
@@ -170,7 +170,7 @@ class Directory:
             self.record_page_end(offset + len(names), names[-1])
 
     def seek(self, offset: int) -> tuple[bytes, int]:
-        """Return the name to continue after, and how many names to skip from there."""
+        """Return the name to continue after, and the number of names to skip from there."""
         begin, names = self._page
         if begin < offset <= begin + len(names):
             return names[offset - begin - 1], 0

@@ -82,7 +82,7 @@ class MutualTls:
 
     @property
     def renewals(self) -> int:
-        """Return how often the files were read again."""
+        """Return the number of times that the files were read again."""
         self._contexts.get()
         return self._contexts.changes
 

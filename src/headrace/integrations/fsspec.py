@@ -63,8 +63,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     cache: a directory that selects one of the nodes on this host; without it, HEADRACE_CACHE or the only running node
     counts, as on the command line. socket: selects the node by its socket. nodes: nodes of other hosts, as in
-    `headrace.connect`. auto_mkdir: create missing parents of a new file. patience_s: how long a call waits for a node
-    that does not respond. The first call connects; it raises NodeUnavailableError or UsageError.
+    `headrace.connect`. auto_mkdir: create missing parents of a new file. patience_s: seconds that a call waits for a
+    node that does not respond. The first call connects; it raises NodeUnavailableError or UsageError.
     """
 
     protocol = "headrace"

@@ -27,7 +27,7 @@ class Network(Protocol):
 
     kind: str
     gateway: str
-    """The address of services that are not nodes (etcd, an object store)."""
+    """Address of services that are not nodes (etcd, an object store)."""
 
     def make(self) -> None: ...
 

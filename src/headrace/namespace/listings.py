@@ -157,7 +157,7 @@ class Listings:
             await self.refresh(directory)
 
     def patience_s(self, directory: FileId) -> float:
-        """Return how long to wait for an unavailable origin: shorter if an old listing can serve."""
+        """Return the seconds to wait for an unavailable origin: shorter if an old listing can serve."""
         return min(self._timeout_s, PATIENCE_S) if self._tree.is_listed(directory) else self._timeout_s
 
     # ------------------------------------------------------------ one listing
@@ -165,7 +165,7 @@ class Listings:
     def _is_own(self, directory: FileId) -> bool:
         """Return whether this node lists the directory at the origin itself."""
         path = self._index.path_of(directory)
-        return self._shared is None or path is None or self._shared.ours(path)
+        return self._shared is None or path is None or self._shared.owns(path)
 
     async def _list_now(self, directory: FileId, *, direct: bool, anew: bool) -> None:
         """List the directory at its origin (`direct`) or at its owner. The two kinds of listing never wait for each
@@ -183,7 +183,7 @@ class Listings:
         if self._others is not None:
             async with self._writer_queries:
                 rows = await self._others.rows(directory_path)
-            if changed := self._pending.take(directory_path, directory, rows):
+            if changed := self._pending.replace_rows(directory_path, directory, rows):
                 self._on_changed(changed)
 
     async def _list_from_owner(self, directory: FileId, path: bytes, pages: AsyncIterator[Names]) -> bool:

@@ -71,7 +71,7 @@ class OwnerListingClient:
         self._replicas = replicas
         self._timeout_s = timeout_s
 
-    def ours(self, path: bytes) -> bool:
+    def owns(self, path: bytes) -> bool:
         """Return whether this node is the directory's owner, or the first owner that can be reached."""
         return self._owner(path) is None
 

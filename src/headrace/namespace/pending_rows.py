@@ -3,8 +3,8 @@
 The index holds the visible entry of a name. This module keeps the origin's row beneath it: peers that list the origin
 through this node need it, and it is visible again once a listing finds the name there.
 
-A node fetches the pending rows of a directory before it lists the directory (`take`). A name that its writer has
-persisted by then is in that listing, so the name never disappears in between. The only I/O is that of the index.
+A node fetches the pending rows of a directory before it lists the directory (`replace_rows`). A name that its writer
+has persisted by then is in that listing, so the name never disappears in between. The only I/O is that of the index.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PendingRows:
         self._directories: dict[bytes, DirectoryRows] = {}
         self._puts = 0
 
-    def take(self, directory_path: bytes, directory: FileId, rows: Rows) -> Changed:
+    def replace_rows(self, directory_path: bytes, directory: FileId, rows: Rows) -> Changed:
         """Replace the pending rows of a directory, and show them in the index. Return the names whose meaning
         changed."""
         pending = self._directories.get(directory_path)
@@ -119,7 +119,7 @@ class PendingRows:
             pending.put[name] = self._puts = self._puts + 1
 
     def listing(self, directory_path: bytes) -> OriginListing:
-        """Return the state for a listing of the origin. Call it after `take`, before the listing begins."""
+        """Return the state for a listing of the origin. Call it after `replace_rows`, before the listing begins."""
         pending = self._directories.get(directory_path)
         names = (set(), set()) if pending is None else _names(pending)
         return OriginListing(self._directories, directory_path, *names, puts=self._puts)

@@ -81,7 +81,7 @@ class NameResolver:
             return
         listing.add_done_callback(_log_failure)
         try:
-            await self._look_alone(parent, name, for_peer=for_peer)
+            await self._lookup_one(parent, name, for_peer=for_peer)
         except (OriginUnavailableError, DeadlineExceededError):
             if not self._tree.is_listed(parent):
                 raise  # otherwise the old listing serves, as in `Listings.list`
@@ -97,7 +97,7 @@ class NameResolver:
         directory_path, name = split(path)
         parent = self._tree.make_directories(directory_path)
         if entry is not None or self._tree.is_fresh(parent):
-            await self._look_alone(parent, name, for_peer=True)
+            await self._lookup_one(parent, name, for_peer=True)
             entry = self._index.lookup(parent, name)
             if entry is None or entry.version != version:
                 raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
@@ -133,12 +133,12 @@ class NameResolver:
         if is_newer_known:
             raise VersionChangedError(os.fsdecode(path), why="the file changed meanwhile")
         parent = self._tree.make_directories(directory_path)
-        self._take(parent, name, info.version)
+        self._put(parent, name, info.version)
         entry = self._index.lookup(parent, name)
         assert entry is not None
         return entry
 
-    async def _look_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
+    async def _lookup_one(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._tree.origin_of(parent)
         if mount is None:
             return
@@ -149,7 +149,7 @@ class NameResolver:
             answer = await self._shared.lookup(path, name)
             if answer is not None:
                 for row in answer.rows:
-                    self._take(parent, name, None if row.kind == Kind.DIRECTORY else version_of(row))
+                    self._put(parent, name, None if row.kind == Kind.DIRECTORY else version_of(row))
                 if not answer.rows:
                     self._remove(parent, name, path)
                 return
@@ -159,13 +159,13 @@ class NameResolver:
             info = await mount.origin.head(child, deadline=deadline)
         except PathNotFoundError:
             if await _is_directory(mount.origin, child, deadline):
-                self._take(parent, name, None)
+                self._put(parent, name, None)
             else:
                 self._remove(parent, name, path)
         else:
-            self._take(parent, name, info.version)
+            self._put(parent, name, info.version)
 
-    def _take(self, parent: FileId, name: bytes, version: Version | None) -> None:
+    def _put(self, parent: FileId, name: bytes, version: Version | None) -> None:
         """Enter a file into the index, or a directory, which has no version."""
         if version is None:
             self._index.names.ensure_directory(parent, name)

@@ -99,7 +99,8 @@ def seen_at_rest(fd: int) -> os.stat_result:
 
 
 def tick_left_s(status: os.stat_result) -> float:
-    """Return how long a change may still get the ctime of the last one; also 0 if the clock was set back."""
+    """Return the seconds for which a change may still get the ctime of the last one; also 0 if the clock was set
+    back."""
     age_ns = time.time_ns() - status.st_ctime_ns
     return (CTIME_TICK_NS - age_ns) / 1e9 if 0 <= age_ns < CTIME_TICK_NS else 0.0
 

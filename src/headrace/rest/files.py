@@ -20,7 +20,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
-from headrace.base.namespace_path import DEPTH_MAX, join
+from headrace.base.namespace_path import DEPTH_MAX, NAME_BYTES_MAX, join
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
@@ -44,7 +44,6 @@ from headrace.wire.api import (
     etag_of,
 )
 
-NAME_BYTES_MAX = 255
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 

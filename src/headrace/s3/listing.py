@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
-from headrace.base.namespace_path import check_name, join
+from headrace.base.namespace_path import NAME_BYTES_MAX, check_name, join
 from headrace.overlay.merged_view import FileStat
 from headrace.s3.object_attributes import ObjectAttributes, attributes_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
-
-_NAME_BYTES_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +195,4 @@ def _before(name: bytes) -> bytes:
     """Return a name that is less than this one, and greater than nearly all names that are less than this one."""
     if not name or name[-1] == 0:
         return b""
-    return name[:-1] + bytes([name[-1] - 1]) + b"\xff" * (_NAME_BYTES_MAX - len(name))
+    return name[:-1] + bytes([name[-1] - 1]) + b"\xff" * (NAME_BYTES_MAX - len(name))

@@ -380,7 +380,7 @@ class Objects:
             )
             write_metadata(fd, metadata)
 
-        self.vfs.dress(path, write_attributes)
+        self.vfs.edit_attributes(path, write_attributes)
         if isinstance(file_stat, Entry):
             self.metadata.forget(file_stat.id)
         return Response(status)

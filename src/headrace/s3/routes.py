@@ -9,12 +9,11 @@ import re
 
 import msgspec
 
-from headrace.base.namespace_path import check_name
+from headrace.base.namespace_path import NAME_BYTES_MAX, check_name
 from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
 
 KEY_BYTES_MAX = 1024
-NAME_BYTES_MAX = 255
 _NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
 """Matches a slash where a name should begin, a name of dots, and a zero byte."""
 _SEAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")

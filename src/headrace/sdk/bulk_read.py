@@ -51,31 +51,31 @@ class ThreadedBulkReader:
         self._threads = ForkSafePool(READ_MANY_THREADS, "headrace")
 
     def read(self, wanted: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
-        under_way: deque[Future[ReadResult]] = deque()
+        in_flight: deque[Future[ReadResult]] = deque()
         try:
             for number, request in enumerate(wanted):
                 path, start, end = (request, 0, None) if isinstance(request, str) else request
-                under_way.append(
+                in_flight.append(
                     self._threads.executor().submit(read_file, self._vfs, number, path, start, end)
                 )
-                while len(under_way) >= AHEAD or (under_way and under_way[0].done()):
-                    yield _next_result(under_way, ordered=ordered, on_error=on_error)
-            while under_way:
-                yield _next_result(under_way, ordered=ordered, on_error=on_error)
+                while len(in_flight) >= AHEAD or (in_flight and in_flight[0].done()):
+                    yield _next_result(in_flight, ordered=ordered, on_error=on_error)
+            while in_flight:
+                yield _next_result(in_flight, ordered=ordered, on_error=on_error)
         finally:
-            for future in under_way:
+            for future in in_flight:
                 future.cancel()
 
     def close(self) -> None:
         self._threads.close()
 
 
-def _next_result(under_way: deque[Future[ReadResult]], *, ordered: bool, on_error: OnError) -> ReadResult:
+def _next_result(in_flight: deque[Future[ReadResult]], *, ordered: bool, on_error: OnError) -> ReadResult:
     """Remove the next result and return it. ordered: the first one, for which it waits; else any that is complete."""
-    if not ordered and not under_way[0].done():
-        wait(under_way, return_when=FIRST_COMPLETED)
-    future = under_way[0] if ordered else next(candidate for candidate in under_way if candidate.done())
-    under_way.remove(future)
+    if not ordered and not in_flight[0].done():
+        wait(in_flight, return_when=FIRST_COMPLETED)
+    future = in_flight[0] if ordered else next(candidate for candidate in in_flight if candidate.done())
+    in_flight.remove(future)
     result = future.result()
     if result.error is not None and on_error == "raise":
         raise result.error

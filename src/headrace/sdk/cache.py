@@ -48,7 +48,7 @@ def connect(
     """Connect to the node of this host: the one of the directory `cache` or at `socket`, else the only one that runs.
     If none runs, connect to the nodes of the setting `nodes`.
 
-    nodes: REST APIs of nodes of other hosts, which are used instead (docs/sdk.md). patience_s: how long calls wait
+    nodes: REST APIs of nodes of other hosts, which are used instead (docs/sdk.md). patience_s: seconds that calls wait
     for a node that is restarting. Raise NodeUnavailableError, NotAllowedError, or UsageError when several nodes run.
     """
     return cache_over(open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s))

@@ -74,26 +74,26 @@ class _BulkRead:
         self._lanes = 0
 
     def all(self, requests: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
-        under_way = _InOrder() if ordered else _AsTheyCome()
+        in_flight = _InOrder() if ordered else _AsCompleted()
         try:
             for number, request in enumerate(requests):
                 path, start, end = (request, 0, None) if isinstance(request, str) else request
                 started = self._start(number, path, start, end)
-                if isinstance(started, ReadResult) and (not ordered or not under_way.waiting):
+                if isinstance(started, ReadResult) and (not ordered or not in_flight.waiting):
                     yield self._result_of(started, on_error)
                     continue
-                under_way.add(started)
-                is_full = len(under_way.waiting) >= AHEAD
+                in_flight.add(started)
+                is_full = len(in_flight.waiting) >= AHEAD
                 if is_full:
                     self._start_lanes(least=1)
-                for outcome in under_way.take(must=is_full):
+                for outcome in in_flight.take(must=is_full):
                     yield self._result_of(outcome, on_error)
             self._start_lanes(least=1)
-            while under_way.waiting:
-                for outcome in under_way.take(must=True):
+            while in_flight.waiting:
+                for outcome in in_flight.take(must=True):
                     yield self._result_of(outcome, on_error)
         finally:
-            for pending in under_way.waiting:
+            for pending in in_flight.waiting:
                 if isinstance(pending, Future):
                     pending.cancel()
 
@@ -220,7 +220,7 @@ class _InOrder:
             yield outcome
 
 
-class _AsTheyCome:
+class _AsCompleted:
     """Yields the outcomes as they complete."""
 
     def __init__(self) -> None:

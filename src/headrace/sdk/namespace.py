@@ -43,8 +43,8 @@ def open_local_vfs(
 
 
 def open_vfs(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> Vfs:
-    """Open the namespace of this host's node. If this user has no node, use another user's
-    node that is open to others. If there is none either, use the nodes of the setting `nodes`.
+    """Open the namespace of this host's node. If this user has no node, use another user's node that is open to others.
+    If there is none either, use the nodes of the setting `nodes`.
 
     nodes: REST APIs of nodes of other hosts, which are used instead. Raise NodeUnavailableError, NotAllowedError or
     UsageError."""

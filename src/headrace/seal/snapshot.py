@@ -18,7 +18,6 @@ from headrace.base.errors import InvalidImageError
 from headrace.seal.erofs import NAME_BYTES_MAX, PATH_BYTES_MAX
 
 MAGIC = b"headrace seal 1\n"
-ENTRY_BYTES_MAX = 0xFFFF
 _LENGTH_BYTES = 2
 
 

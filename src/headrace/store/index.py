@@ -25,6 +25,7 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.base.private_folder import make_private
 from headrace.base.trusted_owner import is_trusted
 from headrace.store import compaction
@@ -38,7 +39,6 @@ from headrace.store.schema import (
     KEY,
     KIND_BITS,
     KIND_FILE,
-    NAME_BYTES_MAX,
     UNVERIFIED,
     CachedFile,
     cached_head,
@@ -311,7 +311,7 @@ class Index:
         """Let the store evict a file first, because its name is gone or means another one."""
         self.superseded.append(id)
 
-    def _children_batch(self, directory: FileId, after: bytes, limit: int = CHILDREN_BATCH) -> list[Entry]:
+    def _children_batch(self, directory: FileId, after: bytes) -> list[Entry]:
         prefix = KEY.pack(directory)
         entries: list[Entry] = []
         with self._transactions.reading() as txn:
@@ -322,7 +322,7 @@ class Index:
                     if key[:8] != prefix:
                         break
                     entries.append(unpack_entry(directory, key[8:], value))
-                    if len(entries) == limit:
+                    if len(entries) == CHILDREN_BATCH:
                         break
         return entries
 

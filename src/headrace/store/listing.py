@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.store.names import NameWriter
-from headrace.store.schema import NAME_BYTES_MAX
 
 
 class ListingWriter:

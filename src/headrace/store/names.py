@@ -16,10 +16,10 @@ import msgspec
 
 from headrace.base.errors import NotSupportedError
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
+from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.store.environment import Environment
 from headrace.store.schema import (
     KEY,
-    NAME_BYTES_MAX,
     CachedFile,
     entry_key,
     pack_entry,
@@ -72,14 +72,14 @@ class NameWriter:
         self._on_redated = on_redated
         self._listings: dict[FileId, list[ListingInProgress]] = {}
 
-    def ensure_directory(self, parent: FileId, name: bytes, mtime_ns: int = 0) -> FileId:
+    def ensure_directory(self, parent: FileId, name: bytes) -> FileId:
         """Return the id of a directory, and create it if needed. An existing directory keeps its id; a file of that
         name is replaced."""
         with self.batch():
             old = self._current(parent, name)
             if old is not None and old.kind is Kind.DIRECTORY:
                 return old.id
-            return self._replace(parent, name, Kind.DIRECTORY, Version(0, mtime_ns), old)
+            return self._replace(parent, name, Kind.DIRECTORY, Version(0, 0), old)
 
     def put_file(
         self, parent: FileId, name: bytes, version: Version, attributes: Attributes | None = None

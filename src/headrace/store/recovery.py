@@ -142,7 +142,7 @@ def _mark(index: Index, suspects: list[CachedFile]) -> int:
 
 
 def doubt(index: Index, ids: Iterable[FileId]) -> int:
-    """Mark complete files as unverified: no byte is served before it was verified. Return how many there are."""
+    """Mark complete files as unverified: no byte is served before it was verified. Return their number."""
     with index.batch():
         suspects = [cached for cached in map(index.cached, ids) if cached is not None and cached.trusted]
         return _mark(index, suspects)

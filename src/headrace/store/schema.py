@@ -22,7 +22,6 @@ from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 FORMAT = 1
 
 KEY = struct.Struct(">Q")
-NAME_BYTES_MAX = 255
 _ENTRY = struct.Struct("<BQQq")  # kind | token form << 4 | HAS_ATTRIBUTES, id, size, mtime_ns; then the token
 _ATTRIBUTES = struct.Struct("<qIII")  # between them, with HAS_ATTRIBUTES: mtime_ns, mode, uid, gid
 _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token

@@ -192,7 +192,7 @@ class CacheSpace:
             return any(volume.coming_bytes for volume in self._disks)
 
     def room_for_written(self) -> int:
-        """Return how much larger the upper layer could be if no file were cached, in bytes."""
+        """Return the bytes by which the upper layer could grow if no file were cached."""
         volume = self._disks[0]
         return volume.used_bytes - self.written_bytes + volume.free_bytes
 

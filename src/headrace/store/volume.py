@@ -155,7 +155,7 @@ class Volume:
             return self.capacity_bytes
 
     def short_on_disk(self, size_bytes: int, *, share: float = 1.0) -> int:
-        """Return how many bytes must be freed before that many fit the file system, which others may fill too. A spare
+        """Return the bytes that must be freed before that many fit the file system, which others may fill too. A spare
         stays free: evictions write to the index, and writes in progress do not show yet. share: of that spare."""
         disk = os.statvfs(self._folder_fd)
         spare = min(DISK_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 8)

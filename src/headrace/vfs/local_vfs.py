@@ -135,7 +135,7 @@ class LocalVfs(VfsReader):
         finally:
             content.close()
 
-    def dress(self, path: bytes, work: Callable[[int], object]) -> None:
+    def edit_attributes(self, path: bytes, work: Callable[[int], object]) -> None:
         """Change the attributes of an existing file, which is then uploaded again. work: called with a descriptor."""
         real_path, _ = self.get(path)
 
@@ -150,9 +150,9 @@ class LocalVfs(VfsReader):
         self._change(path, change)
 
     def touch(self, path: bytes) -> None:
-        self.alter(path, os.utime)
+        self.edit_entry(path, os.utime)
 
-    def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
+    def edit_entry(self, path: bytes, work: Callable[[bytes], object]) -> None:
         """Change mode, owner, times or attributes of an existing path. work: called under the layer's lock with a
         path for plain system calls, which reaches only that file."""
         real_path, _ = self.get(path)

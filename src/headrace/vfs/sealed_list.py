@@ -57,7 +57,7 @@ class SealedList:
             child = self._behind(names, child) if not self.entry(child).is_file else child + 1
 
     def file_number(self, position: int) -> int:
-        """Return how many files come before an entry. The first call reads the whole list."""
+        """Return the number of files before an entry. The first call reads the whole list."""
         if self._file_numbers is None:
             numbers, count = array("I"), 0
             for index in range(len(self)):

@@ -145,7 +145,7 @@ class WriteOperations:
         self.vfs.make_directories(call.path)
         created = self._stat(call)
         if isinstance(created, os.stat_result) and created.st_mode & 0o7777 != mode:
-            self.vfs.alter(call.path, lambda target: give_mode(target, mode))
+            self.vfs.edit_entry(call.path, lambda target: give_mode(target, mode))
         return responses.of("boolean", True)
 
     def delete(self, call: WebHdfsCall) -> Response:
@@ -228,7 +228,7 @@ class WriteOperations:
     def set_permission(self, call: WebHdfsCall) -> Response:
         mode = call.permission(DIRECTORY_MODE)
         self._stat(call)
-        self.vfs.alter(call.path, lambda target: give_mode(target, mode))
+        self.vfs.edit_entry(call.path, lambda target: give_mode(target, mode))
         return responses.done()
 
     def set_owner(self, call: WebHdfsCall) -> Response:
@@ -239,7 +239,7 @@ class WriteOperations:
         uid = _id_of(owner, lambda name: pwd.getpwnam(name).pw_uid, "user")
         gid = _id_of(group, lambda name: grp.getgrnam(name).gr_gid, "group")
         self._stat(call)
-        self.vfs.alter(call.path, lambda target: os.chown(target, uid, gid))
+        self.vfs.edit_entry(call.path, lambda target: os.chown(target, uid, gid))
         return responses.done()
 
     def set_times(self, call: WebHdfsCall) -> Response:
@@ -258,7 +258,7 @@ class WriteOperations:
             os.utime(target, ns=(times[0], times[1]))
 
         if max(modified, accessed) >= 0:
-            self.vfs.alter(call.path, set_both)
+            self.vfs.edit_entry(call.path, set_both)
         return responses.done()
 
     def set_replication(self, _: WebHdfsCall) -> Response:

@@ -299,7 +299,7 @@ class NameRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Names(Message, frozen=True):
-    """Entries of a directory. good_for_s: how long the listing may still be used, from now."""
+    """Entries of a directory. good_for_s: seconds for which the listing may still be used."""
 
     rows: list[NameRow]
     good_for_s: float

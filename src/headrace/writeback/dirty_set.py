@@ -19,7 +19,8 @@ class DirtyPath:
     """Hold the state of a dirty path.
 
     since_s, due_s: when it became dirty, and when it is to be persisted, on the monotonic clock. size_bytes: set by
-    `DirtySet.resize`. noted: how often the path was added; a task that persists it checks whether the number grew.
+    `DirtySet.resize`. noted: number of times that the path was added; a task that persists it checks whether the number
+    grew.
     """
 
     since_s: float

@@ -28,7 +28,7 @@ class UpperQuota:
 
     @property
     def surplus_bytes(self) -> int:
-        """Return by how many bytes the layer exceeds its limit; negative below it."""
+        """Return the bytes by which the layer exceeds its limit; negative below it."""
         return self.used_bytes - self._limit_bytes(self.used_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""Sends requests to a node of another user. A request is one packet; an answer is one packet with descriptors.
+"""Send requests to a node of another user. A request is one packet; an answer is one packet with descriptors.
 Blocking, safe after a fork.
 """
 
@@ -46,7 +46,7 @@ class BrokerConnection:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self.closed = False
-        self._give(self._connect())  # raises now where access is denied or no node is up
+        self._release(self._connect())  # raises now where access is denied or no node is up
 
     def ask(self, request: BrokerMessage) -> tuple[Answer, list[int]]:
         """Return the node's answer, and descriptors that the caller closes. Retries while the node is down, up to the
@@ -67,7 +67,7 @@ class BrokerConnection:
         return answer, fds
 
     def _ask(self, packet: bytes) -> tuple[Answer, list[int]]:
-        connection = self._take()
+        connection = self._acquire()
         try:
             connection.sendall(packet)
             body, rights, flags, _ = connection.recvmsg(
@@ -90,10 +90,10 @@ class BrokerConnection:
             _close(fds)
             connection.close()
             raise
-        self._give(connection)
+        self._release(connection)
         return answer, fds
 
-    def _take(self) -> socket.socket:
+    def _acquire(self) -> socket.socket:
         if self._process != os.getpid():  # a forked child does not use its parent's sockets
             self._lock = threading.Lock()
             self._free, self._process = [], os.getpid()
@@ -102,7 +102,7 @@ class BrokerConnection:
                 return self._free.pop()
         return self._connect()
 
-    def _give(self, connection: socket.socket) -> None:
+    def _release(self, connection: socket.socket) -> None:
         with self._lock:
             self._free.append(connection)
 

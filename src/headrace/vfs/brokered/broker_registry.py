@@ -1,4 +1,4 @@
-"""Finds nodes of other users by their sockets, and shares the connections in a process."""
+"""Find nodes of other users by their sockets, and share the connections in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives the namespace of a node that another user runs, as `vfs/local_vfs.py` does for a node of this user or of
+"""Provide the namespace of a node that another user runs, as `vfs/local_vfs.py` does for a node of this user or of
 root.
 
 The node answers requests for names. Bytes are read from descriptors of its cache files, as far as modes let this

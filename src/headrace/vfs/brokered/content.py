@@ -1,4 +1,4 @@
-"""Reads one file through descriptors of a node of another user."""
+"""Read one file through descriptors of a node of another user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BrokeredReader:
         return self.complete or end <= start or any(s <= start and end <= e for s, e in self._ranges)
 
     def add(self, start: int, end: int) -> None:
-        """Note that these bytes are available, too."""
+        """Record that these bytes are available, too."""
         last = self._ranges[-1] if self._ranges else None
         if last is not None and last[0] <= start <= last[1]:
             self._ranges[-1] = last[0], max(end, last[1])

@@ -1,4 +1,4 @@
-"""Finds where a node of another user is mounted on this host, from /proc and from the mounts themselves."""
+"""Find where a node of another user is mounted on this host, from /proc and from the mounts themselves."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class ClusterClient:
             answer, link = self._send(node, "readContent", {"path": path}, None, headers)
             if answer.status == 416:
                 answer.read()
-                self._give(node, link)
+                self._release(node, link)
                 size = int(answer.header("content-range").rpartition("/")[2])
                 return Fetched(b"", size, etag)
             if answer.status != 206:
@@ -225,7 +225,7 @@ class ClusterClient:
             except BaseException:
                 link.close()
                 raise
-            self._give(node, link)
+            self._release(node, link)
             return fetched
 
         return self._first(self._order(path, start), receive, missing_of_home=True)
@@ -248,7 +248,7 @@ class ClusterClient:
     def _order(self, path: bytes | None = None, start: int = 0) -> list[ClusterNode]:
         """Order the nodes for a request: the owners of the bytes, rotated by the part of the file; then home; then
         all others. Nodes that did not answer recently come last."""
-        self._heed_fork()
+        self._reset_after_fork()
         self._refresh()
         with self._lock:
             all_nodes, view, home = list(self._known.values()), self._view, self._home
@@ -380,7 +380,7 @@ class ClusterClient:
             sent["content-length"] = str(os.fstat(body.fileno()).st_size)
             data = body
         while True:
-            link = link or self._take(node)
+            link = link or self._acquire(node)
             try:
                 return link.ask(entry.method, target, sent, data), link
             except BaseException as error:
@@ -397,7 +397,7 @@ class ClusterClient:
         except BaseException:
             link.close()
             raise
-        self._give(node, link)
+        self._release(node, link)
         return data
 
     def _error(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> HeadraceError:
@@ -407,7 +407,7 @@ class ClusterClient:
         except HeadraceError as error:
             link.close()
             return error
-        self._give(node, link)
+        self._release(node, link)
         try:
             problem = decode_json(data, Problem)
         except msgspec.DecodeError:
@@ -417,7 +417,7 @@ class ClusterClient:
         kind = error_classes().get(problem.code, HeadraceError)
         return kind(problem.what, why=problem.why, hint=problem.hint)
 
-    def _take(self, node: ClusterNode) -> HttpConnection:
+    def _acquire(self, node: ClusterNode) -> HttpConnection:
         with self._lock:
             if node.idle:
                 return node.idle.pop()
@@ -426,14 +426,14 @@ class ClusterClient:
     def _connect(self, node: ClusterNode) -> HttpConnection:
         return HttpConnection(node.address, lambda: is_alive(node.address))
 
-    def _give(self, node: ClusterNode, link: HttpConnection) -> None:
+    def _release(self, node: ClusterNode, link: HttpConnection) -> None:
         with self._lock:
             if len(node.idle) < IDLE_LINKS_MAX and link.pid == os.getpid():
                 node.idle.append(link)
                 return
         link.close()
 
-    def _heed_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Reset a forked child. A thread that the child lacks may hold the lock, and the sockets are the parent's."""
         if self._process != os.getpid():
             self._start()

@@ -1,4 +1,4 @@
-"""Reads a file of other hosts as a `Content`. Bytes are fetched on demand, several parts at a time."""
+"""Read a file of other hosts as a `Content`. Bytes are fetched on demand, several parts at a time."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview,
     if len(parts) == 1:
         fetch(parts[0])
         return
-    under_way = [nodes.threads.executor().submit(fetch, part) for part in parts]
+    in_flight = [nodes.threads.executor().submit(fetch, part) for part in parts]
     try:
-        for future in under_way:
+        for future in in_flight:
             future.result()
     finally:
-        for future in under_way:
+        for future in in_flight:
             future.cancel()
-        for future in under_way:
+        for future in in_flight:
             if not future.cancelled():
                 future.exception()  # no thread may write into the target after the return
 
@@ -96,16 +96,16 @@ class RemoteContent(Content):
             return count
 
     def _move_window(self, start: int) -> None:
-        goes_on = start == self._window_at + len(self._window) and len(self._window) > 0
+        is_sequential = start == self._window_at + len(self._window) and len(self._window) > 0
         ahead, self._next = self._next, None
         if ahead is not None and ahead[0] == start:
             self._window_at, self._window = start, ahead[1].result()
         else:
-            if not goes_on:
+            if not is_sequential:
                 self._window_bytes = WINDOW_BYTES_MIN
             self._window_at, self._window = start, self._fetch(start, self._window_bytes)
         following = start + len(self._window)
-        if goes_on and following < self.size_bytes:
+        if is_sequential and following < self.size_bytes:
             self._window_bytes = min(STEP_BYTES, self._window_bytes * 2)
             count = self._window_bytes
             self._next = (

@@ -1,4 +1,4 @@
-"""Connects to a node's REST API: blocking, one request at a time, by Python's own HTTP client.
+"""Connect to a node's REST API: blocking, one request at a time, by Python's own HTTP client.
 
 If a node is silent for a while, another connection probes whether it is alive. A node that waits for a slow origin
 gets more time. A node that is down is detected in seconds.
@@ -22,7 +22,7 @@ from headrace.identity.names import StrangerError
 
 CONNECT_S = 3.0
 SILENCE_S = 3.0
-LIVES_S = 2.0
+ALIVE_LIMIT_S = 2.0
 STALL_S = 30.0
 """Seconds without a byte, in the middle of a body, after which the call fails."""
 
@@ -76,14 +76,14 @@ class Address:
 
 
 class HttpConnection:
-    """Sends requests to one address. lives: called while the node is silent; False ends the request."""
+    """Sends requests to one address. is_node_alive: called while the node is silent; False ends the request."""
 
-    def __init__(self, address: Address, lives: Callable[[], bool]) -> None:
+    def __init__(self, address: Address, is_node_alive: Callable[[], bool]) -> None:
         self.address = address
         self.pid = os.getpid()
         self.used = False
         """Whether it has had a request. The node may have closed it since."""
-        self._lives = lives
+        self._is_node_alive = is_node_alive
         self._http = _connection(address)
         with translating_http_errors(address.who):
             self._http.connect()
@@ -105,7 +105,7 @@ class HttpConnection:
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while not poll.poll(SILENCE_S * 1000):
-            if not self._lives():
+            if not self._is_node_alive():
                 raise NodeUnavailableError(self.address.who, why="it stopped answering")
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ def is_alive(address: Address) -> bool:
     connection = _connection(address)
     try:
         connection.connect()
-        connection.sock.settimeout(LIVES_S)
+        connection.sock.settimeout(ALIVE_LIMIT_S)
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException, StrangerError):

@@ -1,4 +1,4 @@
-"""Runs jobs on nodes of other hosts, and follows them."""
+"""Run jobs on nodes of other hosts, and follow them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.vfs.remote.cluster_client import ClusterClient, ClusterNode
 from headrace.wire.api import ApiJob, ApiJobs, NewJob
 from headrace.wire.messages import JobStart, JobState
 
-JOB_LOOK_S = 1.0
+JOB_POLL_S = 1.0
 SHARED = ("load", "free", "pin", "unpin")
 """Jobs of a cluster, which any node takes."""
 
@@ -53,7 +53,7 @@ class RemoteJobs:
         try:
             while _runs(job):
                 yield state_of(job)
-                job = self._cluster.ask("getJob", ApiJob, id=job.id, wait_s=JOB_LOOK_S, on=scope_node)
+                job = self._cluster.ask("getJob", ApiJob, id=job.id, wait_s=JOB_POLL_S, on=scope_node)
             yield state_of(job)
         finally:
             if _runs(job) and scope_node is not None:

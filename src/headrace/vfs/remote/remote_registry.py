@@ -1,4 +1,4 @@
-"""Shares the connections to nodes of other hosts in a process, by their addresses."""
+"""Share the connections to nodes of other hosts in a process, by their addresses."""
 
 from __future__ import annotations
 

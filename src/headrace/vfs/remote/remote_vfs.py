@@ -1,4 +1,4 @@
-"""Gives the namespace of a cluster by path on a host without a node, as `vfs/local_vfs.py` does on a host with one.
+"""Provide the namespace of a cluster by path on a host without a node, as `vfs/local_vfs.py` does on a host with one.
 
 Written bytes are gathered in a file of this host. The close uploads it as a whole.
 """
