@@ -3,9 +3,9 @@
 A path may lead elsewhere between a check and its use: its owner exchanges a directory with a symbolic link in between.
 So `Root` holds the directory itself by a descriptor. Each call walks from there without links to the directory of the
 name (openat2(2), or name by name on an older kernel). Then it acts on that name by the *at calls, which follow no link
-either. A process that may mount, and uses a directory for long, gets a mount of it for itself in which the kernel
-follows no link at all (`LinklessMount`): then one call does both. A caller that checks a file before it changes it pins
-the file, so that both calls reach the same file even if another one has the name by then.
+either. A process that may mount, and uses a directory for long, makes a private mount of it in which the kernel follows
+no link at all (`LinklessMount`). Then one call does both. A caller that checks a file before it changes it pins the
+file. So both calls reach the same file, even if another one has the name by then.
 
 Paths are absolute, as in the namespace: b"/" is the root. Calls raise the OSErrors of the plain calls. A link in the
 path raises ELOOP, or ENOTDIR if it is above the last name.

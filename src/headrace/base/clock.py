@@ -2,7 +2,7 @@
 
 Code on the event loop waits with asyncio, and asks `monotonic_s` here. Both follow one clock: the machine's, or in a
 test the one of its virtual loop (headrace.testing.virtual_loop), which needs no other change. The clock comes with the
-context that a task runs in, so no object has to be given it, and a deadline agrees with the `asyncio.timeout` made
+context that a task runs in, so no object needs it as an argument. A deadline agrees with the `asyncio.timeout` made
 from it. Threads see the machine's clock. What is stored, or must advance while the machine sleeps, uses boot_clock.py.
 
 The hit path of clients calls time.monotonic itself: this indirection costs about 0.2 µs, each time.

@@ -233,8 +233,8 @@ class NodeUnavailableError(HeadraceError, ConnectionError):
 
 
 class NotAllowedError(HeadraceError, PermissionError):
-    """The client presents no valid token or certificate, or claims another identity than its own; or a file's mode does
-    not let this user read it."""
+    """The client presents no valid token or certificate, or claims another identity than its own. Or the mode of a file
+    does not let this user read it."""
 
     code = "node.denied"
 

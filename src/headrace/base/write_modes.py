@@ -77,7 +77,7 @@ class WriteModes:
     def __init__(self, promises: dict[bytes, _Promise]) -> None:
         self._promises = promises
         self.any = any(promise.mode is not WriteMode.OFF for promise in promises.values())
-        """Whether anything at all can be written."""
+        """True if anything at all can be written."""
         self.any_waits = any(promise.waits for promise in promises.values())
         self.exclusive_tops = [path for path, promise in promises.items() if promise.is_exclusive]
         """The exclusive directories."""

@@ -54,9 +54,9 @@ class RunState(msgspec.Struct, kw_only=True):
 
 
 def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
-    """Return the socket of a node of this host: the named one, or that of the node that owns a cache directory, even
-    if the node does not run; else that of the only one that runs. Raise NodeUnavailableError when none runs,
-    UsageError when several do."""
+    """Return the socket of a node of this host: the named one, or that of the node that owns a cache directory. These
+    nodes need not run. Without a socket and a cache, return the socket of the only node that runs. Raise
+    NodeUnavailableError when none runs, UsageError when several do."""
     if socket is not None:
         return _trusted_socket(os.path.abspath(socket))
     loaded = load()

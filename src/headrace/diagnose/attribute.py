@@ -45,8 +45,8 @@ OVERHEAD_FROM = 0.10  # share of the time on one core that is spent in the optim
 SHORT_STEP_S = 0.02
 UNRELATED_FROM = 0.35
 """Share of the phase changes that unrelated samples would show. Steps too short to follow show 0.63 of them, within 0.1
-for two seconds: Python stacks are taken at random moments, as often as samples on average, so that of e pairs of
-samples one has no new stack between them."""
+for two seconds: Python stacks are taken at random moments, on average as often as samples. So one of e pairs of samples
+has no new stack between them."""
 SPARE_CORES_FROM = 0.75
 
 _LOADER = (TrainerPhase.LOADER_START, TrainerPhase.FETCH, TrainerPhase.UNPACK, TrainerPhase.WAIT_DATA)
@@ -158,8 +158,8 @@ def attribute(recording: Recording) -> Diagnosis:
 def training_part(recording: Recording) -> tuple[tuple[TimelineSample, ...], float]:
     """Return the moments of training, and the seconds before it of the trainer that took longest.
 
-    If the recording shows the job's imports, training begins with the first step: imports, the building of a model and
-    the start of an accelerator may follow the start of the loader, and benchmarks leave out the first batch too.
+    If the recording shows the job's imports, training begins with the first step. Imports, the building of a model and
+    the start of an accelerator may follow the start of the loader. Benchmarks leave out the first batch, too.
     Otherwise it begins with the first moment that shows a loader. If the job ended, training ends with its last batch,
     since an interpreter needs time to exit.
     """
@@ -196,8 +196,8 @@ def _first_step(
 ) -> int:
     """Return the index of the first step, which includes the wait for the first batch. start: the first loader phase.
 
-    A line of the script's own code belongs to a step if it occurs again after the first certain phase of a step;
-    otherwise it is setup.
+    A line of the script's own code belongs to a step if it occurs again after the first certain phase of a step.
+    Otherwise it is setup.
     """
     first_certain = next(
         (index for index in range(start, last + 1) if phases[index] in _STEP or moments[index].marked), None

@@ -1,7 +1,7 @@
 """Classify threads by their Python stacks, by one table of rules and without system calls.
 
-A rule identifies a library by the end of a file's path and the last word of a function's name, so that it holds for
-every installation. Stacks contain names of classes since Python 3.11, but no rule needs them.
+A rule identifies a library by the end of a file's path and the last word of a function's name. So it holds for every
+installation. Stacks contain names of classes since Python 3.11, but no rule needs them.
 """
 
 from __future__ import annotations

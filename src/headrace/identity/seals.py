@@ -5,10 +5,10 @@ A sealed record is the JSON object with one more field at its end, which readers
 
     {…,"seal":{"at_ns":…,"certificate":"…","signature":"…"}}
 
-The signature, by the key of the node's or operator's certificate, covers the cluster's name, the record's key, the
-time and the bytes before the seal. So a record that was moved to another key or cluster is invalid. Of each key the
-newest record that was opened counts, in this run and, by `marks`, in the next. An older one that somebody restores
-is refused, and so is a deleted one.
+The key of the node's or operator's certificate signs the cluster's name, the record's key, the time and the bytes
+before the seal. So a record that was moved to another key or cluster is invalid. Of each key, the newest record that
+was opened is valid, in this run and, by `marks`, in the next. An older one that was restored in the store is refused,
+and so is a deleted one.
 """
 
 from __future__ import annotations

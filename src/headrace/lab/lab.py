@@ -1,6 +1,6 @@
 """Start, shape, cut, kill and end a lab: a cluster on one machine.
 
-A `Lab` stands for one state file. Every call reads only that file and the state of the machine, so it may run in
+A `Lab` stands for one state file. Every call reads only that file and the state of the machine. So it may run in
 another process than the one that made the lab. Two concurrent calls are not safe.
 """
 

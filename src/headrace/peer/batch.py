@@ -1,7 +1,7 @@
 """Combine fetches of small files: one request to a peer instead of hundreds. Everything runs on the event loop.
 
-While few requests to the peer are in flight, a call starts a request at once, with every call that came in the same
-turn of the loop. Other calls wait in a queue until one of those requests ends.
+While few requests to the peer are in flight, a call starts a request at once, together with the other calls of the same
+turn of the loop. Further calls wait in a queue until one of those requests ends.
 """
 
 from __future__ import annotations

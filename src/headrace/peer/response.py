@@ -42,8 +42,8 @@ class ChecksumMismatchError(InvalidResponseError):
 
 
 class FetchResponse:
-    """Collects the files of one answer. files: the requested ranges, by their numbers in the request. For each block
-    call `expect`, fill the buffer that it returns, and call `received`; call `ended` at the end of each file, and
+    """Collects the files of one answer. files: the requested ranges, by their numbers in the request. For each block,
+    call `expect`, fill the buffer that it returns, and call `received`. Call `ended` at the end of each file, and
     `done` at the end of the answer."""
 
     def __init__(self, files: list[FileRange]) -> None:

@@ -64,10 +64,10 @@ def open_by_node(path: str, cancel: Cancel) -> Content:
 
 
 def _node_behind(path: str) -> NodeClient | None:
-    """Return the client of the node that serves a file's mount. Return None for a file outside a mount, for one that
-    was written here and is in no cache, and if this process can't reach the node or its cache. The mount itself can be
-    read in each case. Only a mount's attribute is trusted: any user can set it on a plain file, and the socket that it
-    names would be trusted as a node's."""
+    """Return the client of the node that serves a file's mount. Return None for a file outside a mount, and for one
+    that was written here and is in no cache. Return None, too, if this process can't reach the node or its cache. The
+    mount itself can be read in each case. Only a mount's attribute is trusted: any user can set it on a plain file, and
+    the socket that it names would be trusted as a node's."""
     try:
         if not _is_in_a_mount(path):
             return None

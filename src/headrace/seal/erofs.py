@@ -74,8 +74,8 @@ METACOPY_ID = (
 
 class ImageEntry(NamedTuple):
     """Describes an entry of an image. path: from the root, which is b"". mode: with the type, which is regular file,
-    directory or symbolic link. size_bytes: of a file, else 0. target: where a link points; where a file's bytes are, as
-    an absolute path in the data-only layer, which only an empty file may lack; of a directory b""."""
+    directory or symbolic link. size_bytes: of a file, else 0. target: of a link, its target; of a file, the absolute
+    path of its bytes in the data-only layer, which only an empty file may lack; of a directory b""."""
 
     path: bytes
     mode: int

@@ -27,8 +27,8 @@ _WHY = {
 
 def open_image(descriptor: int, digest: str) -> int:
     """Return a descriptor of the root of an image, which is mounted nowhere. The image must be a file of root or of
-    this process's user, open for reading only, that nobody else may write, and have the digest. Raises
-    InvalidImageError if it is not. Raises MountError. It reads the whole image."""
+    this process's user that nobody else may write, be open for reading only, and have the digest. Blocks while it reads
+    the whole image. Raises InvalidImageError or MountError."""
     _check_file(descriptor)
     verify_image(descriptor, digest)
     return _detached("an image", "erofs", [("source", f"/proc/self/fd/{descriptor}")])

@@ -1,5 +1,5 @@
-"""The image of a seal on the disk. It follows from the content list and the ids of the cache files, so the images of
-older versions are dropped to save space, and written again when they are needed."""
+"""Keep the image of a seal on the disk. It follows from the content list and the ids of the cache files. So the images
+of older versions are dropped to save space, and written again when they are needed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The checkpoint holds a read transaction (index_checkpoint.py), so pages freed since then can't be reused.
 
-LMDB copies each page that it changes, and records the old one as free in a B+tree of its own, by the transaction that
-freed it. It reuses such a page only if no open read transaction began before that. LMDB's interface does not expose the
+LMDB copies each page that it changes. A B+tree of its own records the old pages as free, by the transaction that freed
+them. LMDB reuses such a page only if no open read transaction began before that. LMDB's interface does not expose the
 tree, so this module reads its pages. Layout: LMDB 0.9 mdb.c, MDB_page, MDB_node, MDB_meta. Bytes only.
 """
 

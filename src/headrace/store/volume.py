@@ -46,7 +46,7 @@ CREATE_ATTEMPTS = 100
 """Attempts to create a file in a directory that is removed each time, with its last file."""
 _FOLDER = re.compile(r"[0-9a-f]{10}")
 _OLD_DIRECTORY = re.compile(r"[0-9a-f]{2}")
-"""Until the layout of decision 0068: the last two hex digits of the ids."""
+"""Name of a directory until the layout of decision 0068: the last two hex digits of the ids."""
 _FILE = re.compile(r"[0-9a-f]{12}(?:\.part|\.map)?")
 
 

@@ -1,7 +1,7 @@
 """Run a test whose time passes at once when every task waits for it.
 
 `run_virtual` runs a coroutine on an event loop with a clock of its own. asyncio's waits and base/clock.py go by it.
-The clock stands still while tasks run, and jumps to the next timer when none can run, so an hour costs nothing and
+The clock stands still while tasks run, and jumps to the next timer when none can run. So an hour costs nothing, and
 times are exact.
 
 While something outside the loop may answer, the loop waits for it in real time, like any other: work that

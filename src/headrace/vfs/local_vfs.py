@@ -1,8 +1,8 @@
 """Provide the merged tree of a host by path, for programs that use no mount, such as fsspec's `headrace://`.
 
-Reads go to cache files and to the upper layer directly, and wait for the node if bytes or names are missing. Writes
-go to the upper layer as those of a mount do (`overlay/merged_tree.py`), so that every mount of the host shows them and
-the node persists them. Symbolic links are followed within the namespace.
+Reads use cache files and the upper layer directly, and wait for the node if bytes or names are missing. Writes change
+the upper layer as those of a mount do (`overlay/merged_tree.py`): every mount of the host shows them, and the node
+persists them. Symbolic links are followed within the namespace.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ _SEAL = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[1-9][0-9]{0,8}")
 
 
 class SealedEntry(Entry, frozen=True, gc=False):
-    """A name of a seal. source: the path in the namespace of a file whose sealed version neither the index nor a seal
-    of this node has; b"" for any other name. checksum: of its bytes, as the content list has it."""
+    """Describes a name of a seal. source: for a file whose sealed version neither the index nor a seal of this node
+    has, its path in the namespace; else b"". checksum: of its bytes, as the content list has it."""
 
     source: bytes = b""
     checksum: int | None = None

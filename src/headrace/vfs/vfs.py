@@ -1,7 +1,7 @@
 """Define `Vfs`, the namespace by path, for programs that use no mount.
 
-`LocalVfs` is the namespace of this host's node, `RemoteVfs` that of nodes of other hosts, and `BrokeredVfs` that of a
-node which another user runs; a `BrokeredVfs` is read-only. `open_vfs` (sdk/namespace.py) chooses one of them.
+`LocalVfs` is the namespace of this host's node, and `RemoteVfs` that of nodes of other hosts. `BrokeredVfs` is that of
+a node which another user runs, and is read-only. `open_vfs` (sdk/namespace.py) chooses one of them.
 
 Paths are bytes, absolute (b"/a/b"). All calls block. They are thread-safe, and safe after a fork. They raise
 HeadraceError in place of the operating system's errors, and PathNotFoundError for what is missing.

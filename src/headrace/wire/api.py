@@ -19,12 +19,12 @@ from headrace.wire.messages import SealRow
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
-"""In a request for content, "xxh3-64" asks for checksums. The response then has one checksum for each piece of the
-range that lies within one block of 1 MiB: 16 hex digits each, separated by commas. For a complete cached block it is
-the checksum taken when the block was fetched, so that the client verifies it end to end."""
+"""Header. In a request for content, "xxh3-64" asks for checksums. The response then has one checksum for each piece of
+the range that lies within one block of 1 MiB: 16 hex digits each, separated by commas. For a complete cached block it
+is the checksum taken when the block was fetched, so that the client verifies it end to end."""
 SUM_HEADER = "headrace-checksum"
-"""In a request that uploads content: xxh3-64 of all its bytes, 16 hex digits. The gateway discards content that does
-not match."""
+"""Header of a request that uploads content: xxh3-64 of all its bytes, 16 hex digits. The gateway discards content that
+does not match."""
 SUMS_WORD = "xxh3-64"
 SUMS_BYTES_MAX = 32 << 20
 """Bytes of the longest range that is answered with checksums."""
@@ -203,7 +203,7 @@ class Failed(Value, frozen=True):
 
 class ApiJob(Value, frozen=True):
     """A job and its progress. scope: `cluster` for a job of all nodes, which each of them can report; `node` for a job
-    of the process that serves this API, which ends with it. state: running, done, cancelled or failed; failed means
+    that ends with the process that serves this API. state: running, done, cancelled or failed; failed means
     that some files could not be processed. failed: up to 1000 files; failed_files counts all. files_total: 0 while
     unknown. listing: the job may still find more files. data: the id of the seal
     whose files it concerns, by its name. error: why the job ended, if no single file caused it."""

@@ -2,8 +2,8 @@
 
 `answer_now` handles, on the node's loop, all requests that need no wait: a warm open is some lookups in the index
 and one open(2). Otherwise `answer` first waits for listings and bytes. Clients get descriptors of cache files only.
-These files belong to the node's user, so the holder of a descriptor can't reopen it for writing (/proc/self/fd),
-take leases on it or change its mode.
+These files belong to the node's user. So a client can't reopen a descriptor for writing (/proc/self/fd), take leases
+on the file or change its mode.
 """
 
 from __future__ import annotations

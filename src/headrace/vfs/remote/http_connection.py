@@ -82,7 +82,7 @@ class HttpConnection:
         self.address = address
         self.pid = os.getpid()
         self.used = False
-        """Whether it has had a request. The node may have closed it since."""
+        """True after the first request. The node may have closed the connection since."""
         self._is_node_alive = is_node_alive
         self._http = _connection(address)
         with translating_http_errors(address.who):
