@@ -68,6 +68,12 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def unfollowed(path: str, flags: int) -> int:
+    """Open a file, but follow no link and wait for no pipe, as the directory may be another user's: the `opener` of
+    Python's open()."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def _check_owner(status: os.stat_result, path: str) -> None:
     if status.st_uid != os.geteuid():
         raise refused_folder(

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.base.private_folder import unfollowed
 from headrace.base.proc_stat import began_at
 from headrace.base.trusted_owner import is_trusted
 from headrace.config.load import Loaded, load
@@ -93,16 +94,11 @@ def read_states(directory: str) -> list[RunState]:
     for name in _names_in(directory):
         if name.endswith(".json"):
             try:
-                with open(os.path.join(directory, name), "rb", opener=_own_file) as source:
+                with open(os.path.join(directory, name), "rb", opener=unfollowed) as source:
                     states.append(decode_json(source.read(), RunState))
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or written by another version
     return states
-
-
-def _own_file(path: str, flags: int) -> int:
-    """Open a file, but follow no link and wait for no pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _names_in(directory: str) -> list[str]:

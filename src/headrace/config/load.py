@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
-from headrace.base.private_folder import make_private
+from headrace.base.private_folder import make_private, unfollowed
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
 from headrace.config.sizes import parse_size
@@ -280,7 +280,7 @@ def _absolute(directory: str) -> str:
 def _default_capacity(directory: str) -> int:
     """Return the stored capacity, or else half of the free space, in bytes."""
     try:
-        with open(os.path.join(directory, CAPACITY_FILE), encoding="ascii", opener=_own_file) as source:
+        with open(os.path.join(directory, CAPACITY_FILE), encoding="ascii", opener=unfollowed) as source:
             return max(CAPACITY_BYTES_MIN, int(source.read(_NUMBER_CHARACTERS_MAX)))
     except (OSError, ValueError):
         pass
@@ -289,11 +289,6 @@ def _default_capacity(directory: str) -> int:
         probe = os.path.dirname(probe)
     disk = os.statvfs(probe)
     return disk.f_bavail * disk.f_frsize // 2
-
-
-def _own_file(path: str, flags: int) -> int:
-    """Open a file but follow no link and wait for no pipe: the directory may be another user's."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def disk_bytes(directory: str) -> int:

@@ -48,7 +48,7 @@ class Upkeep:
         self._disk = disk
         self._write = write
         self._cluster = cluster
-        self._give_up_seal = revoke_seal
+        self._revoke_seal = revoke_seal
         self._release_seals = release_seals
         self._on_corrupt = on_corrupt
         self._tasks = OwnedTasks()
@@ -88,7 +88,7 @@ class Upkeep:
         while self._store.space.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
         if self._store.space.is_short() and not await self._release_seals():
-            await self._give_up_seal()
+            await self._revoke_seal()
 
     async def _sync(self) -> None:
         """Sync filled files, so that a power loss costs little."""

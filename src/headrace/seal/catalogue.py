@@ -81,9 +81,9 @@ class SealId(msgspec.Struct, frozen=True, order=True):
 
 class SealRecord(msgspec.Struct, frozen=True):
     """A seal. path: of the namespace. id: of the content list. image: its SHA-256. layout: of the cache files that the
-    image names. automatic: the node made it by itself, and removes it. created_s: seconds since 1970. missing: how many
-    files the cache lacked when the list was written; such a seal is lazy. generation: of the list, the ids and the
-    image."""
+    image names. automatic: the node made it by itself, and removes it. created_s: seconds since 1970. missing: number
+    of files that the cache lacked when the list was written; such a seal is lazy. generation: of the list, the ids and
+    the image."""
 
     name: str
     version: int

@@ -77,14 +77,14 @@ def files_stay(directory: str) -> Iterator[None]:
 @contextmanager
 def _locked(directory: str, operation: int, *, patience_s: float) -> Iterator[None]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    give_up_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + patience_s
     try:
         while True:
             try:
                 fcntl.flock(fd, operation | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > give_up_s:
+                if time.monotonic() > deadline_s:
                     raise
                 time.sleep(PAUSE_S)
         yield

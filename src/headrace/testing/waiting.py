@@ -14,20 +14,20 @@ POLL_S = 0.005
 
 async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = LIMIT_S) -> None:
     """Poll a condition, or a coroutine function of one, until it holds. Raise TimeoutError after `limit_s`."""
-    give_up_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     while True:
         holds = condition()
         if await holds if inspect.isawaitable(holds) else holds:
             return
-        if time.monotonic() > give_up_s:
+        if time.monotonic() > deadline_s:
             raise TimeoutError(f"waited {limit_s} s in vain")
         await asyncio.sleep(POLL_S)
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Poll a condition until it holds. Raise TimeoutError after `limit_s`."""
-    give_up_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     while not condition():
-        if time.monotonic() > give_up_s:
+        if time.monotonic() > deadline_s:
             raise TimeoutError(f"waited {limit_s} s in vain")
         time.sleep(POLL_S)

@@ -51,14 +51,14 @@ class BrokerConnection:
     def ask(self, request: BrokerMessage) -> tuple[Answer, list[int]]:
         """Return the node's answer, and descriptors that the caller closes. Retries while the node is down, up to the
         patience. Errors of the node. Raises NodeUnavailableError or ProtocolError."""
-        give_up = Deadline.after(self._patience_s)
+        deadline = Deadline.after(self._patience_s)
         packet = encode(request)
         while True:
             try:
                 answer, fds = self._ask(packet)
                 break
             except NodeUnavailableError:
-                if give_up.left_s() <= RECONNECT_PAUSE_S:
+                if deadline.left_s() <= RECONNECT_PAUSE_S:
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
         if isinstance(answer, BrokerRefusal):

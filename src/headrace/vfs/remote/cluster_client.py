@@ -279,7 +279,7 @@ class ClusterClient:
         """Return the result of the first node that has one. While none answers, retry all for `patience_s`.
         missing_of_home: only home may report a missing path, because others may not know the path yet. only: try no
         node outside the order."""
-        give_up = Deadline.after(self._patience_s)
+        deadline = Deadline.after(self._patience_s)
         while True:
             failed: HeadraceError | None = None
             for node in order:
@@ -298,7 +298,7 @@ class ClusterClient:
                         self._home = node
                     return result
             assert failed is not None
-            if not isinstance(failed, NodeUnavailableError) or give_up.passed():
+            if not isinstance(failed, NodeUnavailableError) or deadline.passed():
                 raise failed
             time.sleep(PAUSE_S)
             order = order if only else self._order()
