@@ -96,7 +96,7 @@ class ExclusiveClaims:
             )
         if not is_claimed:
             drop_markers(self._upper, top)
-            self._upper.at(top).make_folders(0o755)
+            self._upper.at(top).make_directories(0o755)
 
     def _hide_vanished(self, top: bytes) -> None:
         """Hide names that programs removed from a directory that is no longer exclusive, and that its origin still

@@ -79,7 +79,7 @@ class StepPlanner:
             and self._layer.persists(row.path)
             and self._upper.at(row.path).seen() is None
             and any(
-                is_at_or_below(row.path, top) and self._upper.at(top).is_folder()
+                is_at_or_below(row.path, top) and self._upper.at(top).is_directory()
                 for top in self._layer.modes.exclusive_tops
             )
         )
