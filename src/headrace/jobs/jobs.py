@@ -114,7 +114,7 @@ class Jobs:
             await self._sync(path, progress)
         else:
             if kind == "free":
-                await self.auto_seal.revoke(path, "files of it were freed")
+                await self.auto_seal.revoke(path, "some of its files were freed")
             await self._each_file(path, self._action(kind, parsed), progress, kind)
 
     def _action(self, kind: str, options: JobOptions) -> FileAction:
