@@ -123,7 +123,7 @@ class LazySeals:
         count_at_s = monotonic_s()
         while True:
             try:
-                for record in await self._sealing.in_thread(self._missing.look):
+                for record in await self._sealing.in_thread(self._missing.check):
                     await self._try_renew(record)
                 began_s = monotonic_s()
                 if began_s >= count_at_s:

@@ -43,7 +43,7 @@ from headrace.node.cache import (
     open_store,
 )
 from headrace.node.gateways import Gateways
-from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
+from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.plan_requests import PlanRequests
 from headrace.node.requests import (
     Handlers,

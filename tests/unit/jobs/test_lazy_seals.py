@@ -224,7 +224,7 @@ async def test_a_damaged_list_is_not_taken_for_a_whole_seal(node: SealingFixture
     assert body is not None
     node.put("list", body[: len(body) // 2])
     node.jobs.lazy_seals._missing.forget(SEAL)
-    assert node.jobs.lazy_seals._missing.look() == []
+    assert node.jobs.lazy_seals._missing.check() == []
 
 
 @pytest.mark.expected_warnings("a lazy seal could not be renewed")
