@@ -185,7 +185,7 @@ class SafePath:
     # ------------------------------------------------------------ looking
 
     def lstat(self) -> os.stat_result:
-        return self._in_parent(lambda at, name: os.stat(name, dir_fd=at, follow_symlinks=False))
+        return self._in_parent(lambda parent, name: os.stat(name, dir_fd=parent, follow_symlinks=False))
 
     def seen(self) -> os.stat_result | None:
         """Return lstat; None if there is nothing, or if the path is below a link."""
@@ -200,7 +200,7 @@ class SafePath:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def readlink(self) -> bytes:
-        return self._in_parent(lambda at, name: os.readlink(name, dir_fd=at))
+        return self._in_parent(lambda parent, name: os.readlink(name, dir_fd=parent))
 
     def names(self) -> list[bytes]:
         with self.entries() as entries:
@@ -315,7 +315,7 @@ class SafePath:
     def open(self, flags: int, mode: int = 0o666) -> int:
         """Open the file and return a descriptor, which the caller closes."""
         return self._in_parent(
-            lambda at, name: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
+            lambda parent, name: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent)
         )
 
     def held(self) -> Root:
@@ -340,7 +340,7 @@ class SafePath:
     # ------------------------------------------------------------ making and removing
 
     def mkdir(self, mode: int) -> None:
-        self._in_parent(lambda at, name: os.mkdir(name, mode, dir_fd=at))
+        self._in_parent(lambda parent, name: os.mkdir(name, mode, dir_fd=parent))
 
     def make_directories(self, mode: int) -> None:
         """Create the directory and its missing parents; existing ones stay as they are."""
@@ -352,18 +352,18 @@ class SafePath:
                     SafePath(self.root, self.path[:end]).mkdir(mode)
 
     def mknod(self, mode: int, device: int) -> None:
-        self._in_parent(lambda at, name: os.mknod(name, mode, device, dir_fd=at))
+        self._in_parent(lambda parent, name: os.mknod(name, mode, device, dir_fd=parent))
 
     def symlink(self, target: bytes) -> None:
         """Create a symbolic link to a target."""
-        self._in_parent(lambda at, name: os.symlink(target, name, dir_fd=at))
+        self._in_parent(lambda parent, name: os.symlink(target, name, dir_fd=parent))
 
     def link(self, new: SafePath) -> None:
         """Create another name for the file."""
         self._in_parent(
-            lambda at, name: new._in_parent(
+            lambda parent, name: new._in_parent(
                 lambda target, new_name: os.link(
-                    name, new_name, src_dir_fd=at, dst_dir_fd=target, follow_symlinks=False
+                    name, new_name, src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False
                 )
             )
         )
@@ -372,14 +372,16 @@ class SafePath:
         """Create this name for an open file that has none (O_TMPFILE)."""
         # src_dir_fd is not needed, but only with it does Python call linkat(2) and follow the link
         self._in_parent(
-            lambda at, name: os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=at, follow_symlinks=True)
+            lambda parent, name: os.link(
+                _by(fd), name, src_dir_fd=fd, dst_dir_fd=parent, follow_symlinks=True
+            )
         )
 
     def unlink(self) -> None:
-        self._in_parent(lambda at, name: os.unlink(name, dir_fd=at))
+        self._in_parent(lambda parent, name: os.unlink(name, dir_fd=parent))
 
     def rmdir(self) -> None:
-        self._in_parent(lambda at, name: os.rmdir(name, dir_fd=at))
+        self._in_parent(lambda parent, name: os.rmdir(name, dir_fd=parent))
 
     def remove_tree(self) -> None:
         """Delete the file or the directory with everything below it, if it still exists. One descriptor suffices at any
@@ -391,8 +393,8 @@ class SafePath:
     def rename(self, new: SafePath, flags: int = 0) -> None:
         """Rename the file. flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 at the source."""
         self._in_parent(
-            lambda at, name: new._in_parent(
-                lambda target, new_name: rename_at(at, name, target, new_name, flags)
+            lambda parent, name: new._in_parent(
+                lambda target, new_name: rename_at(parent, name, target, new_name, flags)
             )
         )
 
@@ -400,12 +402,12 @@ class SafePath:
         """Rename the file to a path in a directory that nobody else changes; it may be in another mount of the file
         system."""
         outside = SafePath(Root(self.root.path), self.path)
-        outside._in_parent(lambda at, name: os.rename(name, target, src_dir_fd=at))
+        outside._in_parent(lambda parent, name: os.rename(name, target, src_dir_fd=parent))
 
     # ------------------------------------------------------------ attributes
 
     def chown(self, uid: int, gid: int) -> None:
-        self._in_parent(lambda at, name: os.chown(name, uid, gid, dir_fd=at, follow_symlinks=False))
+        self._in_parent(lambda parent, name: os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False))
 
     def chmod(self, mode: int) -> None:
         """Set the mode. EOPNOTSUPP for a link, which has no mode."""
@@ -415,21 +417,27 @@ class SafePath:
     def utime(self, ns: tuple[int, int] | None = None) -> None:
         """Set the times of access and modification, in ns; None: now."""
         times: dict[str, Any] = {} if ns is None else {"ns": ns}
-        self._in_parent(lambda at, name: os.utime(name, dir_fd=at, follow_symlinks=False, **times))
+        self._in_parent(lambda parent, name: os.utime(name, dir_fd=parent, follow_symlinks=False, **times))
 
     def getxattr(self, attribute: str | bytes) -> bytes:
-        return self._in_parent(lambda at, name: os.getxattr(_by(at, name), attribute, follow_symlinks=False))
+        return self._in_parent(
+            lambda parent, name: os.getxattr(_by(parent, name), attribute, follow_symlinks=False)
+        )
 
     def listxattr(self) -> list[str]:
-        return self._in_parent(lambda at, name: os.listxattr(_by(at, name), follow_symlinks=False))
+        return self._in_parent(lambda parent, name: os.listxattr(_by(parent, name), follow_symlinks=False))
 
     def setxattr(self, attribute: str | bytes, value: bytes, flags: int = 0) -> None:
         self._in_parent(
-            lambda at, name: os.setxattr(_by(at, name), attribute, value, flags, follow_symlinks=False)
+            lambda parent, name: os.setxattr(
+                _by(parent, name), attribute, value, flags, follow_symlinks=False
+            )
         )
 
     def removexattr(self, attribute: str | bytes) -> None:
-        self._in_parent(lambda at, name: os.removexattr(_by(at, name), attribute, follow_symlinks=False))
+        self._in_parent(
+            lambda parent, name: os.removexattr(_by(parent, name), attribute, follow_symlinks=False)
+        )
 
 
 class Pin:
