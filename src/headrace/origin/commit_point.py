@@ -30,6 +30,6 @@ class CommitPoint:
             self._has_begun = True
 
     def abandon(self) -> None:
-        """Abandon the put, unless its commit has begun. Never blocks for long."""
+        """Discard the put, unless its commit has begun. Never blocks for long."""
         with self._lock:
             self._abandoned = not self._has_begun
