@@ -28,6 +28,9 @@ SILENCE_S = 60.0
 """Seconds after which a stream without a message ends."""
 SAMPLES_A_TURN = 1 << 16
 EPOCHS_AHEAD = 2
+DRAWN_BATCHES = 16
+"""Batches that a loader may have taken from its sampler before its workers read them: workers times prefetch_factor.
+They are fetched, too, as the workers read one file at a time each."""
 PAUSE_S = 5.0
 """Seconds for which nothing is fetched for a reader after a file went that it had not read yet. So a cache that is too
 small for all its users wastes little."""
@@ -134,9 +137,13 @@ class PlannedReader:
         self._count(min(taken, self.stream.end))
         self.epoch, self.position = request.epoch, request.position
         self._step.note(now_s, request.position)
-        self.cursor = max(self.cursor, taken)
+        self.cursor = max(self.cursor, taken - self._drawn_ahead)
         self.pending = {position for position in self.pending if position >= taken}
         return taken
+
+    @property
+    def _drawn_ahead(self) -> int:
+        return DRAWN_BATCHES * self.request.batch_size * self._width
 
     def ready_until(self) -> int:
         """Return the first position of the stream whose file is not known to be cached."""

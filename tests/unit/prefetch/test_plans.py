@@ -38,6 +38,20 @@ async def test_what_is_planned_is_in_the_cache_before_it_is_read(node: PlannedNo
         assert (job.reader.hits, job.reader.misses, job.reader.state) == (FILES, 0, "planned")
 
 
+async def test_batches_that_wait_for_the_workers_are_fetched_too(node: PlannedNode) -> None:
+    """A loader takes batches from its sampler before its workers read them, one file at a time."""
+    async with node.running():
+        job = Job(node, batch_size=4)
+        await job.begin(shuffled(1))
+        job.progress(32)
+        await node.settle()
+        assert node.cached() == set(range(FILES))
+        job.progress(FILES)
+        await job.order(shuffled(2), epoch=1)
+        job.progress(100, epoch=1)
+        assert job.reader.cursor == FILES + 100 - 64
+
+
 async def test_a_second_process_need_not_name_the_files(node: PlannedNode) -> None:
     async with node.running():
         first, second = Job(node, "a"), Job(node, "b")
