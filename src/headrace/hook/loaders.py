@@ -16,7 +16,7 @@ from .mounts import MountedPaths, mounts_of_process
 from .opened_files import OpenedSampleFiles, data_set_key, end_batch
 from .reporter import ReportedStream, Reporter
 from .sample_files import files_of
-from .samplers import LearnedOrder, NotPlannable, learn, rank_and_world
+from .samplers import LearnedOrder, NotPlannable, NotThisEpoch, batch_size_of, learn, rank_and_world
 
 SOCKET, JOB, MOUNTS = "HEADRACE_PLAN_SOCKET", "HEADRACE_PLAN_JOB", "HEADRACE_PLAN_MOUNTS"
 """Variables of the environment by which `headrace run` says where to report, for which job, and what is mounted."""
@@ -108,6 +108,9 @@ class Watcher:
             return None
         try:
             return self._plan(loading, sampler)
+        except NotThisEpoch as error:
+            self._forget(id(sampler))
+            self._reporter.say_once(f"a loader runs without a plan in this epoch: {error}")
         except NotPlannable as error:
             self._give_up(sampler, str(error))
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
@@ -119,7 +122,14 @@ class Watcher:
         if not hasattr(loading._dataset, "__len__") or type(sampler).__name__ == "_InfiniteConstantSampler":
             raise NotPlannable(f"{type(loading._dataset).__name__} has no order that a sampler knows")
         stream = self._streams.get(id(sampler)) or self._new_stream(loading, rank, world)
-        order = learn(sampler, world=world, is_chosen=id(sampler) in self._chosen)
+        order = learn(
+            sampler,
+            loading._sampler_iter,
+            world=world,
+            is_chosen=id(sampler) in self._chosen,
+            data_set=loading._dataset,
+            skipped=getattr(loading, "_sampler_iter_yielded", 0),
+        )
         stream.begin(order.indices)
         if id(sampler) not in self._streams:
             self._streams[id(sampler)] = stream
@@ -127,7 +137,18 @@ class Watcher:
             weakref.finalize(sampler, self._forget, id(sampler)).atexit = False
             self._reporter.add(stream)
         self._reporter.wake()
-        return _counted(order, loading._sampler_iter, stream)
+        return self._counted(order, loading, stream)
+
+    def _counted(self, order: LearnedOrder, loading: Any, stream: ReportedStream) -> Iterator[Any]:
+        """Give the batches of an epoch, and count the samples as they are taken. Give the plan up as soon as the
+        loader's own iterator gives something else than its copy."""
+        is_copy = order.batches is None
+        for batch in order.batches or loading._sampler_iter:
+            if is_copy and not order.agrees(stream.position, batch):
+                is_copy = False
+                self._give_up(loading._index_sampler, "its sampler gave another order than its copy")
+            stream.position += len(batch) if hasattr(batch, "__len__") else 1
+            yield batch
 
     def _forget(self, sampler_id: int) -> None:
         stream = self._streams.pop(sampler_id, None)
@@ -141,7 +162,7 @@ class Watcher:
             key=data_set_key(data_set, self._pid),
             files=files_of(data_set),
             samples=len(data_set),
-            batch_size=max(1, int(getattr(sampler, "batch_size", 1) or 1)),
+            batch_size=batch_size_of(sampler),
             rank=rank,
             world=world,
             index_sampler=weakref.ref(sampler),
@@ -152,10 +173,3 @@ class Watcher:
         weakref.finalize(sampler, self._unplanned.discard, id(sampler)).atexit = False
         self._forget(id(sampler))
         self._reporter.say_once(f"a loader runs without a plan: {why}")
-
-
-def _counted(order: LearnedOrder, iterator: Any, stream: ReportedStream) -> Iterator[Any]:
-    """Give the batches of an epoch, and count the samples as they are taken."""
-    for batch in iterator if order.batches is None else order.batches:
-        stream.position += len(batch) if hasattr(batch, "__len__") else 1
-        yield batch

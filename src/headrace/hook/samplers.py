@@ -14,7 +14,9 @@ import random
 import sys
 from array import array
 from collections.abc import Iterator
-from itertools import islice
+from inspect import GEN_CREATED, getgeneratorstate
+from itertools import chain, islice
+from types import GeneratorType
 from typing import Any
 
 SAMPLES_MAX = 50_000_000
@@ -27,68 +29,150 @@ KNOWN = (
 _SHARED = ("data_source", "dataset", "data_set", "_dataset")
 """Attributes of a sampler that a copy shares with it: data sets can be as large as the memory."""
 
+_STATEFUL_BATCHES = ("torchdata.stateful_dataloader.sampler", "BatchSampler")
+_SEEDED = {
+    ("torch.utils.data.distributed", "DistributedSampler"),
+    ("torchdata.stateful_dataloader.sampler", "StatefulDistributedSampler"),
+    ("accelerate.data_loader", "SeedableRandomSampler"),
+}
+"""Samplers whose next epoch has the same seed and the next number."""
+_INDEX_MAX = (1 << 32) - 1
+_DEPTH_MAX = 8
+
 
 class NotPlannable(Exception):
     """Says why the order of a loader can't be learned."""
 
 
-class Replayed:
-    """Give the indices of a drained sampler. __len__: as the sampler's, which a batch sampler may ask for."""
-
-    def __init__(self, indices: array[int]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
+class NotThisEpoch(NotPlannable):
+    """Says why the order of the present epoch can't be learned. That of the next one may be known."""
 
 
 class LearnedOrder:
-    """The order of one epoch. indices: of the samples, as unsigned 4-byte numbers. batches: what the loader must
-    iterate over instead of its own iterator, or None if that is untouched."""
+    """The order of one epoch, from the present position on. indices: of the samples, as unsigned 4-byte numbers.
+    batches: what the loader must iterate over instead of its own iterator, or None if that is untouched, and the order
+    comes from a copy."""
 
     def __init__(self, indices: array[int], batches: Iterator[Any] | None) -> None:
         self.indices = indices
         self.batches = batches
 
+    def agrees(self, position: int, batch: Any) -> bool:
+        """Return whether the loader's own iterator gives at a position what the copy gave."""
+        samples = list(batch) if hasattr(batch, "__len__") else [batch]
+        learned = self.indices[position : position + len(samples)].tolist()
+        return position + len(samples) > SAMPLES_MAX or bool(learned == samples)
 
-def learn(index_sampler: Any, *, world: int, is_chosen: bool = False) -> LearnedOrder:
+
+def learn(
+    index_sampler: Any,
+    iterator: Any,
+    *,
+    world: int,
+    is_chosen: bool = False,
+    data_set: Any = None,
+    skipped: int = 0,
+) -> LearnedOrder:
     """Return the order of the epoch that begins now. Called before the loader takes its first index.
 
-    index_sampler: gives batches of indices, or indices. world: ranks of the job. is_chosen: the program itself asked
-    for this loader, so that a copy of any sampler may run. Raises NotPlannable.
+    index_sampler: gives batches of indices, or indices. iterator: of it, which the loader has. world: ranks of the job.
+    is_chosen: the program itself asked for this loader, so that a copy of any sampler may run. data_set: which a copy
+    shares. skipped: batches that a loader of torchdata passes over, as it goes on with an epoch. Raises NotPlannable.
     """
-    torch_data = sys.modules["torch.utils.data"]
-    if type(index_sampler) is torch_data.BatchSampler and _is_drained(index_sampler.sampler):
-        indices = _as_array(index_sampler.sampler)
-        batches = type(index_sampler)(Replayed(indices), index_sampler.batch_size, index_sampler.drop_last)
-        if index_sampler.drop_last:
-            indices = indices[: len(indices) // index_sampler.batch_size * index_sampler.batch_size]
-        return LearnedOrder(indices, iter(batches))
+    kind = type(index_sampler)
     if _is_drained(index_sampler):
-        indices = _as_array(index_sampler)
-        return LearnedOrder(indices, iter(indices))
+        return _drained(iterator, 0)
+    if kind is sys.modules["torch.utils.data"].BatchSampler and _is_drained(index_sampler.sampler):
+        return _drained(iterator, index_sampler.batch_size)
+    if (kind.__module__, kind.__name__) == _STATEFUL_BATCHES and _is_drained(index_sampler.sampler):
+        return LearnedOrder(_drained_within(index_sampler, iterator), None)
     if world > 1 and not is_chosen and not _is_known(index_sampler):
         raise NotPlannable(
             f"{_name_of(index_sampler)} may wait for other ranks; headrace.plan.watch(loader) permits a copy"
         )
-    return LearnedOrder(_run_copy(index_sampler), None)
+    return LearnedOrder(_run_copy(index_sampler, iterator, data_set, skipped), None)
+
+
+def _drained(iterator: Any, batch_size: int) -> LearnedOrder:
+    """Take all that the loader's own iterator gives. batch_size: 0 for one that gives indices."""
+    indices = array("I")
+    rest: Iterator[Any] = iterator
+    try:
+        limit = SAMPLES_MAX // max(1, batch_size)
+        indices.extend(
+            chain.from_iterable(islice(iterator, limit)) if batch_size else islice(iterator, limit)
+        )
+    except Exception as error:  # noqa: BLE001 - the program sees it where its sampler would have raised it
+        rest = _raising(error)
+    return LearnedOrder(indices, chain(_replayed(indices, batch_size), rest))
+
+
+def _replayed(indices: array[int], batch_size: int) -> Iterator[Any]:
+    if not batch_size:
+        yield from indices
+        return
+    for start in range(0, len(indices), batch_size):
+        yield indices[start : start + batch_size].tolist()
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def _drained_within(index_sampler: Any, iterator: Any) -> array[int]:
+    """Take all indices from the sampler within the iterator of a StatefulDataLoader. The iterator itself, whose state
+    the program may save, goes on as it would."""
+    taken = _drained(iterator.sampler_iter, 0)
+    setattr(iterator, "sampler_iter", taken.batches)  # noqa: B010 - an object of torchdata
+    return _whole_batches(index_sampler, taken.indices)
+
+
+def _whole_batches(index_sampler: Any, indices: array[int]) -> array[int]:
+    if getattr(index_sampler, "drop_last", False):
+        return indices[: len(indices) // index_sampler.batch_size * index_sampler.batch_size]
+    return indices
 
 
 def next_epoch(index_sampler: Any) -> array[int] | None:
-    """Return the order of the epoch after this one, where a seed alone decides it: torch's DistributedSampler."""
-    sampler = getattr(index_sampler, "sampler", index_sampler)
-    distributed = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
-    if type(sampler) is not distributed or not sampler.shuffle:
+    """Return the order of the epoch after this one, where a seed and the number of the epoch alone decide it. Called in
+    another thread than the program's, so no generator of the program may be used."""
+    sampler = index_sampler
+    while inner_of(sampler) is not None:
+        sampler = inner_of(sampler)
+    if not (sampler is not None and _is_seeded(sampler)):
         return None
-    later = copy.copy(sampler)
-    later.epoch = sampler.epoch + 1
-    indices = _as_array(later)
-    if getattr(index_sampler, "drop_last", False):
-        indices = indices[: len(indices) // index_sampler.batch_size * index_sampler.batch_size]
-    return indices
+    later = copy.deepcopy(index_sampler, _shared_by(index_sampler))
+    innermost = later
+    while inner_of(innermost) is not None:
+        innermost = inner_of(innermost)
+    innermost.set_epoch(sampler.epoch + 1)
+    return array("I", islice(_flat(later), SAMPLES_MAX))
+
+
+def _is_seeded(sampler: Any) -> bool:
+    kind = type(sampler)
+    if (kind.__module__, kind.__name__) in _SEEDED:
+        return bool(getattr(sampler, "shuffle", True))
+    return False
+
+
+def inner_of(sampler: Any) -> Any:
+    """Return the sampler within a sampler, or None."""
+    inner = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    if inner is None:  # Lightning's wrapper of a sampler in a job of several ranks
+        inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    return inner
+
+
+def batch_size_of(index_sampler: Any) -> int:
+    """Return the samples of a batch. Some samplers of batches say it by that within."""
+    for _ in range(_DEPTH_MAX):
+        size = getattr(index_sampler, "batch_size", None)
+        if isinstance(size, int):
+            return max(1, size)
+        index_sampler = inner_of(index_sampler)
+    return 1
 
 
 def _is_drained(sampler: Any) -> bool:
@@ -96,45 +180,58 @@ def _is_drained(sampler: Any) -> bool:
     torch_data = sys.modules["torch.utils.data"]
     kind = type(sampler)
     if kind is torch_data.RandomSampler:
-        # with a generator of the program it draws from that as it goes, and others may do so too
-        return sampler.generator is None or not (
-            sampler.replacement or sampler.num_samples != len(sampler.data_source)
-        )
+        # from a generator of the program it draws once more after its last index
+        return sampler.generator is None and len(sampler.data_source) <= _INDEX_MAX
+    if kind is torch_data.SubsetRandomSampler:
+        return all(type(index) is int and 0 <= index <= _INDEX_MAX for index in sampler.indices)
     return kind in (
         torch_data.SequentialSampler,
-        torch_data.SubsetRandomSampler,
         torch_data.WeightedRandomSampler,
         getattr(torch_data, "DistributedSampler", None),
     )
 
 
-def _as_array(sampler: Any) -> array[int]:
-    try:
-        return array("I", islice(iter(sampler), SAMPLES_MAX))
-    except (TypeError, OverflowError):
-        raise NotPlannable(f"the indices of {_name_of(sampler)} are not numbers") from None
-
-
 def _is_known(sampler: Any) -> bool:
     """Return whether a sampler and those inside it belong to packages that are known."""
-    for _ in range(8):
-        if sampler is None or isinstance(sampler, (list, range, array, Replayed)):
+    for _ in range(_DEPTH_MAX):
+        if sampler is None or isinstance(sampler, (list, range, array)):
             return True
         if type(sampler).__module__.split(".")[0] not in KNOWN:
             return False
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        sampler = inner_of(sampler)
     return False
 
 
-def _run_copy(index_sampler: Any) -> array[int]:
-    """Run a copy of a sampler to its end, and put the random generators back."""
+def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> array[int]:
+    """Run a copy to its end, and put the random generators back."""
     states = _random_states()
     try:
-        return array("I", islice(_flat(copy.deepcopy(index_sampler, _shared_by(index_sampler))), SAMPLES_MAX))
+        batches = _copied(index_sampler, iterator, data_set, skipped)
+        return array("I", islice(_flat(batches), SAMPLES_MAX))
+    except NotPlannable:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a foreign sampler raises, the job goes on without a plan
         raise NotPlannable(f"{_name_of(index_sampler)} can't be copied: {error!r}") from None
     finally:
         _put_back(states)
+
+
+def _copied(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> Iterator[Any]:
+    """Return a copy of an iterator. A generator can't be copied; as it has not begun, the sampler is."""
+    shared = {**_shared_by(index_sampler), **({} if data_set is None else {id(data_set): data_set})}
+    if not isinstance(iterator, GeneratorType):
+        try:
+            return iter(copy.deepcopy(iterator, dict(shared)))
+        except Exception:  # noqa: BLE001 - it has a generator within
+            if _has_begun(getattr(iterator, "sampler_iter", None)):
+                raise NotThisEpoch(f"{_name_of(index_sampler)} continues an epoch") from None
+    elif _has_begun(iterator):
+        raise NotThisEpoch(f"{_name_of(index_sampler)} continues an epoch")
+    return islice(copy.deepcopy(index_sampler, shared), skipped if isinstance(iterator, islice) else 0, None)
+
+
+def _has_begun(iterator: Any) -> bool:
+    return isinstance(iterator, GeneratorType) and getgeneratorstate(iterator) != GEN_CREATED
 
 
 def _flat(batches: Any) -> Iterator[int]:
@@ -148,14 +245,12 @@ def _flat(batches: Any) -> Iterator[int]:
 def _shared_by(sampler: Any) -> dict[int, Any]:
     """Return the objects that the copy of a sampler shares with it, in the form of deepcopy's memo."""
     shared: dict[int, Any] = {}
-    for _ in range(8):
+    for _ in range(_DEPTH_MAX):
         for name in _SHARED:
             value = getattr(sampler, name, None)
-            if value is not None:
+            if value is not None and getattr(value, "_sampler", None) is None:
                 shared[id(value)] = value
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-        if sampler is None:
-            break
+        sampler = inner_of(sampler)
     return shared
 
 

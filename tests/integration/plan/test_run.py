@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(180)]
 
 FILES = 240
 TRAINER = Path(__file__).with_name("trainer.py")
+ANOTHER_ORDER = "headrace: a loader runs without a plan: its sampler gave another order than its copy\n"
 
 
 @pytest.fixture
@@ -52,8 +53,10 @@ def test_a_run_is_bit_identical(host: Host, sampler: str, workers: int) -> None:
     host.up()
     planned = train(host, sampler, workers, plan=True)
     plain = train(host, sampler, workers, plan=False, folder=host.truth / "images")
-    assert planned.pop("said") == ""
+    said = planned.pop("said")
     del plain["said"]
+    # the custom sampler and the program draw from the same generators in turn: no copy can know that order
+    assert said == ("" if sampler != "custom" else ANOTHER_ORDER)
     assert planned == plain
 
 

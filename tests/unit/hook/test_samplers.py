@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from headrace.hook.samplers import NotPlannable, learn, next_epoch
+from headrace.hook import samplers
+from headrace.hook.samplers import LearnedOrder, NotPlannable, learn, next_epoch
 
 SAMPLES = range(103)
 
@@ -74,7 +76,7 @@ def two_epochs(index_sampler: Any, *, planned: bool) -> tuple[list[list[Any]], l
     for _ in range(2):
         iterator = iter(index_sampler)
         if planned:
-            order = learn(index_sampler, world=1)
+            order = learn(index_sampler, iterator, world=1)
             orders.append(order.indices)
             iterator = iterator if order.batches is None else order.batches
         batches = []
@@ -118,8 +120,8 @@ def test_the_next_epoch_of_a_distributed_sampler_is_known() -> None:
 
 def test_a_sampler_that_may_wait_for_other_ranks_is_not_copied() -> None:
     with pytest.raises(NotPlannable, match="may wait for other ranks"):
-        learn(DrawsAsItGoes(), world=2)
-    assert len(learn(DrawsAsItGoes(), world=2, is_chosen=True).indices) == 50
+        learn(DrawsAsItGoes(), iter(DrawsAsItGoes()), world=2)
+    assert len(learn(DrawsAsItGoes(), iter(DrawsAsItGoes()), world=2, is_chosen=True).indices) == 50
 
 
 class Broken(Sampler[Any]):
@@ -130,7 +132,65 @@ class Broken(Sampler[Any]):
 
 def test_indices_that_are_no_numbers_are_no_plan() -> None:
     with pytest.raises(NotPlannable, match="can't be copied"):
-        learn(Broken(), world=1)
-    names = SubsetRandomSampler(["a", "b"])  # type: ignore[list-item]
-    with pytest.raises(NotPlannable, match="not numbers"):
-        learn(BatchSampler(names, 2, drop_last=False), world=1)
+        learn(Broken(), iter(Broken()), world=1)
+    names: Any = BatchSampler(SubsetRandomSampler(["a", "b"]), 2, drop_last=False)  # type: ignore[list-item]
+    iterator = iter(names)
+    with pytest.raises(NotPlannable, match="can't be copied"):
+        learn(names, iterator, world=1)
+    assert sorted(next(iterator)) == ["a", "b"]
+
+
+def test_the_rest_of_an_epoch_is_learned_from_the_iterator_of_the_loader() -> None:
+    """A loader that goes on with an epoch has passed over some batches, and gives the others once."""
+    batches = BatchSampler(RandomSampler(SAMPLES), 8, drop_last=False)
+    seed_all()
+    plain = list(batches)[3:]
+    seed_all()
+    order = learn(batches, islice(batches, 3, None), world=1)
+    assert order.batches is not None
+    assert list(order.batches) == plain
+    assert order.indices.tolist() == [index for batch in plain for index in batch]
+
+
+def test_an_epoch_of_more_samples_than_are_learned_is_given_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "SAMPLES_MAX", 40)
+    batches = BatchSampler(SequentialSampler(SAMPLES), 8, drop_last=False)
+    order = learn(batches, iter(batches), world=1)
+    assert (len(order.indices), list(order.batches or [])) == (40, list(batches))
+
+
+class Failing(Sequence[int]):
+    """Loses its samples while an epoch begins."""
+
+    def __len__(self) -> int:
+        raise OSError("the data set is gone")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise OSError("the data set is gone")
+
+
+def test_the_program_sees_the_error_of_its_sampler() -> None:
+    batches = BatchSampler(SequentialSampler(Failing()), 8, drop_last=False)
+    order = learn(batches, iter(batches), world=1)
+    with pytest.raises(OSError, match="the data set is gone"):
+        next(order.batches or iter([]))
+
+
+def test_a_generator_of_the_program_is_as_far_as_without_a_plan() -> None:
+    """RandomSampler draws once more after its last index, so it is not drained."""
+    generator = shared_generator()
+    sampler = RandomSampler(SAMPLES, generator=generator)
+    iterator = iter(sampler)
+    before = generator.get_state()
+    order = learn(sampler, iterator, world=1)
+    assert torch.equal(before, generator.get_state())
+    assert order.batches is None
+    assert list(iterator) == order.indices.tolist()
+
+
+def test_a_copy_that_gave_another_order_is_noticed() -> None:
+    order = LearnedOrder(array("I", [4, 5, 6]), None)
+    assert order.agrees(0, [4, 5])
+    assert order.agrees(2, 6)
+    assert not order.agrees(1, [5, 7])
+    assert not order.agrees(3, [8])

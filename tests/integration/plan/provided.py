@@ -1,0 +1,158 @@
+"""Train with the loaders of other packages, as programs of users do, in an epoch and on from the middle of one.
+
+Argument: the package. It prints what each loader gave, what the plan hook had learned at its first batch, if it is
+there, and the states of the random generators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, dataloader
+
+SAMPLES = 103
+Runs = dict[str, dict[str, list[int]]]
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class HalfShuffled(Sampler[int]):
+    """Draws from a global generator when its iteration begins."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(SAMPLES).tolist()[: SAMPLES // 2]
+
+    def __len__(self) -> int:
+        return SAMPLES // 2
+
+
+def learned(index_sampler: Any) -> list[int]:
+    """Return the order that the hook would report; empty without the hook."""
+    watcher = getattr(dataloader, "_headrace_watcher", None)
+    stream = None if watcher is None else watcher._streams.get(id(index_sampler))
+    return [] if stream is None else stream.current[1].tolist()
+
+
+def as_batch(index: int) -> torch.Tensor:
+    return torch.tensor([index])
+
+
+def learned_later(index_sampler: Any) -> list[int]:
+    """Return the order that the hook expects of the next epoch; empty if it knows none."""
+    samplers = sys.modules.get("headrace_plan_hook.samplers")
+    return [] if samplers is None else (samplers.next_epoch(index_sampler) or array("I")).tolist()
+
+
+class Record:
+    """Keeps what the loaders of a program gave, and their states where the program saved them."""
+
+    def __init__(self) -> None:
+        self.runs: Runs = {}
+        self.states: list[str] = []
+
+    def read(self, name: str, loader: Any, *, batches: int | None = None) -> None:
+        """Take some batches of an epoch, all by default. The program draws random numbers in between."""
+        given: list[int] = []
+        order: list[int] = []
+        later: list[int] = []
+        for number, batch in enumerate(loader):
+            if number == 0:
+                order, later = learned(loader._index_sampler), learned_later(loader._index_sampler)
+            given += batch.tolist()
+            torch.rand(1), random.random(), np.random.rand()
+            if number + 1 == batches:
+                break
+        self.runs[name] = {"given": given, "learned": order, "later": later}
+
+
+def with_torchdata(record: Record, rank: int, world: int) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    def distributed() -> dict[str, Any]:
+        return {"sampler": StatefulDistributedSampler(Numbers(), world, rank), "batch_size": 4}
+
+    options: dict[str, Callable[[], dict[str, Any]]] = {
+        "shuffle": lambda: {"shuffle": True, "batch_size": 4},
+        "in order": lambda: {"batch_size": 4, "drop_last": True},
+        "distributed": distributed,
+        "torch's sampler": lambda: {"sampler": RandomSampler(Numbers()), "batch_size": 4},
+        "torch's batches": lambda: {
+            "batch_sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=False)
+        },
+        "without batches": lambda: {
+            "sampler": RandomSampler(Numbers()),
+            "batch_size": None,
+            "collate_fn": as_batch,
+        },
+        "own sampler": lambda: {"sampler": HalfShuffled(), "batch_size": 4},
+    }
+    for name, build in options.items():
+        for workers in (0, 2) if name in ("shuffle", "torch's sampler") else (0,):
+            loader: Any = StatefulDataLoader(Numbers(), num_workers=workers, **build())
+            record.read(f"{name} {workers}: epoch", loader)
+            record.read(f"{name} {workers}: begun", loader, batches=5)
+            state = loader.state_dict()
+            loader = StatefulDataLoader(Numbers(), num_workers=workers, **build())
+            loader.load_state_dict(state)
+            record.read(f"{name} {workers}: resumed", loader)
+            record.read(f"{name} {workers}: after", loader)
+            record.states.append(repr(state))
+
+
+def with_accelerate(record: Record, rank: int, world: int) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    options_by_name: dict[str, dict[str, Any]] = {
+        "": {},
+        "seedable": {"use_seedable_sampler": True, "data_seed": 7},
+        "split": {"split_batches": True},
+        "stateful": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
+    }
+    for name, options in options_by_name.items():
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
+        for shuffle in (True, False):
+            loader: Any = accelerator.prepare(DataLoader(Numbers(), batch_size=4, shuffle=shuffle))
+            for epoch in range(2):
+                loader.set_epoch(epoch)
+                record.read(f"{name} {shuffle}: epoch {epoch}", loader)
+            if name != "stateful":
+                record.read(f"{name} {shuffle}: skipped", accelerator.skip_first_batches(loader, 3))
+                continue
+            record.read(f"{name} {shuffle}: begun", loader, batches=3)
+            state = loader.state_dict()
+            record.states.append(repr(state))
+            loader = accelerator.prepare(DataLoader(Numbers(), batch_size=4, shuffle=shuffle))
+            loader.load_state_dict(state)
+            record.read(f"{name} {shuffle}: resumed", loader)
+        accelerator.free_memory()
+
+
+def main() -> None:
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    record = Record()
+    {"torchdata": with_torchdata, "accelerate": with_accelerate}[sys.argv[1]](record, rank, world)
+    numpy_state: Any = np.random.get_state()
+    states = [record.states, torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist()]
+    print(json.dumps({"runs": record.runs, "states": hashlib.md5(repr(states).encode()).hexdigest()}))
+
+
+if __name__ == "__main__":
+    main()
