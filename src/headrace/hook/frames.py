@@ -43,6 +43,14 @@ class PlanConnection:
             raise PlanRefusedError(f"{answer.get('what')!s}: {answer.get('why')!s}")
         return answer
 
+    def hurry(self, timeout_s: float) -> None:
+        """Wait less for what is asked from now on."""
+        self._socket.settimeout(timeout_s)
+
+    def interrupt(self) -> None:
+        """Let a call of another thread, which waits for the node, fail at once."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._socket.close()
 

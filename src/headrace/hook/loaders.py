@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .mounts import MountedPaths, mounts_of_process
@@ -94,10 +95,15 @@ class Watcher:
     def batches_of(self, loading: Any) -> Iterator[Any] | None:
         """Return what to take the next index from; None: from the loader's own iterator. loading: the iterator of a
         DataLoader."""
-        epoch: _WatchedEpoch | None = loading.__dict__.get(_EPOCH)
-        if epoch is None or epoch.iterator is not loading._sampler_iter:
-            epoch = loading.__dict__[_EPOCH] = _WatchedEpoch(loading._sampler_iter, self._begin(loading))
-        return epoch.batches
+        try:
+            iterator = loading._sampler_iter
+            epoch: _WatchedEpoch | None = loading.__dict__.get(_EPOCH)
+            if epoch is None or epoch.iterator is not iterator:
+                epoch = loading.__dict__[_EPOCH] = _WatchedEpoch(iterator, self._begin(loading))
+            return epoch.batches
+        except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            self._reporter.say_once(f"a loader runs without a plan: {error!r}")
+            return None
 
     def _begin(self, loading: Any) -> Iterator[Any] | None:
         """Learn the order of an epoch before its first index is taken. Return None for a loader without a plan."""
@@ -121,6 +127,8 @@ class Watcher:
         rank, world = rank_and_world()
         if not hasattr(loading._dataset, "__len__") or type(sampler).__name__ == "_InfiniteConstantSampler":
             raise NotPlannable(f"{type(loading._dataset).__name__} has no order that a sampler knows")
+        if not _can_be_followed(sampler):
+            raise NotPlannable(f"a sampler of the type {type(sampler).__name__} can't be followed")
         stream = self._streams.get(id(sampler)) or self._new_stream(loading, rank, world)
         order = learn(
             sampler,
@@ -130,30 +138,25 @@ class Watcher:
             data_set=loading._dataset,
             skipped=getattr(loading, "_sampler_iter_yielded", 0),
         )
-        stream.begin(order.indices)
+        try:
+            self._follow(stream, sampler, order.indices)
+        except Exception as error:  # noqa: BLE001 - the sampler may have begun, so its batches are needed
+            self._give_up(sampler, repr(error))
+        return _CountedBatches(order, loading, stream, self._give_up)
+
+    def _follow(self, stream: ReportedStream, sampler: Any, order: array[int]) -> None:
+        stream.begin(order)
         if id(sampler) not in self._streams:
             self._streams[id(sampler)] = stream
             # the exit of the process ends all streams at once
             weakref.finalize(sampler, self._forget, id(sampler)).atexit = False
             self._reporter.add(stream)
         self._reporter.wake()
-        return self._counted(order, loading, stream)
-
-    def _counted(self, order: LearnedOrder, loading: Any, stream: ReportedStream) -> Iterator[Any]:
-        """Give the batches of an epoch, and count the samples as they are taken. Give the plan up as soon as the
-        loader's own iterator gives something else than its copy."""
-        is_copy = order.batches is None
-        for batch in order.batches or loading._sampler_iter:
-            if is_copy and not order.agrees(stream.position, batch):
-                is_copy = False
-                self._give_up(loading._index_sampler, "its sampler gave another order than its copy")
-            stream.position += len(batch) if hasattr(batch, "__len__") else 1
-            yield batch
 
     def _forget(self, sampler_id: int) -> None:
         stream = self._streams.pop(sampler_id, None)
         if stream is not None:
-            self._reporter.remove(stream)
+            stream.end()
 
     def _new_stream(self, loading: Any, rank: int, world: int) -> ReportedStream:
         data_set, sampler = loading._dataset, loading._index_sampler
@@ -169,7 +172,54 @@ class Watcher:
         )
 
     def _give_up(self, sampler: Any, why: str) -> None:
-        self._unplanned.add(id(sampler))
-        weakref.finalize(sampler, self._unplanned.discard, id(sampler)).atexit = False
+        if _can_be_followed(sampler):  # else the next epoch tries again
+            self._unplanned.add(id(sampler))
+            weakref.finalize(sampler, self._unplanned.discard, id(sampler)).atexit = False
         self._forget(id(sampler))
         self._reporter.say_once(f"a loader runs without a plan: {why}")
+
+
+def _can_be_followed(sampler: Any) -> bool:
+    """Return whether its end can be noticed. A list, or an object with slots, can't."""
+    try:
+        weakref.ref(sampler)
+    except TypeError:
+        return False
+    return True
+
+
+class _CountedBatches:
+    """Gives the batches of an epoch, and counts the samples as they are taken. What the iterator raises passes.
+
+    give_up: called as soon as the loader's own iterator gives something else than its copy.
+    """
+
+    def __init__(
+        self, order: LearnedOrder, loading: Any, stream: ReportedStream, give_up: Callable[[Any, str], None]
+    ) -> None:
+        self._order = order
+        self._batches = order.batches or loading._sampler_iter
+        self._sampler = loading._index_sampler
+        self._stream = stream
+        self._give_up = give_up
+        self._is_copy = order.batches is None
+        self._position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        try:
+            self._count(batch)
+        except Exception:  # noqa: BLE001 - a batch is an object of the program
+            self._is_copy = False
+        return batch
+
+    def _count(self, batch: Any) -> None:
+        if self._is_copy and not self._order.agrees(self._position, batch):
+            self._is_copy = False
+            self._give_up(self._sampler, "its sampler gave another order than its copy")
+        count = len(batch) if hasattr(batch, "__len__") else 1
+        self._position += count
+        self._stream.take(count)

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from multiprocessing import parent_process
 from typing import Any
 
 from .frames import PlanConnection, PlanRefusedError
 from .mounts import MountedPaths
 from .sample_files import is_known
+from .samplers import SAMPLES_MAX
 
 TIMEOUT_S = 2.0
 BATCHES_FIRST = 4
 """Batches of which a worker reports the files, of a data set whose files are known: so a wrong map is noticed."""
 BATCHES_LATER = 64
 """After that, and after each sample was loaded once, it reports one batch in so many."""
+RETRY_S = 60.0
+"""Seconds after which a process reports again, after the node did not answer. It waited TIMEOUT_S for that."""
+NAME_MAX = 512
+OPENED_MAX = 1 << 16
+"""Files of one batch that are noted. It is what a message may have."""
 
 
 def data_set_key(data_set: Any, pid: int) -> str:
     """Return what the processes of a loader call its data set. pid: of the process that has the loader."""
     kind = type(data_set)
-    return f"{pid}:{kind.__module__}.{kind.__qualname__}:{len(data_set)}"
+    return f"{pid}:{kind.__module__}.{kind.__qualname__}"[:NAME_MAX] + f":{len(data_set)}"
 
 
 class OpenedSampleFiles:
@@ -37,6 +44,7 @@ class OpenedSampleFiles:
         self._index: int | None = None
         self._opened: list[tuple[int, str]] = []
         self._is_hooked = False
+        self._silent_until_s = 0.0
 
     def mark(self, data_set: Any, *, auto_collation: bool) -> Any:
         """Return what a fetcher is to read instead of its data set: the data set itself where nothing can be learned,
@@ -50,7 +58,7 @@ class OpenedSampleFiles:
 
     def load(self, data_set: Any, index: Any) -> Any:
         """Load a sample, and note the files that are opened meanwhile."""
-        self._index = index if isinstance(index, int) else None
+        self._index = index if isinstance(index, int) and index >= 0 else None
         try:
             return data_set[index]
         finally:
@@ -62,11 +70,13 @@ class OpenedSampleFiles:
         return opened
 
     def report(self, key: str, opened: list[tuple[int, str]]) -> bool:
-        """Send noted files to the node. Return False when it does not want them, or can't be reached."""
+        """Send noted files to the node. Return False if it does not want them, or can't be reached, now or of late."""
         pairs = [(index, self._mounts.namespace_path(path)) for index, path in opened]
         known = [(index, path) for index, path in pairs if path is not None]
         if not known:
             return True
+        if time.monotonic() < self._silent_until_s:
+            return False
         try:
             connection = PlanConnection(self._socket_path, timeout_s=TIMEOUT_S)
             try:
@@ -75,16 +85,18 @@ class OpenedSampleFiles:
             finally:
                 connection.close()
         except (OSError, PlanRefusedError):
+            self._silent_until_s = time.monotonic() + RETRY_S
             return False
         return True
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._index is None or event != "open":
             return
-        path, mode = arguments[0], arguments[1]
+        path, _, flags = arguments
         if isinstance(path, bytes):
             path = os.fsdecode(path)
-        if isinstance(path, str) and (mode is None or "r" in mode):
+        is_read = isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY
+        if isinstance(path, str) and is_read and len(self._opened) < OPENED_MAX:
             self._opened.append((self._index, path))
 
 
@@ -98,10 +110,9 @@ class _MarkedDataSet:
         self._files = files
         self._key = data_set_key(data_set, os.getpid() if parent is None else int(parent.pid or 0))
         self._is_known = is_known(data_set)
-        self._loaded = bytearray(0 if self._is_known else len(data_set))
+        self._loaded = bytearray(0 if self._is_known else min(len(data_set), SAMPLES_MAX))
         self._missing = len(self._loaded)
         self._batches = 0
-        self._is_wanted = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_data_set"], name)
@@ -114,8 +125,8 @@ class _MarkedDataSet:
         opened = self._files.take()
         self._batches += 1
         is_checked = self._batches <= BATCHES_FIRST or self._batches % BATCHES_LATER == 0
-        if self._is_wanted and (self._missing or is_checked):
-            self._is_wanted = self._files.report(self._key, opened)
+        if not (self._missing or is_checked) or not self._files.report(self._key, opened):
+            return
         for index, _ in opened:
             if index < len(self._loaded) and not self._loaded[index]:
                 self._loaded[index] = 1
@@ -125,4 +136,7 @@ class _MarkedDataSet:
 def end_batch(data_set: Any) -> None:
     """Say that a fetcher has loaded a batch."""
     if isinstance(data_set, _MarkedDataSet):
-        data_set.end_batch()
+        try:
+            data_set.end_batch()
+        except Exception:  # noqa: BLE001 - no error of ours reaches the program
+            pass

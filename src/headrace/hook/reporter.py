@@ -25,7 +25,10 @@ INTERVAL_S = 0.25
 RETRY_S = 5.0
 """Seconds after which a node that could not be reached is tried again."""
 TIMEOUT_S = 30.0
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+"""Seconds for which the exit of the process waits for the node at most, twice."""
+SENT_AGAIN_MAX = 8
+"""How often a stream that the node has forgotten is sent again."""
 NAMES_AT_ONCE = 4096
 INDICES_AT_ONCE = 1 << 20
 DIGEST_SAMPLES = 4096
@@ -59,6 +62,7 @@ class ReportedStream:
         self.world = world
         self.index_sampler = index_sampler
         self.position = 0
+        self.is_over = False
         self.current: tuple[int, array[int]] = (-1, array("I"))
         """The number of the epoch and its order. They are replaced together, as two threads use them."""
 
@@ -66,6 +70,14 @@ class ReportedStream:
         """Begin the next epoch."""
         self.position = 0
         self.current = (self.current[0] + 1, order)
+
+    def take(self, count: int) -> None:
+        """Count samples that were taken."""
+        self.position += count
+
+    def end(self) -> None:
+        """Note that the loader is gone, or has no plan any more. Any thread may call it, also a finalizer."""
+        self.is_over = True
 
 
 class _SentState:
@@ -84,61 +96,77 @@ class Reporter:
         self._socket_path = socket_path
         self._job = job
         self._mounts = mounts
-        self._streams: list[ReportedStream] = []
-        self._ended: list[str] = []
+        self._streams: list[ReportedStream] = []  # programs append to it; the thread replaces it
         self._sent: dict[str, _SentState] = {}
+        self._refusals: dict[str, int] = {}
         self._connection: PlanConnection | None = None
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-plan", daemon=True)
-        self._has_begun = False
+        self._pid = 0
         self._said: set[str] = set()
 
     def add(self, stream: ReportedStream) -> None:
-        """Report a stream from now on. The lists are replaced, never changed: two threads see them."""
-        self._streams = [*self._streams, stream]
-        if not self._has_begun:
-            self._has_begun = True
+        """Report a stream from now on, until it is over."""
+        self._streams.append(stream)
+        if not self._pid:
+            self._pid = os.getpid()
             self._thread.start()
             atexit.register(self._stop)
-
-    def remove(self, stream: ReportedStream) -> None:
-        self._streams = [other for other in self._streams if other is not stream]
-        self._ended.append(stream.id)
 
     def wake(self) -> None:
         """Report soon: an epoch begins."""
         self._wake.set()
 
     def say_once(self, text: str) -> None:
-        """Print a line, unless it was printed before."""
+        """Print a line, unless it was printed before. A program without a usable stderr is not told."""
         if text not in self._said:
             self._said.add(text)
-            sys.stderr.write(f"headrace: {text}\n")
+            try:
+                sys.stderr.write(f"headrace: {text}\n")
+            except Exception:  # noqa: BLE001 - it is None, closed, or its disk is full
+                pass
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            wait_s = INTERVAL_S
             try:
                 self._report_all()
+                self._wake.wait(INTERVAL_S)
             except OSError:
                 self._disconnect()
-                wait_s = RETRY_S
-            self._wake.wait(wait_s)
+                self._ending.wait(RETRY_S)
+            except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+                self.say_once(f"the job runs without a plan: {error!r}")
+                self._disconnect()
+                return
             self._wake.clear()
 
     def _report_all(self) -> None:
-        streams = self._streams
+        streams = list(self._streams)
         if streams and self._connection is None:
             self._connection = PlanConnection(self._socket_path, timeout_s=TIMEOUT_S)
         for stream in streams:
-            try:
-                self._report(stream)
-            except PlanRefusedError as error:
-                self.remove(stream)
+            if not stream.is_over:
+                self._report_or_end(stream)
+            if stream.is_over:
+                self._streams.remove(stream)
+                self._close(stream.id)
+
+    def _report_or_end(self, stream: ReportedStream) -> None:
+        """Report a stream, and end it if that fails for another reason than the connection."""
+        try:
+            self._report(stream)
+        except OSError:
+            raise
+        except PlanRefusedError as error:
+            refusals = self._refusals[stream.id] = self._refusals.get(stream.id, 0) + 1
+            # a node forgets a process that was stopped for a minute: it is told all again
+            if self._sent.pop(stream.id, None) is None or refusals > SENT_AGAIN_MAX:
+                stream.end()
                 self.say_once(f"the node takes no plan: {error}")
-        while self._ended:
-            self._close(self._ended.pop())
+        except Exception as error:  # noqa: BLE001 - data sets and samplers are code of the program
+            stream.end()
+            self.say_once(f"a loader runs without a plan: {error!r}")
 
     def _disconnect(self) -> None:
         """Forget what the node knows: another one may answer next."""
@@ -204,15 +232,24 @@ class Reporter:
             self._ask("PlanOrder", stream=stream, epoch=epoch, first=start, indices=indices, is_last=is_last)
 
     def _stop(self) -> None:
-        """Tell the node at the exit of the process that its streams are over. Without this it notices later."""
+        """Tell the node at the exit of the process that its streams are over. Without this it notices later. A process
+        that the program forked has the same connection, and must not use it."""
+        if os.getpid() != self._pid:
+            return
         self._ending.set()
         self._wake.set()
-        self._thread.join(timeout=CLOSE_TIMEOUT_S)
-        if self._connection is None or self._thread.is_alive():
+        self._thread.join(CLOSE_TIMEOUT_S)
+        connection = self._connection
+        if connection is None:
             return
         try:
-            for stream in [*self._ended, *(stream.id for stream in self._streams)]:
-                self._close(stream)
+            if self._thread.is_alive():
+                connection.interrupt()  # the thread waits for the node
+                self._thread.join(CLOSE_TIMEOUT_S)
+                return
+            connection.hurry(CLOSE_TIMEOUT_S)
+            for stream in self._streams:
+                self._close(stream.id)
         except OSError:
             pass
 

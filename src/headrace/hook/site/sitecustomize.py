@@ -46,11 +46,20 @@ class _PatchingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:  # what programs ask of the module's loader, its own one answers
+            module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         try:
             _hook_module("loaders").watch_all_loaders(module)
         except Exception as error:  # noqa: BLE001 - no error of the hook reaches the program
-            sys.stderr.write(f"headrace: the order of reads can't be learned: {error!r}\n")
+            _say(f"the order of reads can't be learned: {error!r}")
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"headrace: {text}\n")
+    except Exception:  # noqa: BLE001 - a program without a usable stderr is not told
+        pass
 
 
 def _hook_module(name: str) -> Any:
@@ -79,7 +88,9 @@ def _run_hidden() -> None:
     if spec is not None and spec.loader is not None and spec.origin != __file__:
         import importlib.util
 
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # for programs that ask it for something
+        spec.loader.exec_module(module)
 
 
 sys.meta_path.insert(0, _WatchedModuleFinder())
