@@ -182,7 +182,7 @@ async def test_certificates_and_passwords_are_taken_anew(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection changes hands while records are followed, and nothing is lost."""
-    monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_INTERVAL_S", 0.0)
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     password.chmod(0o600)

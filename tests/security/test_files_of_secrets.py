@@ -83,7 +83,7 @@ def test_a_key_that_is_opened_to_others_later(
     files: TlsFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one that is in use stays in use; the log says so once."""
-    monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(reloaded, "UNSETTLED_S", 0.0)
     tls = MutualTls(files)
     seals = Seals(tls)

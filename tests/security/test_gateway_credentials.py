@@ -196,7 +196,7 @@ def test_a_link_that_lies_there_already_is_not_followed(tmp_path: Path) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Files are looked at each time."""
-    monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(reloaded, "UNSETTLED_S", 60.0)
     yield
 
@@ -232,7 +232,7 @@ def test_half_of_a_change_changes_nothing(tmp_path: Path, caplog: pytest.LogCapt
 def test_a_file_is_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = secret(tmp_path, "x")
     file = Reloaded([path], lambda: Path(path).read_text(), name="x")
-    monkeypatch.setattr(file, "_look", lambda: pytest.fail("looked"))
+    monkeypatch.setattr(file, "_check", lambda: pytest.fail("looked"))
     assert file.get() == "x"
 
 

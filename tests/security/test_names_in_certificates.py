@@ -300,7 +300,7 @@ async def test_certificates_are_taken_anew_when_their_files_change(
     lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of both sides, also another authority, without a restart."""
-    monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_INTERVAL_S", 0.0)
     other = authority(tmp_path / "next")
     server, client = (MutualTls(_copied(issued(lab, name), tmp_path / name)) for name in "ba")
     (tmp_path / "files").mkdir()

@@ -173,7 +173,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts seals seals_in_use seal_auto seal_trouble scrub fill peers write cluster "
+        "node cache index origin mounts plans seals seals_in_use seal_auto seal_trouble scrub fill peers write cluster "
         "rebalance sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),

@@ -100,6 +100,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
     if wrong or corrupt:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
+    lines += _plan_lines(report.get("plans") or {})
     lines += _scrub_lines(report.get("scrub") or {})
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, the window allows {fill['concurrency']:.0f}")
@@ -107,6 +108,15 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines += _write_lines(report.get("write") or {})
     lines += _cluster_lines(report)
     lines += _gateway_lines(report["gateways"])
+    lines += _seal_lines(report)
+    for session in report["sessions"]:
+        lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
+        lines.append(("", session["why"]))
+    return lines
+
+
+def _seal_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
     for seal in report.get("seals", ()):
         missing = f", {seal['missing_files']} of them not cached yet" if seal["missing_files"] else ""
         lines.append(
@@ -115,9 +125,6 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     for name in report.get("seals_in_use", ()):
         lines.append(("seal", f"{name} was removed, and is still open in a process or container"))
-    for session in report["sessions"]:
-        lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
-        lines.append(("", session["why"]))
     return lines
 
 
@@ -126,6 +133,14 @@ def _away_lines(origin: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     line = f"away for {_duration(origin['away_s'])} ({origin['trouble']}), {origin['waiting']} calls wait"
     return [("", f"{line}, next try in {origin['next_try_s']:.1f} s" if origin["waiting"] else line)]
+
+
+def _plan_lines(plans: dict[str, Any]) -> list[tuple[str, str]]:
+    if not plans or not plans["streams"]:
+        return []
+    line = f"{plans['streams']} loaders need {show_size(plans['needed_bytes_s'])}/s, "
+    line += f"the cache is {_duration(plans['ahead_s_min'])} ahead"
+    return [("plans", line), ("", "`headrace plan show` prints each")]
 
 
 def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:

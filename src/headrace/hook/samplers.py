@@ -34,6 +34,7 @@ _SEEDED = {
     ("torch.utils.data.distributed", "DistributedSampler"),
     ("torchdata.stateful_dataloader.sampler", "StatefulDistributedSampler"),
     ("accelerate.data_loader", "SeedableRandomSampler"),
+    ("headrace.integrations.torch_data", "_EpochBatches"),
 }
 """Samplers whose next epoch has the same seed and the next number."""
 _INDEX_MAX = (1 << 32) - 1

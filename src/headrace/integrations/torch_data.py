@@ -18,11 +18,13 @@ import bisect
 import fnmatch
 import io
 import itertools
+import logging
+import math
 import os
 import random
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from headrace.base.missing_extras import needs_extra
 
@@ -37,10 +39,13 @@ with needs_extra(__name__):
         get_worker_info,
     )
 
-from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
 from headrace.integrations.cached_first import CachedFirstBatches, Substitution
 from headrace.sdk.folder import files_at, open_folder
 from headrace.sdk.namespace import Content
+from headrace.sdk.watched_loader import is_cached_path, watch
+
+log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
 CACHED_FIRST = "cached-first"
@@ -71,6 +76,7 @@ class Samples(Dataset[Any]):
         socket: str | None = None,
     ) -> None:
         self.place = open_folder(where, cache=cache, socket=socket)
+        self.node = {"cache": cache, "socket": socket}
         self.names = [name for name in self.place.names() if not suffixes or name.lower().endswith(suffixes)]
         if not self.names:
             raise PathNotFoundError(self.place.name, why=f"the directory has no samples{_of(suffixes)}")
@@ -336,6 +342,10 @@ class Loader:
             **options,
             "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
         }
+        self._epochs = _EpochBatches(
+            _Share(self._rank, self._world, batch_size, drop_last), seed if shuffle else None
+        )
+        self._is_watched = False
         self._substitution: Substitution | None = None
         if order == CACHED_FIRST:
             if options.get("in_order") is False:
@@ -349,7 +359,7 @@ class Loader:
         """Return the batches of an epoch on this rank. Raises TypeError for shards, whose sample count is unknown."""
         if not isinstance(self.data, Sized):
             raise TypeError(f"{type(self.data).__name__} has no length")
-        return len(_Batches(self._sampled(), 0, self._batch_size, drop_last=self._drop_last))
+        return self._epochs.count(len(self.data))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining batches of a resumed epoch, or a full epoch."""
@@ -447,12 +457,15 @@ class Loader:
         """Return the batches that are left, and what must confirm each of them."""
         options = {"num_workers": self._workers, "collate_fn": self._collate, **self._options}
         if self._substitution is not None:
-            chosen = self._substitution.batches(self._epoch_order(), self._batch_size)
+            assert isinstance(self.data, Sized)
+            order = _epoch_order(len(self.data), self._seed if self._shuffle else None, self.epoch)
+            chosen = self._substitution.batches(order, self._batch_size)
             return iter(DataLoader(self.data, batch_sampler=cast(Any, chosen), **options)), chosen
         if isinstance(self.data, Sized):
-            sampled = self._sampled()
-            batches = _Batches(sampled, self._batches, self._batch_size, drop_last=self._drop_last)
-            return iter(DataLoader(self.data, batch_sampler=batches, **options)), None
+            self._epochs.begin(len(self.data), self.epoch, skipped=self._batches)
+            loader = DataLoader(self.data, batch_sampler=self._epochs, **options)
+            self._watch(loader)
+            return iter(loader), None
         if isinstance(self.data, Shards):
             self.data.in_order(
                 EpochOrder(
@@ -472,39 +485,76 @@ class Loader:
         loader = DataLoader(self.data, batch_size=self._batch_size, drop_last=self._drop_last, **options)
         return iter(loader), None
 
-    def _epoch_order(self) -> list[int]:
-        """Return all sample numbers of the epoch, in order."""
-        assert isinstance(self.data, Sized)
-        if not self._shuffle:
-            return list(range(len(self.data)))
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
-        order: list[int] = torch.randperm(len(self.data), generator=generator).tolist()
-        return order
+    def _watch(self, loader: DataLoader[Any]) -> None:
+        """Let the node of this host know the order of a data set that is in the cache, with the first epoch. Without
+        such a node nothing changes."""
+        data, is_first, self._is_watched = self.data, not self._is_watched, True
+        if not (is_first and isinstance(data, Samples) and is_cached_path(data.place.name)):
+            return
+        try:
+            watch(loader, **data.node)
+        except HeadraceError as error:
+            log.info("the loader runs without a plan error=%s", error)
 
-    def _sampled(self) -> list[int]:
-        """Return this rank's sample numbers of the epoch, in order."""
-        order = self._epoch_order()
-        total = len(order)
-        if self._drop_last:
-            order = order[: total // self._world * self._world]
+
+class _Share(NamedTuple):
+    """The part of an epoch that one rank reads, and how it is divided into batches."""
+
+    rank: int
+    world: int
+    batch_size: int
+    drop_last: bool
+
+
+class _EpochBatches(Sampler[list[int]]):
+    """Divide this rank's samples of an epoch into batches. seed: of the shuffled order, or None. It refers to no data
+    set: the hook of plans copies it, and sets the copy to the next epoch (`hook/samplers.py`)."""
+
+    def __init__(self, share: _Share, seed: int | None) -> None:
+        self._share, self._seed = share, seed
+        self._total = 0
+        self.epoch = 0
+        self._samples: list[int] = []
+
+    def begin(self, total: int, epoch: int, *, skipped: int) -> None:
+        """Begin an epoch of a data set of `total` samples. skipped: batches that were yielded before."""
+        self._total = total
+        self.set_epoch(epoch)
+        del self._samples[: skipped * self._share.batch_size]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        order, share = _epoch_order(self._total, self._seed, epoch), self._share
+        if share.drop_last:
+            order = order[: self._total // share.world * share.world]
         else:
-            order += (order * self._world)[: -total % self._world]
-        return order[self._rank :: self._world]
+            order += (order * share.world)[: -self._total % share.world]
+        self._samples = order[share.rank :: share.world]
+        if share.drop_last:
+            del self._samples[len(self._samples) // share.batch_size * share.batch_size :]
 
-
-class _Batches(Sampler[list[int]]):
-    """Divide samples into batches. skipped: batches that were yielded before."""
-
-    def __init__(self, samples: Sequence[int], skipped: int, size: int, *, drop_last: bool) -> None:
-        end = len(samples) // size * size if drop_last else len(samples)
-        self._samples, self._size = samples[skipped * size : end], size
+    def count(self, total: int) -> int:
+        """Return the batches of a whole epoch."""
+        share = self._share
+        if share.drop_last:
+            return total // share.world // share.batch_size
+        return math.ceil(math.ceil(total / share.world) / share.batch_size)
 
     def __len__(self) -> int:
-        return -(-len(self._samples) // self._size)
+        return -(-len(self._samples) // self._share.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self._samples), self._size):
-            yield list(self._samples[start : start + self._size])
+        size = self._share.batch_size
+        for start in range(0, len(self._samples), size):
+            yield self._samples[start : start + size]
+
+
+def _epoch_order(total: int, seed: int | None, epoch: int) -> list[int]:
+    """Return all sample numbers of an epoch, in order; not shuffled without a seed."""
+    if seed is None:
+        return list(range(total))
+    order: list[int] = torch.randperm(total, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    return order
 
 
 class _Tagged:

@@ -421,6 +421,7 @@ class Node:
                 for mount in self.mounts.all()
             ],
             "seal_auto": self.jobs.auto_seal.status(),
+            "plans": self.planned_fetcher.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),

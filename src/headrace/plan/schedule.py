@@ -1,14 +1,11 @@
-"""Decide when to fetch what is planned: in which order, and at which rate.
-
-Order: reads that wait come first, then planned files by their deadlines. Rate: the smoothest one. `smoothest_rates` is
-the taut string of Salehi, Zhang, Kurose and Towsley, "Supporting stored video: reducing rate variability and end-to-end
+"""Say at which rates to fetch what is planned: the smoothest ones that meet all deadlines. `smoothest_rates` is the
+taut string of Salehi, Zhang, Kurose and Towsley, "Supporting stored video: reducing rate variability and end-to-end
 resource requirements through optimal smoothing" (SIGMETRICS 1996): of all schedules that meet each deadline and never
 exceed the buffer it has the lowest peak. No I/O and no clock.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -119,47 +116,3 @@ def _by_deadline(demand: Demand) -> Iterator[tuple[float, int]]:
         group_bytes += bytes_needed
     if current_s is not None:
         yield current_s, group_bytes
-
-
-class FetchQueue:
-    """The files to be fetched: those that readers wait for first, in the order of their requests, then the planned ones
-    by deadline. A file stands in it once."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, int]] = []
-        self._current: dict[int, int] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._current)
-
-    def __contains__(self, file: int) -> bool:
-        return file in self._current
-
-    def plan(self, file: int, deadline_s: float) -> None:
-        """Add a planned file, or change its deadline. The clock of the deadline is the caller's."""
-        self._push(1, deadline_s, file)
-
-    def demand(self, file: int) -> None:
-        """Add a file that a reader waits for, or prefer it to all planned ones."""
-        self._push(0, 0.0, file)
-
-    def remove(self, file: int) -> None:
-        self._current.pop(file, None)
-
-    def pop(self) -> int | None:
-        """Return the file to be fetched next; None: there is none."""
-        while self._heap:
-            *_, number, file = heapq.heappop(self._heap)
-            if self._current.get(file) == number:
-                del self._current[file]
-                return file
-        return None
-
-    def _push(self, rank: int, deadline_s: float, file: int) -> None:
-        self._count += 1
-        self._current[file] = self._count
-        heapq.heappush(self._heap, (rank, deadline_s, self._count, file))
-        if len(self._heap) > 64 + 2 * len(self._current):
-            self._heap = [entry for entry in self._heap if self._current.get(entry[3]) == entry[2]]
-            heapq.heapify(self._heap)

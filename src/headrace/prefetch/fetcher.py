@@ -71,11 +71,32 @@ class PlannedFetcher:
         await self._task.close()
         await self._loads.close()
 
+    @property
+    def in_flight(self) -> int:
+        """Return how many files are being fetched."""
+        return len(self._in_flight)
+
     def fetched_bytes_s(self) -> float:
         """Return the bytes a second that were fetched of late."""
         while self._fetched and monotonic_s() - self._fetched[0][0] > RATE_WINDOW_S:
             self._fetched.popleft()
         return sum(size_bytes for _, size_bytes in self._fetched) / RATE_WINDOW_S
+
+    def statistics(self) -> dict[str, float]:
+        """Return what all plans need and have now, and what was fetched for them since the start."""
+        readers = self._plans.readers
+        followed = [reader for reader in readers if reader.is_fetched]
+        return {
+            "streams": len(readers),
+            "needed_bytes_s": round(sum(map(self.needed_bytes_s, followed))),
+            "fetched_bytes_s": round(self.fetched_bytes_s()),
+            "ahead_s_min": round(min(map(ahead_s, followed), default=0.0), 1),
+            "files_fetched": self.fetched_files,
+            "bytes_fetched": self.fetched_bytes,
+            "files_failed": self.failed_files,
+            "samples_hit": self._plans.ended_hits + sum(reader.all_hits for reader in readers),
+            "samples_missed": self._plans.ended_misses + sum(reader.all_misses for reader in readers),
+        }
 
     def needed_bytes_s(self, reader: PlannedReader) -> float:
         """Return the rate at which a reader reads, by its step time and the sizes of its next files; 0: not known."""

@@ -51,7 +51,8 @@ class PlannedReader:
         self.pending: set[int] = set()
         self.paused_until_s = 0.0
         self.epoch = self.position = 0
-        self.hits = self.misses = 0
+        self.hits = self.misses = 0  # of this epoch
+        self.all_hits = self.all_misses = 0
         self.heard_s = now_s
         self._width = sample_map.width  # files a sample in the stream
         self._starts: dict[int, int] = {}  # epoch → its first position in the stream
@@ -153,8 +154,9 @@ class PlannedReader:
         assert self.stream is not None
         before, ready = self.stream.position, self.ready_until()
         hits = max(0, min(taken, ready) - before)
-        self.hits += hits // self._width
-        self.misses += max(0, taken - before - hits) // self._width
+        hit_samples, missed_samples = hits // self._width, max(0, taken - before - hits) // self._width
+        self.hits, self.misses = self.hits + hit_samples, self.misses + missed_samples
+        self.all_hits, self.all_misses = self.all_hits + hit_samples, self.all_misses + missed_samples
 
     def _order_of(self, epoch: int) -> array[int] | None:
         start = self._starts.get(epoch)
@@ -170,6 +172,8 @@ class PlanTable:
         self.planned = planned
         self.changed = asyncio.Event()
         """Set when the fetcher may find something to do."""
+        self.ended_hits = self.ended_misses = 0
+        """Samples of streams that have ended, by whether their files were cached in time."""
         self._namespace = namespace
         self._finder = FileFinder(namespace)
         self._readers: dict[str, PlannedReader] = {}
@@ -244,8 +248,13 @@ class PlanTable:
 
     def end(self, stream: str) -> None:
         """Forget a stream, and its data set with the last one of it."""
-        if self._readers.pop(stream, None) is None:
+        ended = self._readers.pop(stream, None)
+        if ended is None:
             return
+        self.ended_hits, self.ended_misses = (
+            self.ended_hits + ended.all_hits,
+            self.ended_misses + ended.all_misses,
+        )
         with self.planned.lock:
             self.planned.orders.remove(stream)
         used = {id(reader.sample_map) for reader in self.readers}

@@ -39,6 +39,7 @@ from headrace.wire.api import (
     ApiMember,
     ApiMount,
     ApiMounts,
+    ApiPlans,
     ApiSeals,
     ApiStatus,
     Cluster,
@@ -47,7 +48,18 @@ from headrace.wire.api import (
     Value,
 )
 from headrace.wire.api import ApiJobs as JobsReply
-from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, SealList, SealRow, SealRows
+from headrace.wire.messages import (
+    Done,
+    MountAdd,
+    MountList,
+    MountRemove,
+    PlanList,
+    PlanRow,
+    PlanRows,
+    SealList,
+    SealRow,
+    SealRows,
+)
 from headrace.wire.messages import Mounts as MountRows
 
 log = logging.getLogger(__name__)
@@ -79,6 +91,7 @@ class Handlers:
             "addMount": lambda _, __, body: self._add_mount(body),
             "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
             "listSeals": lambda _, query, __: ApiSeals(self._seals(from_origin=query.origin)),
+            "listPlans": lambda *_: ApiPlans(self._plans()),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
@@ -103,6 +116,11 @@ class Handlers:
         answer = self._client.ask(MountList())
         assert isinstance(answer, MountRows)
         return [ApiMount(row.path, row.url, row.sync_interval_s) for row in answer.rows]
+
+    def _plans(self) -> list[PlanRow]:
+        answer = self._client.ask(PlanList())
+        assert isinstance(answer, PlanRows)
+        return answer.rows
 
     def _seals(self, *, from_origin: bool) -> list[SealRow]:
         answer = self._client.ask(SealList(from_origin=from_origin))

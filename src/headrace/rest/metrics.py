@@ -161,6 +161,43 @@ METRICS = (
         "Damaged cached files that were fetched again.",
         ("scrub", "files_repaired"),
     ),
+    Metric("headrace_plan_streams", GAUGE, "Loaders whose order of reads is known.", ("plans", "streams")),
+    Metric(
+        "headrace_plan_needed_bytes_per_second",
+        GAUGE,
+        "Rate at which planned jobs read.",
+        ("plans", "needed_bytes_s"),
+    ),
+    Metric(
+        "headrace_plan_ahead_seconds_min",
+        GAUGE,
+        "Seconds of training whose files are all cached, of the job that has least.",
+        ("plans", "ahead_s_min"),
+    ),
+    Metric(
+        "headrace_plan_fetched_bytes_total",
+        COUNTER,
+        "Bytes that were fetched for plans, before they were read.",
+        ("plans", "bytes_fetched"),
+    ),
+    Metric(
+        "headrace_plan_failed_files_total",
+        COUNTER,
+        "Planned files that could not be fetched.",
+        ("plans", "files_failed"),
+    ),
+    Metric(
+        "headrace_plan_samples_hit_total",
+        COUNTER,
+        "Samples of plans whose files were cached in time.",
+        ("plans", "samples_hit"),
+    ),
+    Metric(
+        "headrace_plan_samples_missed_total",
+        COUNTER,
+        "Samples of plans whose files were not cached in time.",
+        ("plans", "samples_missed"),
+    ),
     Metric("headrace_fills_in_flight", GAUGE, "Range reads in progress.", ("fill", "in_flight")),
     Metric(
         "headrace_fills_in_flight_max",

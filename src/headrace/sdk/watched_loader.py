@@ -16,8 +16,17 @@ with needs_extra(__name__):
     from torch.utils.data import DataLoader, dataloader
 
 
+def is_cached_path(path: str) -> bool:
+    """Return whether a path is one of the namespace (`headrace:///…`), or below a mount of this host."""
+    return mounts_of_process("").namespace_path(path) is not None
+
+
 def watch(
-    loader: DataLoader[Any], *, name: str | None = None, cache: str | None = None, socket: str | None = None
+    loader: DataLoader[Any],
+    *,
+    name: str | None = None,
+    cache: str | None = None,
+    socket: str | None = None,
 ) -> bool:
     """Report the order of a loader to the node of this host, from its next epoch on. Return False without a node.
 

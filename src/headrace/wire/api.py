@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.wire.messages import SealRow
+from headrace.wire.messages import PlanRow, SealRow
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
@@ -235,6 +235,12 @@ class ApiJobs(Value, frozen=True):
     jobs: list[ApiJob]
 
 
+class ApiPlans(Value, frozen=True):
+    """The loaders of training jobs whose order of reads the node knows."""
+
+    plans: list[PlanRow]
+
+
 class ApiEntry(Value, frozen=True):
     """An entry of the namespace. path: with `follow`, the target of the link. mtime_ns: 0 where the origin has no time.
     version: of a file; it changes when the bytes change. target: of a link. id, cached (`yes`, `no`, or a share such as
@@ -343,6 +349,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="listSeals", method="GET", path="/v1/seals", query=SealQuery, answer=ApiSeals,
         summary="List the seals of the node, or those at the origins.",
+    ),
+    Operation(
+        name="listPlans", method="GET", path="/v1/plans", answer=ApiPlans,
+        summary="List the loaders of training jobs, and how far the cache is ahead of each.",
     ),
     Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,

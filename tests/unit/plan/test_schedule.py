@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from headrace.plan.schedule import FetchQueue, rate_now, smoothest_rates
+from headrace.plan.schedule import rate_now, smoothest_rates
 
 
 def test_a_large_buffer_gives_one_rate_for_all() -> None:
@@ -40,24 +40,3 @@ def test_a_hundred_thousand_deadlines_take_linear_time() -> None:
     start = time.thread_time()
     assert smoothest_rates(demand, 10_000, 0)
     assert time.thread_time() - start < 20, "a quadratic search takes hours"
-
-
-def test_files_that_readers_wait_for_are_fetched_first() -> None:
-    queue = FetchQueue()
-    for file, deadline_s in ((1, 9.0), (2, 3.0), (3, 6.0), (4, 1.0)):
-        queue.plan(file, deadline_s)
-    queue.demand(3)
-    queue.demand(8)
-    queue.plan(2, 12.0)
-    queue.remove(4)
-    assert len(queue) == 4
-    assert 4 not in queue and 8 in queue
-    assert [queue.pop() for _ in range(5)] == [3, 8, 1, 2, None]
-
-
-def test_a_queue_forgets_deadlines_that_were_changed() -> None:
-    queue = FetchQueue()
-    for number in range(10_000):
-        queue.plan(number % 7, float(-number))
-    assert len(queue) == 7
-    assert [queue.pop() for _ in range(2)] == [9999 % 7, 9998 % 7]

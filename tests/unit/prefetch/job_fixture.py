@@ -67,11 +67,16 @@ class PlannedNode:
         return numbers
 
     async def settle(self, seconds: float = 5.0) -> None:
-        """Let the fetcher work, with the upkeep of a node's cache beside it. Time is virtual."""
-        for _ in range(int(seconds * 10)):
+        """Let the fetcher work, with the upkeep of a node's cache beside it, until it fetches nothing more. Time is
+        virtual, except while disks work."""
+        passed = quiet = 0
+        while passed < seconds * 10 or quiet < 10:
+            before = self.fetcher.fetched_files
             await asyncio.sleep(0.1)
             while self.reads.store.space.evict_if_needed():
                 pass
+            passed += 1
+            quiet = quiet + 1 if self.fetcher.fetched_files == before and not self.fetcher.in_flight else 0
 
 
 class Job:

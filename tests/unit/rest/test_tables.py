@@ -28,6 +28,7 @@ BY_OPERATION = {
     "JobCancel": "cancelJob",
     "JobRetry": "retryJob",
     "SealList": "listSeals",
+    "PlanList": "listPlans",
     "Resolve": "getEntry",
     "List": "listEntries",
 }
@@ -49,6 +50,7 @@ OF_THE_HOST = {
         "Describe",
         "SealOpen",
         "LookupVersion",
+        *("PlanStart", "PlanNames", "PlanOrder", "PlanProgress", "PlanLearn", "PlanEnd"),
     ),
     "GatewayCounts",
     "Shutdown",

@@ -12,7 +12,7 @@ from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.vfs.remote.remote_registry import REMOTES
 from headrace.vfs.remote.remote_vfs import RemoteVfs, status_of
-from headrace.wire.api import ApiJob, ApiMount, ApiMounts, NewMount
+from headrace.wire.api import ApiJob, ApiMount, ApiMounts, ApiPlans, NewMount
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -28,6 +28,8 @@ from headrace.wire.messages import (
     MountList,
     MountRemove,
     MountRow,
+    PlanList,
+    PlanRows,
     Report,
     StatusAsk,
 )
@@ -55,6 +57,8 @@ class RemoteConnection:
                 self._nodes.ask("addMount", ApiMount, body=NewMount(path, url, options))
             case MountRemove(path=path):
                 self._nodes.change("removeMount", {"path": path})
+            case PlanList():
+                return PlanRows(self._nodes.ask("listPlans", ApiPlans).plans)
             case JobList(id=id):
                 jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._vfs.jobs.all()
                 return JobRows([_row_of(job) for job in jobs])
