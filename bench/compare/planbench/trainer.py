@@ -1,6 +1,7 @@
 """Train on files with torch and nothing else: `trainer.py FOLDER BATCH STEP_S EPOCHS`. A step is a sleep.
 
-Prints a line of JSON: of each epoch its seconds, steps, samples, bytes, and the longest waits for the first batches.
+Prints a line of JSON: of each epoch its seconds, steps, samples and bytes, the wait for its first batch, and the
+longest of the first four.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def run_epoch(loader: DataLoader[int], step_s: float) -> dict[str, Any]:
         "steps": len(waits),
         "samples": samples,
         "bytes": size_bytes,
+        "wait_s": waits[0],
         "first_wait_s": max(waits[:FIRST_BATCHES]),
     }
 
