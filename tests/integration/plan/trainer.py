@@ -1,7 +1,7 @@
 """Train on a directory of files, as a program of a user does that has never heard of Headrace.
 
-Arguments: the directory, the sampler, the number of workers, "known" for a data set that names its files, and a file to
-wait for after the first batch of the second epoch.
+Arguments: the directory, the samplers with commas between, the number of workers, "known" for a data set that names its
+files, and a file to wait for after the first batch of the second epoch.
 """
 
 from __future__ import annotations
@@ -57,23 +57,31 @@ def loader_of(data: Files, sampler: str, workers: int) -> DataLoader[Any]:
 
 
 def main() -> None:
-    folder, sampler, workers, *rest = sys.argv[1:]
+    folder, samplers, workers, *rest = sys.argv[1:]
     if rest[:1] == ["known"]:
         Files.__module__, Files.__name__ = "torchvision.datasets.folder", "DatasetFolder"
+    runs = {
+        sampler: train(Files(folder), sampler, int(workers), *rest[1:]) for sampler in samplers.split(",")
+    }
+    print(json.dumps(runs))
+
+
+def train(data: Files, sampler: str, workers: int, go: str = "") -> dict[str, Any]:
+    """Return what two epochs gave, and the random states at their end."""
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
-    loader = loader_of(Files(folder), sampler, int(workers))
+    loader = loader_of(data, sampler, workers)
     batches = []
     for epoch in range(2):
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for number, (indices, digests) in enumerate(loader):
             batches.append([indices.tolist(), list(digests), torch.rand(1).item(), random.random()])
-            if epoch == 1 and number == 0 and len(rest) > 1:
-                open(rest[1] + ".waiting", "w").close()
-                while not os.path.exists(rest[1]):
+            if epoch == 1 and number == 0 and go:
+                open(go + ".waiting", "w").close()
+                while not os.path.exists(go):
                     time.sleep(0.02)
     states = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore[index]
-    print(json.dumps({"batches": batches, "states": hashlib.md5(repr(states).encode()).hexdigest()}))
+    return {"batches": batches, "states": hashlib.md5(repr(states).encode()).hexdigest()}
 
 
 if __name__ == "__main__":
