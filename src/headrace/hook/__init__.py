@@ -4,6 +4,7 @@ This package runs in the Python of the job, which may have no Headrace: it impor
 own modules by relative names. `site/sitecustomize.py` loads it as soon as a program imports torch's DataLoader. No
 error of it reaches the program.
 
-`loaders.py` watches the loaders, `samplers.py` learns their order, `sample_files.py` says which file a sample is, and
-`opened_files.py` learns that from the workers. `reporter.py` sends all of it, in a thread.
+`loaders.py` watches the loaders, `samplers.py` learns their order, and `shards.py` that of iterable data sets.
+`sample_files.py` says which file a sample is, and `opened_files.py` learns that from the workers. `reporter.py` sends
+all of it, in a thread.
 """

@@ -18,6 +18,7 @@ from .opened_files import OpenedSampleFiles, data_set_key, end_batch
 from .reporter import ReportedStream, Reporter
 from .sample_files import files_of
 from .samplers import LearnedOrder, NotPlannable, NotThisEpoch, batch_size_of, learn, rank_and_world
+from .shards import ShardStreams
 
 SOCKET, JOB, MOUNTS = "HEADRACE_PLAN_SOCKET", "HEADRACE_PLAN_JOB", "HEADRACE_PLAN_MOUNTS"
 """Variables of the environment by which `headrace run` says where to report, for which job, and what is mounted."""
@@ -39,6 +40,8 @@ def patch(dataloader: Any, watcher: Watcher) -> None:
     """Make the loaders of a module, torch.utils.data.dataloader, call a watcher."""
     base, fetch = dataloader._BaseDataLoaderIter, dataloader._utils.fetch._MapDatasetFetcher
     take, build, load = base._next_index, fetch.__init__, fetch.fetch
+    shards = dataloader._utils.fetch._IterableDatasetFetcher
+    build_iterable, load_iterable = shards.__init__, shards.fetch
 
     def next_index(self: Any) -> Any:
         batches = watcher.batches_of(self)
@@ -53,8 +56,18 @@ def patch(dataloader: Any, watcher: Watcher) -> None:
         finally:
             end_batch(self.dataset)
 
+    def build_iterable_fetcher(self: Any, dataset: Any, *rest: Any) -> None:
+        build_iterable(self, dataset if watcher.shards is None else watcher.shards.watched(dataset), *rest)
+
+    def fetch_iterable_batch(self: Any, index: Any) -> Any:
+        batch = load_iterable(self, index)
+        if watcher.shards is not None:
+            watcher.shards.note_batch(self.dataset)
+        return batch
+
     setattr(dataloader, WATCHER, watcher)
     base._next_index, fetch.__init__, fetch.fetch = next_index, build_fetcher, fetch_batch
+    shards.__init__, shards.fetch = build_iterable_fetcher, fetch_iterable_batch
 
 
 class _WatchedEpoch:
@@ -66,7 +79,8 @@ class _WatchedEpoch:
 
 
 class Watcher:
-    """Watches the loaders of this process and reports them. chosen_only: those that the program chose, not all."""
+    """Watches the loaders of this process and reports them. chosen_only: those that the program chose, not all.
+    shards: reports iterable data sets, from each process that reads them."""
 
     def __init__(
         self, socket_path: str, job: str, mounts: MountedPaths, *, chosen_only: bool = False
@@ -75,6 +89,7 @@ class Watcher:
         self._pid = os.getpid()
         self._reporter = Reporter(socket_path, job, mounts)
         self._opened_files = OpenedSampleFiles(socket_path, mounts)
+        self.shards = None if chosen_only else ShardStreams(socket_path, job, mounts, self._reporter)
         self._streams: dict[int, ReportedStream] = {}  # by the id of the index sampler, until that is gone
         self._unplanned: set[int] = set()
         self._chosen: set[int] = set()
@@ -111,6 +126,8 @@ class Watcher:
         if id(sampler) in self._unplanned or os.getpid() != self._pid:
             return None
         if self._chosen_only and id(sampler) not in self._chosen:
+            return None
+        if self.shards is not None and self.shards.follows(loading._dataset):
             return None
         try:
             return self._plan(loading, sampler)

@@ -13,6 +13,8 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from typing import Any
 
 from .frames import PlanConnection, PlanRefusedError
@@ -112,7 +114,9 @@ class Reporter:
         if not self._pid:
             self._pid = os.getpid()
             self._thread.start()
-            atexit.register(self._stop)
+            atexit.register(self.stop)
+            if parent_process() is not None:  # such a process ends without Python's exit handlers
+                Finalize(None, self.stop, exitpriority=1)
 
     def wake(self) -> None:
         """Report soon: an epoch begins."""
@@ -231,7 +235,7 @@ class Reporter:
             indices = part.tobytes()
             self._ask("PlanOrder", stream=stream, epoch=epoch, first=start, indices=indices, is_last=is_last)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Tell the node at the exit of the process that its streams are over. Without this it notices later. A process
         that the program forked has the same connection, and must not use it."""
         if os.getpid() != self._pid:
@@ -263,7 +267,10 @@ class Reporter:
 
 def _next_epoch(stream: ReportedStream) -> array[int] | None:
     index_sampler = stream.index_sampler()
-    return None if index_sampler is None else next_epoch(index_sampler)
+    try:
+        return None if index_sampler is None else next_epoch(index_sampler)
+    except Exception:  # noqa: BLE001 - the program may change a sampler while this thread copies it
+        return None
 
 
 class _SampleNames:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
 SampleFiles = Sequence[str]
 """The path of the file of each sample, by the sample's index."""
 _DEPTH_MAX = 16
+ROWS_MAX = 4_000_000
+"""Rows of Arrow files that are named to the node, some 10 µs each. They are many, and their files few."""
 
 
 def files_of(data_set: Any, depth: int = 0) -> SampleFiles | None:
@@ -36,6 +39,48 @@ class ChosenSamples(Sequence[str]):
         if isinstance(index, slice):
             return [self._files[number] for number in self._indices[index]]
         return self._files[self._indices[index]]
+
+
+class FilesOfRows(Sequence[str]):
+    """Say which file has each row of a table. starts: the first row of each file."""
+
+    def __init__(self, paths: list[str], starts: list[int], rows: int) -> None:
+        self._paths = paths
+        self._starts = starts
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._path_of(row) for row in range(*index.indices(self._rows))]
+        return self._path_of(range(self._rows)[index])
+
+    def _path_of(self, row: int) -> str:
+        return self._paths[bisect_right(self._starts, row) - 1]
+
+
+def _of_arrow(data_set: Any, _: int) -> SampleFiles | None:
+    """Return the Arrow file of each row of Hugging Face's Dataset; None if some are in memory, or of several files."""
+    table, indices = data_set._data, data_set._indices
+    if len(data_set) > ROWS_MAX:
+        return None
+    paths: list[str] = []
+    starts: list[int] = []
+    rows = 0
+    for blocks in getattr(table, "blocks", [[table]]):
+        files = {getattr(block, "path", None) for block in blocks}
+        path = files.pop()
+        if files or path is None:
+            return None
+        paths.append(path)
+        starts.append(rows)
+        rows += blocks[0].num_rows
+    files_of_rows = FilesOfRows(paths, starts, rows)
+    if indices is None:
+        return files_of_rows
+    return ChosenSamples(files_of_rows, indices.column(0).to_numpy().astype("uint32"))
 
 
 def _of_samples(data_set: Any, _: int) -> SampleFiles | None:
@@ -67,6 +112,7 @@ def _of_concatenation(data_set: Any, depth: int) -> SampleFiles | None:
 _KNOWN: dict[tuple[str, str], Callable[[Any, int], SampleFiles | None]] = {
     ("torchvision.datasets.folder", "DatasetFolder"): _of_samples,
     ("headrace.integrations.torch_data", "Samples"): _of_headrace,
+    ("datasets.arrow_dataset", "Dataset"): _of_arrow,
     ("torch.utils.data.dataset", "Subset"): _of_subset,
     ("torch.utils.data.dataset", "ConcatDataset"): _of_concatenation,
 }

@@ -160,10 +160,12 @@ def _is_seeded(sampler: Any) -> bool:
 
 def inner_of(sampler: Any) -> Any:
     """Return the sampler within a sampler, or None."""
-    inner = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    if inner is None:  # Lightning's wrapper of a sampler in a job of several ranks
-        inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
-    return inner
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(sampler, name, None)
+        if inner is not None:
+            return inner
+    # Lightning's wrapper, in a job of several ranks, has the sampler of the program in place of a data set
+    return getattr(getattr(sampler, "dataset", None), "_sampler", None)
 
 
 def batch_size_of(index_sampler: Any) -> int:

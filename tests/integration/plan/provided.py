@@ -1,12 +1,13 @@
 """Train with the loaders of other packages, as programs of users do, in an epoch and on from the middle of one.
 
-Argument: the package. It prints what each loader gave, what the plan hook had learned at its first batch, if it is
-there, and the states of the random generators.
+Arguments: the package, and a directory. It prints what each loader gave, what the plan hook had learned at its first
+batch, if it is there, and a digest of the states of loaders and random generators.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, dataloader
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 SAMPLES = 103
 Runs = dict[str, dict[str, list[int]]]
@@ -41,43 +42,53 @@ class HalfShuffled(Sampler[int]):
         return SAMPLES // 2
 
 
-def learned(index_sampler: Any) -> list[int]:
-    """Return the order that the hook would report; empty without the hook."""
-    watcher = getattr(dataloader, "_headrace_watcher", None)
-    stream = None if watcher is None else watcher._streams.get(id(index_sampler))
-    return [] if stream is None else stream.current[1].tolist()
-
-
 def as_batch(index: int) -> torch.Tensor:
     return torch.tensor([index])
 
 
-def learned_later(index_sampler: Any) -> list[int]:
-    """Return the order that the hook expects of the next epoch; empty if it knows none."""
-    samplers = sys.modules.get("headrace_plan_hook.samplers")
-    return [] if samplers is None else (samplers.next_epoch(index_sampler) or array("I")).tolist()
-
-
 class Record:
-    """Keeps what the loaders of a program gave, and their states where the program saved them."""
+    """Keeps what the loaders of a program gave, what the hook reports at the beginning of an epoch, and the states of
+    loaders where the program saved them."""
 
     def __init__(self) -> None:
         self.runs: Runs = {}
         self.states: list[str] = []
+        self._orders: list[tuple[list[int], list[int]]] = []
+        self._run: dict[str, list[int]] = {}
+        reporter = sys.modules.get("headrace_plan_hook.reporter")
+        if reporter is not None:
+            self._watch(reporter)
+
+    def _watch(self, reporter: Any) -> None:
+        """Note each order that the hook is about to report, and what it expects of the epoch after that."""
+        begin, orders = reporter.ReportedStream.begin, self._orders
+        next_epoch = sys.modules["headrace_plan_hook.samplers"].next_epoch
+
+        def noting(stream: Any, order: array[int]) -> None:
+            begin(stream, order)
+            orders.append((order.tolist(), (next_epoch(stream.index_sampler()) or array("I")).tolist()))
+
+        reporter.ReportedStream.begin = noting
+
+    def begin(self, name: str) -> None:
+        """Begin an epoch, after its first batch was taken."""
+        order, later = self._orders[-1] if self._orders else ([], [])
+        self._orders.clear()
+        self._run = self.runs[name] = {"given": [], "learned": order, "later": later}
+
+    def add(self, batch: torch.Tensor) -> None:
+        """Add a batch. The program draws random numbers in between."""
+        self._run["given"] += batch.tolist()
+        torch.rand(1), random.random(), np.random.rand()
 
     def read(self, name: str, loader: Any, *, batches: int | None = None) -> None:
-        """Take some batches of an epoch, all by default. The program draws random numbers in between."""
-        given: list[int] = []
-        order: list[int] = []
-        later: list[int] = []
+        """Take some batches of an epoch, all by default."""
         for number, batch in enumerate(loader):
             if number == 0:
-                order, later = learned(loader._index_sampler), learned_later(loader._index_sampler)
-            given += batch.tolist()
-            torch.rand(1), random.random(), np.random.rand()
+                self.begin(name)
+            self.add(batch)
             if number + 1 == batches:
                 break
-        self.runs[name] = {"given": given, "learned": order, "later": later}
 
 
 def with_torchdata(record: Record, rank: int, world: int) -> None:
@@ -115,7 +126,7 @@ def with_torchdata(record: Record, rank: int, world: int) -> None:
             record.states.append(repr(state))
 
 
-def with_accelerate(record: Record, rank: int, world: int) -> None:
+def with_accelerate(record: Record) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -145,10 +156,16 @@ def with_accelerate(record: Record, rank: int, world: int) -> None:
 
 
 def main() -> None:
+    package, folder = sys.argv[1:]
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     record = Record()
-    {"torchdata": with_torchdata, "accelerate": with_accelerate}[sys.argv[1]](record, rank, world)
+    if package == "torchdata":
+        with_torchdata(record, rank, world)
+    elif package == "accelerate":
+        with_accelerate(record)
+    else:
+        importlib.import_module(f"tests.integration.plan.provided_{package}").train(record, folder, world)
     numpy_state: Any = np.random.get_state()
     states = [record.states, torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist()]
     print(json.dumps({"runs": record.runs, "states": hashlib.md5(repr(states).encode()).hexdigest()}))

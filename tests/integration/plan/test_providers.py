@@ -1,15 +1,21 @@
 """The loaders of other packages: what the plan hook learns is what they give, and they give the same without the hook.
 
-Each program trains an epoch, and goes on from the middle of one, alone and as two ranks.
+Each program trains an epoch, and goes on from the middle of one, alone and as two ranks. What does not belong to the
+extra `plan-providers` has environments of its own. They are made in the directory $HEADRACE_PROVIDERS, if that is set.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +23,45 @@ import pytest
 
 import headrace.hook
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
-PROGRAM = Path(__file__).with_name("provided.py")
+ROOT = Path(__file__).parents[3]
 SITE = Path(headrace.hook.__file__).with_name("site")
+OWN_ENVIRONMENTS = {
+    "lightning": ["lightning>=2.6,<3"],
+    "transformers": ["transformers>=5,<6", "accelerate>=1.15,<2"],
+    "streaming": ["mosaicml-streaming>=0.13,<0.14", "torchvision==0.28.*"],
+    "litdata": ["litdata>=0.2.76,<0.3", "torchvision==0.28.*"],
+}
+"""torchvision of the torch that is installed; else pip brings another torch."""
+SHARDS = 12
 NOT_THIS_EPOCH = "own sampler 0: resumed"
 """The run whose order can't be known: the sampler drew random numbers before it was asked, and can't be copied."""
+NOT_IN_RANKS = "own: "
+"""How the names of runs begin whose sampler is the program's own, and may wait for other ranks."""
+LEFT = ("begun", "left: epoch 0")
+"""How the names of runs end that leave their epoch early."""
+
+
+def python_with(package: str) -> str:
+    """Return a Python that has a package. Skip the test where there is none."""
+    if package not in OWN_ENVIRONMENTS:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install 'headrace[plan-providers]'")
+        return sys.executable
+    if not os.environ.get("HEADRACE_PROVIDERS"):
+        pytest.skip(
+            f"{package} needs an environment of its own: HEADRACE_PROVIDERS names no directory for it"
+        )
+    folder = Path(os.environ["HEADRACE_PROVIDERS"], package)
+    python = str(folder / "bin/python")
+    if not (folder / "ready").exists():
+        venv.create(folder, with_pip=False)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+        (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *OWN_ENVIRONMENTS[package]], check=True)
+        (folder / "ready").touch()
+    return python
 
 
 def free_port() -> int:
@@ -30,59 +69,131 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def run_ranks(
-    package: str, ranks: int, *, is_planned: bool, python: str = sys.executable
-) -> list[dict[str, Any]]:
-    """Run the program as some ranks, and return what they print. The plan's node is away: only the hook is tested."""
-    planned = {"HEADRACE_PLAN_SOCKET": "/no/such/node", "PYTHONPATH": str(SITE)} if is_planned else {}
-    group = (
-        {}
-        if ranks == 1
-        else {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(ranks)}
-    )
-    group |= {"MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+def run_ranks(command: list[str], ranks: int, *, is_planned: bool, mount: str = "/no/mount") -> list[Any]:
+    """Run a program as some ranks, and return what they print. The plan's node is away: only the hook is tested."""
+    planned = {
+        "HEADRACE_PLAN_SOCKET": "/no/such/node",
+        "HEADRACE_PLAN_MOUNTS": json.dumps([[mount, "/"]]),
+        "PYTHONPATH": str(SITE),
+    }
+    group = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "1",
+    }
+    everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    everywhere |= {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [python, str(PROGRAM), package],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env=os.environ
-            | planned
-            | group
-            | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
+            | everywhere
+            | (planned if is_planned else {})
+            | (group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
         )
         for rank in range(ranks)
     ]
     printed = []
     for process in processes:
-        output, errors = process.communicate(timeout=200)
+        output, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
         printed.append(json.loads(output.splitlines()[-1]))
     return printed
 
 
-def check_runs(planned: dict[str, Any], plain: dict[str, Any]) -> None:
+def check_runs(planned: dict[str, Any], plain: dict[str, Any], ranks: int) -> None:
     assert planned["states"] == plain["states"]
     for name, run in planned["runs"].items():
         given = run["given"]
         assert given == plain["runs"][name]["given"], name
-        if name == NOT_THIS_EPOCH:
+        if name == NOT_THIS_EPOCH or (ranks > 1 and name.startswith(NOT_IN_RANKS)):
             assert run["learned"] == []
-        elif name.endswith("begun"):  # the program left this epoch
+        elif name.endswith(LEFT):
+            assert given
             assert run["learned"][: len(given)] == given, name
         else:
             assert run["learned"] == given, name
 
 
-@pytest.mark.parametrize(("package", "ranks"), [("torchdata", 1), ("accelerate", 1), ("accelerate", 2)])
-def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'headrace[plan-providers]'")
+@pytest.mark.parametrize(
+    ("package", "ranks"),
+    [
+        ("torchdata", 1),
+        ("accelerate", 1),
+        ("accelerate", 2),
+        ("lightning", 1),
+        ("lightning", 2),
+        ("transformers", 1),
+        ("transformers", 2),
+    ],
+)
+def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int, tmp_path: Path) -> None:
+    program = [python_with(package), "-m", "tests.integration.plan.provided", package]
     everything = zip(
-        run_ranks(package, ranks, is_planned=True), run_ranks(package, ranks, is_planned=False), strict=True
+        run_ranks([*program, str(tmp_path / "planned")], ranks, is_planned=True),
+        run_ranks([*program, str(tmp_path / "plain")], ranks, is_planned=False),
+        strict=True,
     )
     for planned, plain in everything:
-        check_runs(planned, plain)
+        check_runs(planned, plain, ranks)
         if package == "accelerate":
             runs = planned["runs"]
             assert runs["seedable True: epoch 0"]["later"] == runs["seedable True: epoch 1"]["given"]
+
+
+def put_tars(folder: Path) -> None:
+    folder.mkdir()
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"{shard:02}.tar", "w") as tar:
+            for number in range(shard * 5, shard * 5 + 5):
+                head = tarfile.TarInfo(f"{number}.txt")
+                head.size = 1
+                tar.addfile(head, io.BytesIO(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("package", "ranks", "workers"),
+    [
+        ("webdataset", 1, 2),
+        ("webdataset", 2, 0),
+        ("streaming", 1, 0),
+        ("streaming", 1, 2),
+        ("litdata", 1, 0),
+        ("litdata", 1, 2),
+    ],
+)
+def test_the_learned_shards_are_those_that_are_opened(
+    package: str, ranks: int, workers: int, tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "shards", tmp_path / "log"
+    if package == "webdataset":
+        put_tars(folder)
+    program = [
+        python_with(package),
+        "-m",
+        "tests.integration.plan.shard_reader",
+        package,
+        str(folder),
+        str(workers),
+    ]
+    plain = run_ranks([*program, str(tmp_path / "unplanned")], ranks, is_planned=False)
+    planned = run_ranks([*program, str(log)], ranks, is_planned=True, mount=str(folder))
+    assert planned == plain
+    learned: dict[int, list[str]] = {}
+    opened: dict[int, list[str]] = {}
+    for line in map(json.loads, log.read_text().splitlines()):
+        if "learned" in line:
+            learned.setdefault(line["pid"], []).extend(line["learned"])
+        elif line["opened"].endswith((".tar", ".mds", ".bin")):
+            files = opened.setdefault(line["pid"], [])
+            if line["opened"] not in files[-1:]:
+                files.append(line["opened"])
+    if package != "webdataset":  # it gives samples of several shards in turn
+        opened = {pid: list(dict.fromkeys(files)) for pid, files in opened.items()}
+    assert sum(map(len, opened.values())) > 10
+    assert learned == opened

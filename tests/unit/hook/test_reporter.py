@@ -83,7 +83,7 @@ def test_a_stream_that_the_node_has_forgotten_is_sent_again(
     node.wait_for("PlanProgress", 6)
     assert node.received.count("PlanStart") == node.received.count("PlanOrder") == 3
     assert capsys.readouterr().err == ""
-    reporter._stop()
+    reporter.stop()
     node.wait_for("PlanEnd")
 
 
@@ -92,7 +92,7 @@ def test_a_node_that_refuses_each_time_is_left_alone(node: Node, capsys: pytest.
     reporter = Reporter(str(node.path), "job", MountedPaths([]))
     reporter.add(stream_of())
     node.wait_for("PlanProgress", 9)
-    reporter._stop()
+    reporter.stop()
     assert node.received.count("PlanStart") <= 9
     assert "the node takes no plan" in capsys.readouterr().err
 
@@ -108,7 +108,7 @@ def test_a_data_set_that_fails_ends_its_own_stream_only(
     reporter.add(stream_of(id="b", files=Failing("abc")))
     reporter.add(stream_of())
     node.wait_for("PlanProgress", 2)
-    reporter._stop()
+    reporter.stop()
     assert "of the program" in capsys.readouterr().err
 
 
@@ -127,9 +127,9 @@ def test_a_forked_process_ends_no_stream_of_its_parent(node: Node) -> None:
     node.wait_for("PlanProgress")
     child = os.fork()
     if child == 0:
-        reporter._stop()
+        reporter.stop()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     node.wait_for("PlanProgress", node.received.count("PlanProgress") + 3)
     assert "PlanEnd" not in node.received
-    reporter._stop()
+    reporter.stop()
