@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import headrace.hook
+from tests.integration.cli.host import Host, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -147,7 +148,7 @@ def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int, tm
 
 
 def put_tars(folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for shard in range(SHARDS):
         with tarfile.open(folder / f"{shard:02}.tar", "w") as tar:
             for number in range(shard * 5, shard * 5 + 5):
@@ -197,3 +198,40 @@ def test_the_learned_shards_are_those_that_are_opened(
         opened = {pid: list(dict.fromkeys(files)) for pid, files in opened.items()}
     assert sum(map(len, opened.values())) > 10
     assert learned == opened
+
+
+WAITING = """
+import os, sys, time, torch, webdataset
+folder, go = sys.argv[1:]
+names = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+data = webdataset.WebDataset(names, shardshuffle=100).decode().map(lambda sample: int(sample["__key__"]))
+loader = iter(torch.utils.data.DataLoader(data, num_workers=2, batch_size=1))
+count = len(next(loader))
+while not os.path.exists(go):
+    time.sleep(0.02)
+print(count + sum(map(len, loader)))
+"""
+
+
+@pytest.mark.fuse
+def test_shards_of_workers_are_cached_before_they_are_opened(tmp_path: Path) -> None:
+    """A program that waits after its first sample finds all shards of both workers in the cache. At its end their
+    streams end."""
+    python = python_with("webdataset")
+    host = Host(tmp_path)
+    try:
+        put_tars(host.truth / "shards")
+        host.up()
+        go = host.base / "go"
+        words = (python, "-c", WAITING, host.mount / "shards", go)
+        program = host.start("run", "--name", "job", "--", *words, json_=False)
+
+        def ahead() -> list[int]:
+            return [row["position"] + row["ahead_samples"] for row in host.json("plan", "show", "job")]
+
+        wait_until(lambda: ahead() == [SHARDS // 2] * 2, limit_s=60, hint=lambda: str(ahead()))
+        go.touch()
+        assert program.wait(60) == 0
+        wait_until(lambda: host.json("plan", "show") == [], limit_s=10)
+    finally:
+        host.close()
