@@ -163,11 +163,8 @@ class Reporter:
         except OSError:
             raise
         except PlanRefusedError as error:
-            refusals = self._refusals[stream.id] = self._refusals.get(stream.id, 0) + 1
-            # a node forgets a process that was stopped for a minute: it is told all again
-            if self._sent.pop(stream.id, None) is None or refusals > SENT_AGAIN_MAX:
-                stream.end()
-                self.say_once(f"the node takes no plan: {error}")
+            stream.end()
+            self.say_once(f"the node takes no plan: {error}")
         except Exception as error:  # noqa: BLE001 - data sets and samplers are code of the program
             stream.end()
             self.say_once(f"a loader runs without a plan: {error!r}")
@@ -193,7 +190,14 @@ class Reporter:
             sent.later = _next_epoch(stream) or array("I")
             if sent.later and stream.current[0] == epoch:
                 self._send_order(stream.id, epoch + 1, sent.later)
-        self._ask("PlanProgress", stream=stream.id, epoch=epoch, position=position)
+        try:
+            self._ask("PlanProgress", stream=stream.id, epoch=epoch, position=position)
+        except PlanRefusedError:
+            # a node forgets a process that was stopped for a minute: it is told all again
+            del self._sent[stream.id]
+            refusals = self._refusals[stream.id] = self._refusals.get(stream.id, 0) + 1
+            if refusals > SENT_AGAIN_MAX:
+                raise
 
     def _ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         assert self._connection is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 SampleFiles = Sequence[str]
@@ -23,6 +24,22 @@ def files_of(data_set: Any, depth: int = 0) -> SampleFiles | None:
         if known is not None:
             return known(data_set, depth)
     return None
+
+
+class DerivedFiles(Sequence[str]):
+    """Derive the path of each sample when it is asked for: a list of 10,000,000 paths would take up to a gigabyte."""
+
+    def __init__(self, rows: Sequence[Any], path_of: Callable[[Any], str]) -> None:
+        self._rows = rows
+        self._path_of = path_of
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._path_of(self._rows[number]) for number in range(*index.indices(len(self)))]
+        return self._path_of(self._rows[index])
 
 
 class ChosenSamples(Sequence[str]):
@@ -85,13 +102,13 @@ def _of_arrow(data_set: Any, _: int) -> SampleFiles | None:
 
 def _of_samples(data_set: Any, _: int) -> SampleFiles | None:
     """Return the files of torchvision's DatasetFolder and ImageFolder."""
-    return [sample[0] for sample in data_set.samples]
+    return DerivedFiles(data_set.samples, itemgetter(0))
 
 
 def _of_headrace(data_set: Any, _: int) -> SampleFiles | None:
     """Return the files of our Samples, as URLs of the namespace or as paths."""
     top = data_set.place.name.rstrip("/")
-    return [f"{top}/{name}" for name in data_set.names]
+    return DerivedFiles(data_set.names, lambda name: f"{top}/{name}")
 
 
 def _of_subset(data_set: Any, depth: int) -> SampleFiles | None:

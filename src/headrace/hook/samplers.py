@@ -12,6 +12,7 @@ import copy
 import os
 import random
 import sys
+import time
 from array import array
 from collections.abc import Iterator
 from inspect import GEN_CREATED, getgeneratorstate
@@ -21,6 +22,9 @@ from typing import Any
 
 SAMPLES_MAX = 50_000_000
 """Samples of one epoch that are learned. An order without an end is learned so far, at 4 bytes a sample."""
+COPY_S_MAX = 2.0
+"""Seconds for which the copy of a sampler runs. What it has not given by then is not learned."""
+_COPIED_AT_ONCE = 1024
 KNOWN = (
     *("torch", "torchvision", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"),
     *("lightning_fabric", "timm", "headrace"),
@@ -52,17 +56,19 @@ class NotThisEpoch(NotPlannable):
 class LearnedOrder:
     """The order of one epoch, from the present position on. indices: of the samples, as unsigned 4-byte numbers.
     batches: what the loader must iterate over instead of its own iterator, or None if that is untouched, and the order
-    comes from a copy."""
+    comes from a copy. is_whole: no samples come after the indices."""
 
-    def __init__(self, indices: array[int], batches: Iterator[Any] | None) -> None:
+    def __init__(self, indices: array[int], batches: Iterator[Any] | None, *, is_whole: bool = True) -> None:
         self.indices = indices
         self.batches = batches
+        self.is_whole = is_whole
 
     def agrees(self, position: int, batch: Any) -> bool:
         """Return whether the loader's own iterator gives at a position what the copy gave."""
         samples = list(batch) if hasattr(batch, "__len__") else [batch]
         learned = self.indices[position : position + len(samples)].tolist()
-        return position + len(samples) > SAMPLES_MAX or bool(learned == samples)
+        is_beyond = not self.is_whole and position + len(samples) > len(self.indices)
+        return is_beyond or bool(learned == samples)
 
 
 def learn(
@@ -86,12 +92,15 @@ def learn(
     if kind is sys.modules["torch.utils.data"].BatchSampler and _is_drained(index_sampler.sampler):
         return _drained(iterator, index_sampler.batch_size)
     if (kind.__module__, kind.__name__) == _STATEFUL_BATCHES and _is_drained(index_sampler.sampler):
-        return LearnedOrder(_drained_within(index_sampler, iterator), None)
+        indices = _drained_within(index_sampler, iterator)
+        is_whole = len(indices) + index_sampler.batch_size <= SAMPLES_MAX
+        return LearnedOrder(indices, None, is_whole=is_whole)
     if world > 1 and not is_chosen and not _is_known(index_sampler):
         raise NotPlannable(
             f"{_name_of(index_sampler)} may wait for other ranks; headrace.plan.watch(loader) permits a copy"
         )
-    return LearnedOrder(_run_copy(index_sampler, iterator, data_set, skipped), None)
+    indices, is_whole = _run_copy(index_sampler, iterator, data_set, skipped)
+    return LearnedOrder(indices, None, is_whole=is_whole)
 
 
 def _drained(iterator: Any, batch_size: int) -> LearnedOrder:
@@ -205,18 +214,38 @@ def _is_known(sampler: Any) -> bool:
     return False
 
 
-def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> array[int]:
-    """Run a copy to its end, and put the random generators back."""
-    states = _random_states()
+def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> tuple[array[int], bool]:
+    """Run a copy to its end, and put the random generators back. Return its indices, and whether these are all."""
+    # other threads may draw meanwhile, so nothing is put back needlessly
+    states = None if _has_own_generator(index_sampler) else _random_states()
     try:
         batches = _copied(index_sampler, iterator, data_set, skipped)
-        return array("I", islice(_flat(batches), SAMPLES_MAX))
+        return _first_indices(_flat(batches))
     except NotPlannable:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a foreign sampler raises, the job goes on without a plan
         raise NotPlannable(f"{_name_of(index_sampler)} can't be copied: {error!r}") from None
     finally:
-        _put_back(states)
+        if states is not None:
+            _put_back(states)
+
+
+def _has_own_generator(index_sampler: Any) -> bool:
+    """Return whether a copy draws from a copied generator only."""
+    torch_data = sys.modules["torch.utils.data"]
+    sampler = index_sampler.sampler if type(index_sampler) is torch_data.BatchSampler else index_sampler
+    return type(sampler) is torch_data.RandomSampler and sampler.generator is not None
+
+
+def _first_indices(indices: Iterator[int]) -> tuple[array[int], bool]:
+    """Take indices for a while: the program waits for it."""
+    order, end_s = array("I"), time.monotonic() + COPY_S_MAX
+    while len(order) < SAMPLES_MAX and time.monotonic() < end_s:
+        part = array("I", islice(indices, _COPIED_AT_ONCE))
+        order.extend(part)
+        if len(part) < _COPIED_AT_ONCE:
+            return order, True
+    return order, False
 
 
 def _copied(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> Iterator[Any]:

@@ -20,6 +20,7 @@ SizeOf = Callable[[int], int]
 """Takes the number of a file and returns its bytes in the cache; 0: it is not there."""
 
 CATCH_UP_COUNT = 2000
+COUNT_MAX = 1 << 32
 _CATCH_UP_OF_A_SEARCH = 200
 _RETRIES = 64  # of files that were pinned: a search meets no more of them again
 
@@ -67,17 +68,23 @@ class PlannedVictims:
         steps = self._pending_steps()
         return any(next(steps, steps) is steps for _ in range(count))
 
-    def victims(self, bytes_needed: int, is_pinned: Callable[[int], bool]) -> list[int]:
-        """Return files that together have the bytes, or all there are, in the order of their eviction.
+    def victims(
+        self, bytes_needed: int, is_pinned: Callable[[int], bool], count_max: int = COUNT_MAX
+    ) -> list[int]:
+        """Return files that together have the bytes, or all there are, in the order of their eviction. count_max: the
+        most of them.
 
         Files that are used no more, as far as is known, come first. The files stay candidates until `size_of` returns 0
         for them.
         """
         self.catch_up(_CATCH_UP_OF_A_SEARCH)
-        victims = self._used_no_more(bytes_needed, is_pinned)
+        victims = self._used_no_more(bytes_needed, is_pinned, count_max)
         bytes_needed -= sum(map(self._size_of, victims))
         candidates: dict[int, _Candidate] = {}
-        while bytes_needed > 0 and (candidate := self._pop_furthest(is_pinned)) is not None:
+        while bytes_needed > 0 and len(victims) + len(candidates) < count_max:
+            candidate = self._pop_furthest(is_pinned)
+            if candidate is None:
+                break
             if candidate.file not in candidates:  # two readers may need a file at the same time
                 candidates[candidate.file] = candidate
                 bytes_needed -= self._size_of(candidate.file)
@@ -86,19 +93,25 @@ class PlannedVictims:
         return [*victims, *candidates]
 
     def may_admit(
-        self, file: int, bytes_needed: int = 1, is_pinned: Callable[[int], bool] | None = None
+        self,
+        file: int,
+        bytes_needed: int = 1,
+        is_pinned: Callable[[int], bool] | None = None,
+        *,
+        count_max: int = COUNT_MAX,
     ) -> bool:
         """Return whether a file may be prefetched into a full volume: no planned file is evicted for it that is needed
-        sooner, or as soon. False for a file without a known use. True where no planned file is resident: others are
-        left to the policy."""
+        sooner, or as soon, and fewer than count_max. False for a file without a known use. True where no planned file
+        is resident: others are left to the policy."""
         deadline_s = self._orders.next_use_s(file)
         if deadline_s is None:
             return False
-        for victim in self.victims(bytes_needed, is_pinned or _is_never_pinned):
+        victims = self.victims(bytes_needed, is_pinned or _is_never_pinned, count_max)
+        for victim in victims:
             victim_deadline_s = self._orders.next_use_s(victim)
             if victim_deadline_s is not None and victim_deadline_s <= deadline_s:
                 return False
-        return True
+        return len(victims) < count_max
 
     def _place(self, file: int) -> None:
         """Mark a resident file at its soonest use."""
@@ -117,10 +130,10 @@ class PlannedVictims:
             marked = self._marked[epoch] = _MarkedEpoch(stream, epoch)
         return marked
 
-    def _used_no_more(self, bytes_needed: int, is_pinned: Callable[[int], bool]) -> list[int]:
+    def _used_no_more(self, bytes_needed: int, is_pinned: Callable[[int], bool], count_max: int) -> list[int]:
         """Return resident files without a further known use, the one that was used first in front."""
         victims: list[int] = []
-        while bytes_needed > 0 and self._finished:
+        while bytes_needed > 0 and self._finished and len(victims) < count_max:
             file, _ = self._finished.popitem(last=False)
             if not self._size_of(file):
                 continue

@@ -8,21 +8,16 @@ table of 40 MB then costs its page faults step by step, and leaves the process w
 
 from __future__ import annotations
 
-import mmap
 from array import array
 from collections.abc import Iterator
+
+from headrace.plan.mapped import mapped_numbers
 
 STEP_SAMPLES = 4096
 """The samples of one step: below a millisecond, so that an event loop may do some between other work."""
 
 _HASH_FACTOR = 2654435761  # of Fibonacci hashing: it spreads numbers that follow each other
 _SAMPLES_A_CHAIN = 8  # to 16 of them: less than 0.5 bytes a sample for the heads
-
-
-def _mapped_table(count: int) -> memoryview[int]:
-    """Return memory for numbers of 4 bytes, all 0."""
-    memory = mmap.mmap(-1, max(1, count) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(memory).cast("B").cast("I")
 
 
 def _filled(table: memoryview[int]) -> Iterator[None]:
@@ -43,7 +38,7 @@ class _LaterUses:
 
     def add(self, position: int, later_entry: int) -> None:
         if self._table is None:
-            self._table = _mapped_table(self._count)
+            self._table = mapped_numbers(self._count)
         self._table[position] = later_entry
 
     def current(self, entry: int, position: int) -> int:
@@ -59,7 +54,7 @@ class DirectTable:
 
     def __init__(self, order: array[int], first_file: int, file_count: int) -> None:
         self._order, self._first_file = order, first_file
-        self._entries = _mapped_table(file_count)
+        self._entries = mapped_numbers(file_count)
         self._later = _LaterUses(len(order))
 
     def steps(self) -> Iterator[None]:
@@ -98,8 +93,8 @@ class HashedTable:
         self._order = order
         bits = max(0, (len(order) // _SAMPLES_A_CHAIN).bit_length() - 1)
         self._shift = 32 - bits
-        self._heads = _mapped_table(1 << bits)
-        self._following = _mapped_table(len(order))
+        self._heads = mapped_numbers(1 << bits)
+        self._following = mapped_numbers(len(order))
         self._later = _LaterUses(len(order))
 
     def steps(self) -> Iterator[None]:

@@ -14,6 +14,9 @@ from headrace.plan.eviction import PlannedVictims
 from headrace.plan.file_numbers import FileNumbers
 from headrace.plan.orders import MergedOrders
 
+VICTIMS_OF_A_FETCH = 1024
+"""Most planned files that go for one that is fetched ahead: a search for more would hold up the loop."""
+CATCH_UP_LOOKUPS = 2000
 SizeOf = Callable[[FileId], int]
 """Takes a file id and returns its bytes on one volume; 0: it is not there."""
 IsKept = Callable[[FileId], bool]
@@ -78,14 +81,20 @@ class PlannedFiles:
                 victims.insert(number)
 
     def may_admit(self, number: int, size_bytes: int) -> bool:
-        """Return whether a file may be prefetched into a full cache: nothing that is needed sooner goes for it."""
+        """Return whether a file may be prefetched into a full cache: nothing that is needed sooner goes for it, nor
+        very many files."""
         with self.lock:
-            return all(victims.may_admit(number, size_bytes) for victims in self._victims.values())
+            count_max = max(1, VICTIMS_OF_A_FETCH // max(1, len(self.orders.streams)))
+            return all(
+                victims.may_admit(number, size_bytes, count_max=count_max)
+                for victims in self._victims.values()
+            )
 
     def catch_up(self) -> bool:
         """Follow the changes of the plans a step, of a few milliseconds. Return whether all is done."""
         with self.lock:
-            results = [victims.catch_up() for victims in self._victims.values()]
+            count = max(16, CATCH_UP_LOOKUPS // max(1, len(self.orders.streams)))
+            results = [victims.catch_up(count) for victims in self._victims.values()]
             return all(results)
 
     def _new_victims(self, volume: int) -> PlannedVictims:

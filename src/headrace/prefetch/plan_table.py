@@ -18,15 +18,18 @@ from headrace.namespace.namespace import Namespace
 from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
-from headrace.prefetch.sample_map import FileFinder, SampleMap
+from headrace.prefetch.sample_map import FILES_A_SAMPLE_MAX, FileFinder, SampleMap
 from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
 
-STREAMS_MAX = 1024
+STREAMS_MAX = 256
 SAMPLES_MAX = 100_000_000
-"""Most streams of a node, and most samples in all data sets and orders of them: 16 bytes each."""
+"""Most streams of a node, and most samples in all data sets and orders, times the files of each: 16 bytes each."""
 SILENCE_S = 60.0
 """Seconds after which a stream without a message ends."""
 SAMPLES_A_TURN = 1 << 16
+NAMES_A_TURN = 4096
+LOOKUPS_OF_EVICTED = 8192
+"""Samples, names, and uses of evicted files that are looked up before others have their turn: some 10 ms."""
 EPOCHS_AHEAD = 2
 DRAWN_BATCHES = 16
 """Batches that a loader may have taken from its sampler before its workers read them: workers times prefetch_factor.
@@ -56,7 +59,7 @@ class PlannedReader:
         self.heard_s = now_s
         self._width = sample_map.width  # files a sample in the stream
         self._starts: dict[int, int] = {}  # epoch → its first position in the stream
-        self._received: dict[int, array[int]] = {}
+        self._received_epoch, self._received = -1, array("I")
         self._step = StepTime(request.batch_size)
         self._is_wrong = False
 
@@ -90,29 +93,42 @@ class PlannedReader:
         """Return how many samples from the present position on are in the cache."""
         return 0 if self.stream is None else max(0, self.ready_until() - self.stream.position) // self._width
 
+    @property
+    def held_samples(self) -> int:
+        """Return the samples of all orders that are kept, times the files of each."""
+        epochs = () if self.stream is None else self.stream.epochs
+        return len(self._received) + sum(epoch.end - epoch.start for epoch in epochs)
+
+    def coming_samples(self, request: PlanOrder) -> int:
+        """Return the samples that a part of an order adds, and those of the plan that it may complete."""
+        count = len(request.indices) // 4
+        return count + self.sample_map.width * (request.first + count)
+
     def receive(self, request: PlanOrder) -> array[int] | None:
         """Add a part of an epoch's order. Return the samples of the epoch when it is complete. Raise UsageError for
         a part that does not follow the one before."""
         if request.first == 0:
-            self._received[request.epoch] = array("I")
-        if len(self._received) > EPOCHS_AHEAD:
-            raise UsageError("the order of a plan", why=f"more than {EPOCHS_AHEAD} epochs are sent at once")
-        order = self._received.get(request.epoch)
-        if order is None or len(order) != request.first or request.first > SAMPLES_MAX:
+            self._received_epoch, self._received = request.epoch, array("I")
+        if (request.epoch, request.first) != (self._received_epoch, len(self._received)):
             raise UsageError("the order of a plan", why=f"its part from {request.first} on does not follow")
         part = array("I", request.indices)
         if sys.byteorder == "big":
             part.byteswap()
-        order.extend(part)
-        return self._received.pop(request.epoch) if request.is_last else None
+        self._received.extend(part)
+        if not request.is_last:
+            return None
+        order, self._received_epoch, self._received = self._received, -1, array("I")
+        return order
 
-    def adopt(self, epoch: int, files: array[int]) -> bool:
-        """Take the order of an epoch. Return whether the stream is another object than before."""
-        known, width = self._order_of(epoch), self.sample_map.width
+    def adopt(self, epoch: int, files: array[int], width: int) -> bool:
+        """Take the order of an epoch, with width files for each sample. Return whether the stream is another object
+        than before."""
+        known = self._order_of(epoch)
         if known is not None and known == files:
             return False
         follows = width == self._width and epoch == max(self._starts, default=-1) + 1
-        if known is None and self.stream is not None and follows:
+        if known is None and self.stream is not None and follows and len(self.stream.epochs) <= EPOCHS_AHEAD:
+            self._starts = {number: start for number, start in self._starts.items() if number >= self.epoch}
             self._starts[epoch] = self.stream.end
             self.stream.extend(files)
             return False
@@ -134,25 +150,34 @@ class PlannedReader:
             return None
         if request.epoch != self.epoch:
             self.hits = self.misses = self.position = 0
-        taken = start + request.position * self._width
-        self._count(min(taken, self.stream.end))
+        end = min(
+            (other for other in self._starts.values() if other > start), default=max(start, self.stream.end)
+        )
+        taken = min(start + request.position * self._width, end)
+        self._count(start, taken)
         self.epoch, self.position = request.epoch, request.position
         self._step.note(now_s, request.position)
         self.cursor = max(self.cursor, taken - self._drawn_ahead)
-        self.pending = {position for position in self.pending if position >= taken}
+        if self.pending:
+            self.pending = {position for position in self.pending if position >= taken}
         return taken
 
     @property
     def _drawn_ahead(self) -> int:
         return DRAWN_BATCHES * self.request.batch_size * self._width
 
+    def pause(self) -> None:
+        """Let nothing be fetched for a while."""
+        self.paused_until_s = monotonic_s() + PAUSE_S
+
     def ready_until(self) -> int:
         """Return the first position of the stream whose file is not known to be cached."""
         return min(self.pending, default=self.cursor)
 
-    def _count(self, taken: int) -> None:
+    def _count(self, start: int, taken: int) -> None:
+        """Count the samples that were taken since the last report, of the epoch that begins at a position."""
         assert self.stream is not None
-        before, ready = self.stream.position, self.ready_until()
+        before, ready = max(start, self.stream.position), self.ready_until()
         hits = max(0, min(taken, ready) - before)
         hit_samples, missed_samples = hits // self._width, max(0, taken - before - hits) // self._width
         self.hits, self.misses = self.hits + hit_samples, self.misses + missed_samples
@@ -166,10 +191,14 @@ class PlannedReader:
 
 
 class PlanTable:
-    """The plans of a node. Each method answers one message of a training process."""
+    """The plans of a node. Each method answers one message of a training process. samples_max: of all data sets and
+    orders."""
 
-    def __init__(self, planned: PlannedFiles, namespace: Namespace) -> None:
+    def __init__(
+        self, planned: PlannedFiles, namespace: Namespace, *, samples_max: int = SAMPLES_MAX
+    ) -> None:
         self.planned = planned
+        self._samples_max = samples_max
         self.changed = asyncio.Event()
         """Set when the fetcher may find something to do."""
         self.ended_hits = self.ended_misses = 0
@@ -178,7 +207,8 @@ class PlanTable:
         self._finder = FileFinder(namespace)
         self._readers: dict[str, PlannedReader] = {}
         self._named: dict[bytes, SampleMap] = {}
-        self._learned: dict[str, SampleMap] = {}
+        self._learned: dict[str, SampleMap | None] = {}  # None: several data sets have the key
+        self._adopted_samples = 0
 
     @property
     def readers(self) -> list[PlannedReader]:
@@ -188,7 +218,7 @@ class PlanTable:
         """Begin a stream. Return whether the names of its data set are known. Raise UsageError above a limit."""
         self.end(request.stream)
         samples = self._count_samples()
-        if len(self._readers) >= STREAMS_MAX or samples + 2 * request.samples > SAMPLES_MAX:
+        if len(self._readers) >= STREAMS_MAX or samples + 2 * request.samples > self._samples_max:
             raise UsageError(
                 f"a plan of {request.samples} samples",
                 why=f"the plans of this node have {len(self._readers)} streams and {samples} samples already",
@@ -197,7 +227,8 @@ class PlanTable:
         if named is not None and named.samples != request.samples:
             raise UsageError("a plan", why=f"its data set has {named.samples} samples, not {request.samples}")
         sample_map = named or self._new_map(request)
-        self._learned[request.key] = sample_map
+        is_shared = self._learned.get(request.key, sample_map) is not sample_map
+        self._learned[request.key] = None if is_shared else sample_map
         self._readers[request.stream] = PlannedReader(request, sample_map, monotonic_s())
         return bool(request.digest) and sample_map.all_named
 
@@ -206,21 +237,41 @@ class PlanTable:
         sample_map = self._named.get(request.digest)
         if sample_map is None:
             raise UsageError("names of a plan", why="no stream has announced their data set")
-        sample_map.name(request.first, await self._finder.ids_of(request.names.split(b"\0")))
+        for reader in self.readers:
+            if reader.sample_map is sample_map:
+                reader.heard_s = monotonic_s()
+        names = request.names.split(b"\0")
+        if sample_map.is_named(request.first, len(names)):
+            return
+        ids = await self._finder.ids_of(names)
+        for start in range(0, len(ids), NAMES_A_TURN):
+            sample_map.name(request.first + start, ids[start : start + NAMES_A_TURN])
+            await asyncio.sleep(0)
 
     async def order(self, request: PlanOrder) -> None:
         """Take a part of an order. Raise UsageError for an unknown stream, or a part that does not fit."""
         reader = self._reader(request.stream)
         reader.heard_s = monotonic_s()
+        if self._count_samples() + reader.coming_samples(request) > self._samples_max:
+            raise UsageError("the order of a plan", why=f"all plans have {self._samples_max} samples at most")
         samples = reader.receive(request)
-        if samples is None:
+        if samples is not None:
+            await self._adopt(reader, request.epoch, samples)
+
+    async def _adopt(self, reader: PlannedReader, epoch: int, samples: array[int]) -> None:
+        """Make the order of samples one of files. A stream that ends meanwhile is left alone."""
+        files, width = array("I"), reader.sample_map.width
+        self._adopted_samples += len(samples) * (width + 1)
+        try:
+            for start in range(0, len(samples), SAMPLES_A_TURN // width):
+                files += reader.sample_map.files_of(samples[start : start + SAMPLES_A_TURN // width], width)
+                await asyncio.sleep(0)
+        finally:
+            self._adopted_samples -= len(samples) * (width + 1)
+        if self._readers.get(reader.key) is not reader:
             return
-        files = array("I")
-        for start in range(0, len(samples), SAMPLES_A_TURN):
-            files += reader.sample_map.files_of(samples[start : start + SAMPLES_A_TURN])
-            await asyncio.sleep(0)
         with self.planned.lock:
-            is_new = reader.adopt(request.epoch, files)
+            is_new = reader.adopt(epoch, files, width)
             if is_new and reader.stream is not None:
                 self.planned.orders.add(reader.key, reader.stream)
         self.changed.set()
@@ -242,9 +293,13 @@ class PlanTable:
         if sample_map is None:
             return
         ids = await self._finder.ids_of(request.paths.split(b"\0"))
-        for index, id in zip(request.indices, ids, strict=True):
+        spare = max(0, self._samples_max - self._count_samples()) // max(1, sample_map.samples)
+        width_max = min(FILES_A_SAMPLE_MAX, sample_map.width + spare)
+        for count, (index, id) in enumerate(zip(request.indices, ids, strict=True)):
             if id is not None:
-                sample_map.learn(index, id)
+                sample_map.learn(index, id, width_max=width_max)
+            if count % NAMES_A_TURN == NAMES_A_TURN - 1:
+                await asyncio.sleep(0)
 
     def end(self, stream: str) -> None:
         """Forget a stream, and its data set with the last one of it."""
@@ -258,21 +313,28 @@ class PlanTable:
         with self.planned.lock:
             self.planned.orders.remove(stream)
         used = {id(reader.sample_map) for reader in self.readers}
+        keys = {reader.request.key for reader in self.readers}
         self._named = {key: kept for key, kept in self._named.items() if id(kept) in used}
-        self._learned = {key: kept for key, kept in self._learned.items() if id(kept) in used}
+        self._learned = {key: kept for key, kept in self._learned.items() if key in keys}
         if not self._readers:
             self.planned.reset()
+            self._finder.forget()
         self.changed.set()
 
     def note_evicted(self, ids: Sequence[FileId]) -> None:
-        """Let the fetcher look again at files that were evicted before they were read."""
-        for id in ids if self._readers else ():
-            number = self.planned.numbers.number_of(id)
-            for reader in self.readers if number else ():
-                position = None if reader.stream is None else reader.stream.next_position(number)
-                if position is not None and position < reader.cursor:
-                    reader.cursor = position
-                    reader.paused_until_s = monotonic_s() + PAUSE_S
+        """Let the fetcher look again at files that were evicted before they were read. Of very many it looks at some:
+        the others are read without the plan."""
+        readers = [reader for reader in self.readers if reader.is_fetched]
+        if not readers:
+            return
+        with self.planned.lock:
+            for id in ids[: LOOKUPS_OF_EVICTED // len(readers)]:
+                number = self.planned.numbers.number_of(id)
+                for reader in readers if number else ():
+                    position = None if reader.stream is None else reader.stream.next_position(number)
+                    if position is not None and position < reader.cursor:
+                        reader.cursor = position
+                        reader.pause()
 
     def end_silent(self) -> None:
         """End the streams whose processes have said nothing for a minute."""
@@ -289,15 +351,16 @@ class PlanTable:
                 yield reader.stream.seconds_until(reader.cursor), reader
 
     def _new_map(self, request: PlanStart) -> SampleMap:
-        sample_map = SampleMap(request.samples, self.planned.numbers.group(request.samples * 2))
+        sample_map = SampleMap(request.samples, self.planned.numbers)
         if request.digest:
             self._named[request.digest] = sample_map
         return sample_map
 
     def _count_samples(self) -> int:
-        """Return the samples of all orders and data sets."""
-        maps = {id(reader.sample_map): reader.sample_map.samples for reader in self.readers}
-        return sum(maps.values()) + sum(reader.request.samples for reader in self.readers)
+        """Return the samples of all orders and data sets, times the files of each."""
+        maps = {id(reader.sample_map): reader.sample_map for reader in self.readers}
+        samples = sum(sample_map.samples * sample_map.width for sample_map in maps.values())
+        return samples + sum(reader.held_samples for reader in self.readers) + self._adopted_samples
 
     def _reader(self, stream: str) -> PlannedReader:
         reader = self._readers.get(stream)

@@ -10,13 +10,15 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import FileId, Kind
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
-from headrace.plan.file_numbers import NO_FILE, FileGroup
+from headrace.plan.file_numbers import NO_FILE, FileNumbers
+from headrace.plan.mapped import mapped_numbers
 
 FILES_A_SAMPLE_MAX = 8
 """Files of a sample that are kept. A sample that opens more is planned with the first ones."""
 NAMES_A_TURN = 256
 """Names that are looked up before others have their turn on the loop: some 3 ms."""
-_FOLDERS_KEPT = 100_000
+_FOLDER_BYTES_KEPT = 16 << 20
+_PATH_BYTES_MAX = 4096
 
 
 class FileFinder:
@@ -24,49 +26,59 @@ class FileFinder:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._folders: dict[bytes, FileId | None] = {}
+        self._folders: dict[bytes, FileId] = {}
+        self._folder_bytes = 0
+
+    def forget(self) -> None:
+        """Forget which directories were listed: the next plans list them again."""
+        self._folders.clear()
+        self._folder_bytes = 0
 
     async def ids_of(self, paths: Sequence[bytes]) -> list[FileId | None]:
         """Return the id of each file; None for a path without one, or whose origin can't tell."""
         ids: list[FileId | None] = []
+        missing: set[bytes] = set()  # directories that this call looks up once
         for count, path in enumerate(paths):
             if count % NAMES_A_TURN == NAMES_A_TURN - 1:
                 await asyncio.sleep(0)
-            folder, name = split(path) if path.startswith(b"/") else (b"", b"")
-            directory = await self._directory(folder) if name else None
+            is_path = path.startswith(b"/") and len(path) <= _PATH_BYTES_MAX
+            folder, name = split(path) if is_path else (b"", b"")
+            directory = await self._directory(folder, missing) if name else None
             entry = None if directory is None else self._namespace.tree.index.lookup(directory, name)
             ids.append(entry.id if entry is not None and entry.kind is Kind.FILE else None)
         return ids
 
-    async def _directory(self, folder: bytes) -> FileId | None:
-        if folder in self._folders:
-            return self._folders[folder]
-        if len(self._folders) >= _FOLDERS_KEPT:
-            self._folders.clear()
+    async def _directory(self, folder: bytes, missing: set[bytes]) -> FileId | None:
+        if folder in self._folders or folder in missing:
+            return self._folders.get(folder)
         try:
             entry = await self._namespace.resolver.resolve(folder)
             await self._namespace.listings.list(entry.id)
-            directory = entry.id if entry.kind is Kind.DIRECTORY else None
         except HeadraceError:
-            directory = None
-        self._folders[folder] = directory
-        return directory
+            missing.add(folder)
+            return None
+        if self._folder_bytes > _FOLDER_BYTES_KEPT:
+            self.forget()
+        self._folder_bytes += len(folder)
+        self._folders[folder] = entry.id
+        return entry.id
 
 
 class SampleMap:
     """The files of the samples of one data set, by number. is_reliable: no sample has opened other files than the map
     says.
 
-    Each sample has equally many places for files, `width`; places without a file have NO_FILE.
+    Each sample has equally many places for files, `width`; places without a file have NO_FILE. Their memory is used
+    as they are written: whoever announces many samples and names none takes none.
     """
 
-    def __init__(self, samples: int, group: FileGroup) -> None:
+    def __init__(self, samples: int, numbers: FileNumbers) -> None:
         self.samples = samples
         self.is_reliable = True
-        self._group = group
-        self._columns = [array("I", bytes(4 * samples))]
+        self._numbers = numbers
+        self._columns = [mapped_numbers(samples)]
         self._unknown = samples
-        self._named = 0
+        self._named = 0  # samples before it are named
 
     @property
     def width(self) -> int:
@@ -82,20 +94,33 @@ class SampleMap:
         """Return whether the job has named the files of all samples, though some may not exist."""
         return self._named >= self.samples
 
-    def name(self, first: int, ids: Sequence[FileId | None]) -> None:
-        """Set the files of consecutive samples. Raise UsageError for samples that the data set does not have."""
-        if first + len(ids) > self.samples:
+    def is_named(self, first: int, count: int) -> bool:
+        """Return whether these samples are named already: processes of a job name the same data set at once. Raise
+        UsageError for samples that the data set does not have, or that do not follow those which are named."""
+        if first + count > self.samples:
             raise UsageError(f"names of samples from {first} on", why=f"the data set has {self.samples}")
-        for index, id in enumerate(ids, first):
-            self._named += 1
-            if id is not None:
-                self.learn(index, id)
+        if first > self._named:
+            raise UsageError(
+                f"names of samples from {first} on", why=f"those from {self._named} on come next"
+            )
+        return first + count <= self._named
 
-    def learn(self, index: int, id: FileId) -> None:
-        """Note that a sample opened a file. The map is unreliable from then on if a sample that was known, and has no
-        free place, opens another one. A group that is full learns nothing."""
-        number = self._group.add(id)
-        if number == NO_FILE or index >= self.samples:
+    def name(self, first: int, ids: Sequence[FileId | None]) -> None:
+        """Set the files of consecutive samples. What was named first stays."""
+        for index, id in enumerate(ids, first):
+            if index >= self._named:
+                self._named = index + 1
+                if id is not None:
+                    self.learn(index, id, width_max=1)
+
+    def learn(self, index: int, id: FileId, *, width_max: int = FILES_A_SAMPLE_MAX) -> None:
+        """Note that a sample opened a file. width_max: files of a sample for which there is memory.
+
+        The map is unreliable from then on if a sample that was known, and has no free place, opens another one. Without
+        numbers for more files nothing is learned.
+        """
+        number = self._numbers.add(id) if index < self.samples else NO_FILE
+        if number == NO_FILE:
             return
         for column in self._columns:
             if column[index] in (NO_FILE, number):
@@ -105,16 +130,17 @@ class SampleMap:
                 return
         if self.is_complete:
             self.is_reliable = False
-        elif len(self._columns) < FILES_A_SAMPLE_MAX:
-            self._columns.append(array("I", bytes(4 * self.samples)))
+        elif len(self._columns) < width_max:
+            self._columns.append(mapped_numbers(self.samples))
             self._columns[-1][index] = number
 
-    def files_of(self, samples: array[int]) -> array[int]:
+    def files_of(self, samples: array[int], width: int) -> array[int]:
         """Return the file numbers of samples, `width` for each. Raise UsageError for a sample that does not exist."""
+        columns = self._columns[:width]
         try:
-            if self.width == 1:
-                return array("I", map(self._columns[0].__getitem__, samples))
-            return array("I", (column[sample] for sample in samples for column in self._columns))
+            if width == 1:
+                return array("I", map(columns[0].__getitem__, samples))
+            return array("I", (column[sample] for sample in samples for column in columns))
         except IndexError:
             raise UsageError(
                 "the order of a plan", why=f"the data set has only {self.samples} samples"

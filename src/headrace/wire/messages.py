@@ -7,6 +7,8 @@ when they are in the cache file. Since protocol 1.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from headrace.base.namespace_path import check_long_names
@@ -14,8 +16,9 @@ from headrace.base.namespace_path import check_long_names
 PROTOCOL = 2
 PLAN_TEXT_MAX = 1024
 PLAN_SAMPLES_MAX = 1 << 31
-PLAN_LEARNED_MAX = 1 << 16
-"""The longest name of a plan, in characters; most samples of a data set; most files of one report of a worker."""
+PLAN_NAMES_MAX = PLAN_LEARNED_MAX = 1 << 16
+"""The longest name of a plan, in characters; most samples of a data set; most files that one message names, or that a
+worker reports."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -271,7 +274,9 @@ class PlanStart(Message, frozen=True):
         if max(map(len, (self.stream, self.job, self.key, self.digest))) > PLAN_TEXT_MAX:
             raise ValueError(f"a name of a plan has more than {PLAN_TEXT_MAX} characters")
         if not (
-            0 <= self.rank < self.world and self.batch_size >= 1 and 0 <= self.samples <= PLAN_SAMPLES_MAX
+            0 <= self.rank < self.world <= PLAN_SAMPLES_MAX
+            and 1 <= self.batch_size <= PLAN_SAMPLES_MAX
+            and 0 <= self.samples <= PLAN_SAMPLES_MAX
         ):
             raise ValueError("the numbers of a plan are out of range")
 
@@ -285,7 +290,10 @@ class PlanNames(Message, frozen=True):
     names: bytes
 
     def __post_init__(self) -> None:
-        check_plan_range(self.first, self.names.count(b"\0") + 1)
+        count = self.names.count(b"\0") + 1
+        check_plan_range(self.first, count)
+        if count > PLAN_NAMES_MAX:
+            raise ValueError(f"{count} names in one message: {PLAN_NAMES_MAX} are allowed")
 
 
 class PlanOrder(Message, frozen=True):
@@ -311,17 +319,21 @@ class PlanProgress(Message, frozen=True):
     epoch: int
     position: int
 
+    def __post_init__(self) -> None:
+        check_plan_range(self.position, 0)
+        check_plan_range(self.epoch, 0)
+
 
 class PlanLearn(Message, frozen=True):
     """Report files that a worker opened while it loaded samples: indices has the sample of each path, paths are those
     of the namespace, divided by zero bytes. → Done."""
 
     key: str
-    indices: list[int]
+    indices: Annotated[list[int], msgspec.Meta(max_length=PLAN_LEARNED_MAX)]
     paths: bytes
 
     def __post_init__(self) -> None:
-        if len(self.indices) != self.paths.count(b"\0") + 1 or len(self.indices) > PLAN_LEARNED_MAX:
+        if len(self.indices) > PLAN_LEARNED_MAX or len(self.indices) != self.paths.count(b"\0") + 1:
             raise ValueError("as many paths as samples are needed, and not too many of them")
         for index in self.indices:
             check_plan_range(index, 1)

@@ -22,6 +22,7 @@ _MODULES = {
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
     "mounts": ("mount-requests",),
+    "plans": ("plans",),
     "file_changes": ("file-changes",),
     "disks": (
         "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -194,3 +196,19 @@ def test_a_copy_that_gave_another_order_is_noticed() -> None:
     assert order.agrees(2, 6)
     assert not order.agrees(1, [5, 7])
     assert not order.agrees(3, [8])
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from itertools.count()
+
+
+def test_a_sampler_without_an_end_holds_the_program_up_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "COPY_S_MAX", 0.05)
+    begin_s = time.monotonic()
+    order = learn(Endless(), iter(Endless()), world=1)
+    assert time.monotonic() - begin_s < 5
+    count = len(order.indices)
+    assert order.indices[: count // 2].tolist() == list(range(count // 2))
+    assert order.agrees(count - 1, [count - 1, count])
+    assert not order.agrees(0, [1])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.base.model import FileId
 from headrace.plan.file_numbers import NO_FILE, FileNumbers
 from headrace.plan.orders import PlannedStream
-from headrace.plan.planned_files import PlannedFiles
+from headrace.plan.planned_files import VICTIMS_OF_A_FETCH, PlannedFiles
 from headrace.plan.step_time import StepTime
 
 
@@ -19,9 +19,8 @@ def test_a_file_has_one_number_in_all_data_sets(data_sets: list[set[int]]) -> No
     numbers = FileNumbers()
     expected: dict[int, int] = {}
     for ids in data_sets:
-        group = numbers.group(len(ids))
         for id in ids:
-            assert group.add(FileId(id)) == expected.setdefault(id, len(expected) + 1)
+            assert numbers.add(FileId(id)) == expected.setdefault(id, len(expected) + 1)
     for id, number in expected.items():
         assert numbers.number_of(FileId(id)) == number
         assert numbers.id_of(number) == id
@@ -29,10 +28,17 @@ def test_a_file_has_one_number_in_all_data_sets(data_sets: list[set[int]]) -> No
     assert len(numbers) == len(expected)
 
 
-def test_a_full_group_takes_no_more() -> None:
+def test_numbers_end_at_their_most() -> None:
+    numbers = FileNumbers(2)
+    assert [numbers.add(FileId(id)) for id in (5, 6, 7, 5)] == [1, 2, NO_FILE, 1]
+
+
+def test_many_files_have_numbers() -> None:
     numbers = FileNumbers()
-    group = numbers.group(2)
-    assert [group.add(FileId(id)) for id in (5, 6, 7, 5)] == [1, 2, NO_FILE, 1]
+    ids = [FileId(id << shift) for shift in (0, 1, 40) for id in range(1, 30_000, 2)]
+    expected = {id: numbers.add(id) for id in ids}
+    assert sorted(expected.values()) == list(range(1, len(expected) + 1))
+    assert all(numbers.number_of(id) == number for id, number in expected.items())
 
 
 class Cache:
@@ -55,8 +61,7 @@ class Cache:
 def planned_cache(order: list[int], resident: list[int]) -> Cache:
     """Return a cache whose files 1, 2, … are read in an order of their ids."""
     planned = PlannedFiles()
-    group = planned.numbers.group(100)
-    stream = PlannedStream(array("I", (group.add(FileId(id)) for id in order)), 1)
+    stream = PlannedStream(array("I", (planned.numbers.add(FileId(id)) for id in order)), 1)
     planned.orders.add("job", stream)
     while not planned.orders.build(4096):
         pass
@@ -86,6 +91,17 @@ def test_a_file_that_is_read_no_more_goes_before_all() -> None:
     while not cache.planned.catch_up():
         pass
     assert set(cache.choose(4, 2)) == {1, 3}
+
+
+def test_a_fetch_for_which_very_many_files_would_go_waits() -> None:
+    ids = list(range(1, VICTIMS_OF_A_FETCH + 100))
+    cache = planned_cache([*ids, 9000], ids)
+    number = cache.planned.numbers.number_of(FileId(9000))
+    cache.planned.orders.advance("job", len(ids))
+    while not cache.planned.catch_up():
+        pass
+    assert cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH - 1))
+    assert not cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH + 50))
 
 
 def test_without_plans_nothing_changes() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Self
 
 from headrace.base.model import FileId
+from headrace.origin.memory import MemoryOrigin
 from headrace.plan.planned_files import PlannedFiles
 from headrace.prefetch.fetcher import PlannedFetcher
-from headrace.prefetch.plan_table import PlannedReader, PlanTable
+from headrace.prefetch.plan_table import SAMPLES_MAX, PlannedReader, PlanTable
 from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
 from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
 
@@ -22,17 +23,26 @@ SIZE_BYTES = 1000
 class PlannedNode:
     """A node with `files` files of 1,000 bytes below /d."""
 
-    def __init__(self, folder: Path, files: int, *, capacity_bytes: int = 64 * MIB) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: int,
+        *,
+        capacity_bytes: int = 64 * MIB,
+        samples_max: int = SAMPLES_MAX,
+        origin: MemoryOrigin | None = None,
+    ) -> None:
         self.planned = PlannedFiles()
         self.reads = ReadPathFixture(
             folder,
             capacity_bytes=capacity_bytes,
             planned=self.planned,
+            origin=origin,
         )
         self.paths = [b"/d/%d" % number for number in range(files)]
         for number in range(files):
             self.reads.origin.hold(f"d/{number}", number.to_bytes(4, "little") * (SIZE_BYTES // 4))
-        self.plans = PlanTable(self.planned, self.reads.namespace)
+        self.plans = PlanTable(self.planned, self.reads.namespace, samples_max=samples_max)
         self.reads.store.space.evicted.add(self.plans.note_evicted)
         self.fetcher = PlannedFetcher(
             self.plans,
