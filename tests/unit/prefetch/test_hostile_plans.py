@@ -192,7 +192,7 @@ async def test_a_sample_that_is_repeated_waits_once(node: PlannedNode, origin: F
         job = Job(node)
         origin.wait_s = 3.0
         await job.begin([1] * 1000)
-        await node.settle(2)
+        await asyncio.sleep(2)
         assert job.reader.pending == {0}
         assert job.reader.cursor == 1000
         await node.settle(4)
