@@ -19,6 +19,7 @@ from headrace.origin.origin import ListPage
 from headrace.plan.file_numbers import NO_FILE
 from headrace.prefetch import fetcher as fetcher_module
 from headrace.prefetch.plan_table import EPOCHS_AHEAD, STREAMS_MAX
+from headrace.testing.virtual_loop import pass_time
 from headrace.wire.messages import PLAN_NAMES_MAX, PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
 from tests.unit.prefetch.job_fixture import Job, PlannedNode
 
@@ -39,7 +40,7 @@ class FlakyOrigin(MemoryOrigin):
     ) -> Arrived:
         self.reads += 1
         self._check()
-        await asyncio.sleep(self.wait_s)
+        await pass_time(self.wait_s)
         return await super().read_range(key, start, end, version=version, deadline=deadline)
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
@@ -192,7 +193,7 @@ async def test_a_sample_that_is_repeated_waits_once(node: PlannedNode, origin: F
         job = Job(node)
         origin.wait_s = 3.0
         await job.begin([1] * 1000)
-        await asyncio.sleep(2)
+        await pass_time(2)
         assert job.reader.pending == {0}
         assert job.reader.cursor == 1000
         await node.settle(4)
@@ -263,7 +264,7 @@ async def test_names_that_take_long_are_no_silence(node: PlannedNode) -> None:
         node.plans.start(job.start)
         for index in range(FILES):
             await node.plans.name(PlanNames(b"digest", index, node.paths[index]))
-            await asyncio.sleep(5)
+            await pass_time(5)
         await job.order(range(FILES), epoch=0)
         assert job.reader.state == "planned"
 
