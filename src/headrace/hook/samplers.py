@@ -99,6 +99,9 @@ def learn(
         raise NotPlannable(
             f"{_name_of(index_sampler)} may wait for other ranks; headrace.plan.watch(loader) permits a copy"
         )
+    order = _permutation(index_sampler, iterator)
+    if order is not None:
+        return LearnedOrder(order, None)
     indices, is_whole = _run_copy(index_sampler, iterator, data_set, skipped)
     return LearnedOrder(indices, None, is_whole=is_whole)
 
@@ -147,16 +150,11 @@ def _whole_batches(index_sampler: Any, indices: array[int]) -> array[int]:
 def next_epoch(index_sampler: Any) -> array[int] | None:
     """Return the order of the epoch after this one, where a seed and the number of the epoch alone decide it. Called in
     another thread than the program's, so no generator of the program may be used."""
-    sampler = index_sampler
-    while inner_of(sampler) is not None:
-        sampler = inner_of(sampler)
-    if not (sampler is not None and _is_seeded(sampler)):
+    sampler = _innermost(index_sampler)
+    if not _is_seeded(sampler):
         return None
     later = copy.deepcopy(index_sampler, _shared_by(index_sampler))
-    innermost = later
-    while inner_of(innermost) is not None:
-        innermost = inner_of(innermost)
-    innermost.set_epoch(sampler.epoch + 1)
+    _innermost(later).set_epoch(sampler.epoch + 1)
     return array("I", islice(_flat(later), SAMPLES_MAX))
 
 
@@ -175,6 +173,15 @@ def inner_of(sampler: Any) -> Any:
             return inner
     # Lightning's wrapper, in a job of several ranks, has the sampler of the program in place of a data set
     return getattr(getattr(sampler, "dataset", None), "_sampler", None)
+
+
+def _innermost(sampler: Any) -> Any:
+    for _ in range(_DEPTH_MAX):
+        inner = inner_of(sampler)
+        if inner is None:
+            break
+        sampler = inner
+    return sampler
 
 
 def batch_size_of(index_sampler: Any) -> int:
@@ -212,6 +219,27 @@ def _is_known(sampler: Any) -> bool:
             return False
         sampler = inner_of(sampler)
     return False
+
+
+def _permutation(index_sampler: Any, iterator: Any) -> array[int] | None:
+    """Return what a RandomSampler with a generator of the program is about to give, without a list of Python's numbers:
+    for 10,000,000 samples in 0.3 s, which a copy takes 2 s for. None for any other sampler."""
+    torch = sys.modules["torch"]
+    torch_data = sys.modules["torch.utils.data"]
+    sampler = index_sampler.sampler if type(index_sampler) is torch_data.BatchSampler else index_sampler
+    if type(sampler) is not torch_data.RandomSampler or sampler.replacement:
+        return None
+    count = len(sampler.data_source)
+    is_whole = (
+        0 < count <= SAMPLES_MAX and sampler.num_samples == count and sampler.generator.device.type == "cpu"
+    )
+    if not is_whole or not isinstance(iterator, GeneratorType) or _has_begun(iterator):
+        return None
+    generator = torch.Generator()
+    generator.set_state(sampler.generator.get_state())
+    order = array("I", bytes(4 * count))
+    torch.frombuffer(order, dtype=torch.int32).copy_(torch.randperm(count, generator=generator))
+    return _whole_batches(index_sampler, order)
 
 
 def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> tuple[array[int], bool]:

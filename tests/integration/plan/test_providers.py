@@ -235,3 +235,41 @@ def test_shards_of_workers_are_cached_before_they_are_opened(tmp_path: Path) -> 
         wait_until(lambda: host.json("plan", "show") == [], limit_s=10)
     finally:
         host.close()
+
+
+ROWS = """
+import datasets, os, sys, time, torch
+folder, go = sys.argv[1:]
+rows = datasets.load_from_disk(folder)
+loader = iter(torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True))
+numbers = next(loader)["number"].tolist()
+while not os.path.exists(go):
+    time.sleep(0.02)
+for batch in loader:
+    numbers += batch["number"].tolist()
+assert sorted(numbers) == list(range(len(rows)))
+"""
+
+
+@pytest.mark.fuse
+def test_arrow_files_are_cached_before_their_rows_are_read(tmp_path: Path) -> None:
+    datasets: Any = pytest.importorskip("datasets")
+    host = Host(tmp_path)
+    try:
+        datasets.Dataset.from_dict({"number": list(range(60))}).save_to_disk(
+            host.truth / "rows", num_shards=3
+        )
+        host.up()
+        go = host.base / "go"
+        words = (sys.executable, "-c", ROWS, host.mount / "rows", go)
+        program = host.start("run", "--name", "job", "--", *words, json_=False)
+
+        def ahead() -> list[tuple[str, int]]:
+            rows = host.json("plan", "show", "job")
+            return [(row["state"], row["position"] + row["ahead_samples"]) for row in rows]
+
+        wait_until(lambda: ahead() == [("planned", 60)], limit_s=60, hint=lambda: str(ahead()))
+        go.touch()
+        assert program.wait(60) == 0
+    finally:
+        host.close()

@@ -190,6 +190,14 @@ def test_a_generator_of_the_program_is_as_far_as_without_a_plan() -> None:
     assert list(iterator) == order.indices.tolist()
 
 
+def test_a_loader_of_no_samples_has_an_empty_order() -> None:
+    for generator in (None, shared_generator()):
+        batches = BatchSampler(SequentialSampler([]), 8, drop_last=False)
+        assert len(learn(batches, iter(batches), world=1).indices) == 0
+        shuffled = SubsetRandomSampler([], generator=generator)
+        assert len(learn(shuffled, iter(shuffled), world=1).indices) == 0
+
+
 def test_a_copy_that_gave_another_order_is_noticed() -> None:
     order = LearnedOrder(array("I", [4, 5, 6]), None)
     assert order.agrees(0, [4, 5])
