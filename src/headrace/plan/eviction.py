@@ -57,6 +57,9 @@ class PlannedVictims:
         self._marked: dict[KnownEpoch, _MarkedEpoch] = {}
         self._finished: OrderedDict[int, None] = OrderedDict()
         self._set_aside: deque[int] = deque()
+        self._lasts: dict[
+            KnownEpoch, _Candidate
+        ] = {}  # of one search: the last mark of each epoch that has marks
 
     def insert(self, file: int) -> None:
         """Add a file that is resident now."""
@@ -80,6 +83,7 @@ class PlannedVictims:
         self.catch_up(_CATCH_UP_OF_A_SEARCH)
         victims = self._used_no_more(bytes_needed, is_pinned, count_max)
         bytes_needed -= sum(map(self._size_of, victims))
+        self._lasts.clear()
         candidates: dict[int, _Candidate] = {}
         while bytes_needed > 0 and len(victims) + len(candidates) < count_max:
             candidate = self._pop_furthest(is_pinned)
@@ -123,6 +127,7 @@ class PlannedVictims:
         for epoch in use.stream.epochs:
             if epoch.start <= use.position < epoch.end:
                 self._marks_of(use.stream, epoch).marks.set(use.position - epoch.start)
+                self._lasts.pop(epoch, None)
 
     def _marks_of(self, stream: PlannedStream, epoch: KnownEpoch) -> _MarkedEpoch:
         marked = self._marked.get(epoch)
@@ -153,6 +158,7 @@ class PlannedVictims:
         """Return the candidate that is needed last, without its mark."""
         while (candidate := self._furthest()) is not None:
             candidate.marked.marks.clear(candidate.offset)
+            self._lasts.pop(candidate.marked.epoch, None)
             file = candidate.file
             if not self._size_of(file):
                 continue
@@ -168,13 +174,19 @@ class PlannedVictims:
 
     def _furthest(self) -> _Candidate | None:
         furthest: _Candidate | None = None
-        for marked in self._marked.values():
-            index = marked.marks.last()
-            if index >= 0:
-                deadline_s = marked.stream.seconds_until(marked.epoch.start + index)
-                if furthest is None or deadline_s > furthest.deadline_s:
-                    furthest = _Candidate(deadline_s, marked, index, marked.file(index))
+        for epoch, marked in self._marked.items():
+            last = self._lasts.get(epoch) or self._last_of(marked)
+            if last is not None and (furthest is None or last.deadline_s > furthest.deadline_s):
+                furthest = last
         return furthest
+
+    def _last_of(self, marked: _MarkedEpoch) -> _Candidate | None:
+        index = marked.marks.last()
+        if index < 0:
+            return None
+        deadline_s = marked.stream.seconds_until(marked.epoch.start + index)
+        last = self._lasts[marked.epoch] = _Candidate(deadline_s, marked, index, marked.file(index))
+        return last
 
     def _pending_steps(self) -> Iterator[None]:
         """Do what changes of the orders ask for, one step for each value."""
