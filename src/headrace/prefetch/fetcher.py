@@ -1,8 +1,8 @@
 """Fetch what plans need next into the cache, soonest deadline first, before its readers ask for it.
 
 Reads with a waiting reader precede these, at the origin and at peers (`dataplane/concurrency.py`). Nothing is fetched
-for which something would go that is needed sooner. As long as a reader is well ahead, only the rate is used that its
-deadlines ask for.
+for which something would go that is needed sooner. While all readers are ahead, the rate is the smoothest one that
+meets their deadlines (`plan/pacing.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.tree import NameTree
 from headrace.plan.file_numbers import NO_FILE
+from headrace.plan.pacing import ReaderDemand, fetch_rate
 from headrace.prefetch.plan_table import PAUSE_S, PlannedReader, PlanTable
 from headrace.store.store import Store
 
@@ -36,10 +37,6 @@ of the loop."""
 FILE_BYTES_MAX = 1 << 30
 """Larger files are not fetched ahead: a reader takes a few samples of each, or reads them from front to back."""
 BUILD_SAMPLES = 4096
-AHEAD_S_MIN = 20.0
-"""Seconds that a reader must be ahead before the fetcher slows down to the rate that is needed."""
-RATE_MARGIN = 1.25
-"""Multiple of the needed rate: a reader that is ahead stays so, also if the origin is slow for a while."""
 FULL_MARGIN = 0.04
 """Share of the cache's capacity by which fetches stay below the line where eviction ends. Above it a fetch makes
 another file go, and eviction then takes only files that were compared with those that came."""
@@ -250,18 +247,28 @@ class PlannedFetcher:
         return used_bytes - int(self._full_share * capacity_bytes)
 
     def _earn(self) -> None:
-        """Add to the budget what may be fetched since the last turn: without limit while a reader is not far ahead."""
+        """Add to the budget what may be fetched since the last turn: without limit while a reader may wait soon."""
         now_s = monotonic_s()
-        passed_s, self._budget_s = now_s - self._budget_s, now_s
-        rates = [self.needed_bytes_s(reader) for reader in self._plans.readers if reader.is_fetched]
-        self._is_behind = any(
-            ahead_s(reader) < AHEAD_S_MIN for reader in self._plans.readers if reader.is_fetched
-        )
-        if self._is_behind or not all(rates):
+        passed_s, self._budget_s = min(1.0, now_s - self._budget_s), now_s
+        rate = self._rate()
+        self._is_behind = rate is None
+        if rate is None:
             self._budget_bytes = float(IN_FLIGHT_BYTES_MAX)
         else:
-            earned = sum(rates) * RATE_MARGIN * min(passed_s, 1.0)
-            self._budget_bytes = min(self._budget_bytes + earned, sum(rates) + BLOCK_SIZE_BYTES)
+            self._budget_bytes = min(self._budget_bytes + rate * passed_s, rate + BLOCK_SIZE_BYTES)
+
+    def _rate(self) -> float | None:
+        """Return the bytes a second to fetch now; None: as fast as possible."""
+        demands = []
+        for reader in self._plans.readers:
+            if not reader.is_fetched or reader.left_steps == 0:
+                continue
+            needed_bytes_s = self.needed_bytes_s(reader)
+            if reader.step_s is None or needed_bytes_s == 0:
+                return None
+            step_bytes = needed_bytes_s * reader.step_s
+            demands.append(ReaderDemand(reader.step_s, step_bytes, reader.ahead_steps, reader.left_steps))
+        return fetch_rate(demands, max(0, -self._surplus_bytes(0)))
 
 
 def ahead_s(reader: PlannedReader) -> float:

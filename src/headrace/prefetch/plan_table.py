@@ -89,6 +89,20 @@ class PlannedReader:
         return 0 if order is None else len(order) // self._width
 
     @property
+    def ahead_steps(self) -> int:
+        """Return how many whole steps from the present position on are in the cache."""
+        if self.stream is None:
+            return 0
+        return max(0, self.ready_until() - self.stream.position) // self.stream.batch_size
+
+    @property
+    def left_steps(self) -> int:
+        """Return how many steps from the present position on are known."""
+        if self.stream is None:
+            return 0
+        return -(-max(0, self.stream.end - self.stream.position) // self.stream.batch_size)
+
+    @property
     def ahead_samples(self) -> int:
         """Return how many samples from the present position on are in the cache."""
         return 0 if self.stream is None else max(0, self.ready_until() - self.stream.position) // self._width
