@@ -73,9 +73,14 @@ def measured(options: argparse.Namespace, folder: Path, *, hooked: bool) -> dict
     from headrace.hook.loaders import MOUNTS, SOCKET
 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if hooked:
-        site = Path(headrace.hook.__file__).with_name("site")
-        environment |= {"PYTHONPATH": str(site), SOCKET: str(folder / "node"), MOUNTS: '[["/no/mount", "/"]]'}
+    site = Path(headrace.hook.__file__).with_name("site")
+    variables = {"PYTHONPATH": str(site), SOCKET: str(folder / "node"), MOUNTS: '[["/no/mount", "/"]]'}
+    if not hooked:  # as long an environment, as it moves the stack, which alone changes times by some percent
+        variables = {
+            name.replace("HEADRACE", "UNHOOKED"): value.replace("/site", "/none")
+            for name, value in variables.items()
+        }
+    environment |= variables
     words = ["--job", str(folder / "file"), "--samples", str(options.samples), "--large", str(options.large)]
     done = subprocess.run(
         [sys.executable, __file__, *words], capture_output=True, text=True, env=environment, check=True
