@@ -60,7 +60,8 @@ def python_with(package: str) -> str:
         venv.create(folder, with_pip=False)
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
         (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *OWN_ENVIRONMENTS[package]], check=True)
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        subprocess.run([*install, *OWN_ENVIRONMENTS[package]], check=True)
         (folder / "ready").touch()
     return python
 
