@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.entry.peer.server import keep_fair
+from headrace.entry.peer.server import avoid_bbr
 
 PORT = 7499
 FILE_BYTES = 64 << 20
@@ -31,7 +31,7 @@ def serve(address: str) -> None:
                 left -= os.sendfile(other.fileno(), fd, offset, min(left, FILE_BYTES - offset))
 
     with socket.create_server((address, PORT)) as listener:
-        keep_fair(listener)  # as the nodes do: the same TCP
+        avoid_bbr(listener)  # as the nodes do: the same TCP
         print("ready", flush=True)
         while True:
             threading.Thread(target=send, args=(listener.accept()[0],), daemon=True).start()
