@@ -22,7 +22,7 @@ CHAPTERS = {
     "v2.0": ("Submission Guidelines 6.6", "Submission Guidelines 7"),
     "v3.0": ("training/README.md", "training/README.md"),
 }
-"""Where a version states the size of the data set, and the steps of an epoch."""
+"""Chapters on the size of the data set and on the steps of an epoch, by version."""
 SCALED = "MLPerf Storage workload, scaled"
 UNSCALED = "MLPerf Storage workload"
 OURS = "Headrace's own workload"

@@ -14,6 +14,7 @@ import typer
 
 from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
 from headrace.cli import options
+from headrace.cli.exit_codes import not_started_status
 from headrace.cli.render import print_json, say, warn
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ PID_SECONDS, COMMAND_SECONDS = 30.0, 300.0
 """Seconds to watch a running job by default, and a job that the command starts."""
 KILLED_BASE = 128
 """Base to which a shell adds the signal that ended a program."""
-NOT_FOUND, NOT_RUN = 127, 126
-"""Statuses of a shell for a program that does not exist, or can't be executed."""
 
 
 def register(app: typer.Typer) -> None:
@@ -90,7 +89,7 @@ def diagnose(
         )  # stdout is the report's
     except OSError as error:
         warn(f"diagnose: {command[0]}: {_why_not_started(error, command[0])}")
-        return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
+        return not_started_status(error)
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's SIGTERM is meant for the job
     sampler = Sampler(job.pid, _status_of, rate)
     _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 from headrace.base.errors import HeadraceError
 
 SOME_FAILED = 50
 """Exit status if a job ended and some files failed."""
+NOT_FOUND, NOT_RUN = 127, 126
+"""Statuses of a shell for a program that does not exist, or can't be executed."""
 
 EXIT_CODES: dict[str, int] = {
     "internal": 1,
@@ -57,3 +61,8 @@ EXIT_CODES: dict[str, int] = {
 
 def exit_code_of(error: HeadraceError) -> int:
     return EXIT_CODES.get(error.code, 1)
+
+
+def not_started_status(error: OSError) -> int:
+    """Return the exit status for a program of the user that could not be started, as a shell would."""
+    return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN

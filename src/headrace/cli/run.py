@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json as json_module
 import os
 import sys
@@ -11,10 +10,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
+from headrace.cli.exit_codes import not_started_status
 from headrace.cli.render import warn
-
-NOT_FOUND, NOT_RUN = 127, 126
-"""Statuses of a shell for a program that does not exist, or can't be executed."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +49,7 @@ def run(
         os.execvpe(command[0], command, variables)
     except OSError as error:
         warn(f"run: {command[0]}: {(error.strerror or str(error)).lower()}")
-        return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
+        return not_started_status(error)
 
 
 def _program(command: list[str]) -> str:

@@ -12,7 +12,7 @@ import struct
 from typing import Union
 
 PROTOCOL = 2
-"""As in wire/messages.py; a test compares them."""
+"""Number of the protocol of wire/messages.py; a test compares them."""
 ANSWER_BYTES_MAX = 1 << 20
 Value = Union[str, bytes, int, bool, "list[int]"]
 

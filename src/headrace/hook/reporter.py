@@ -30,7 +30,7 @@ TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
 """Seconds for which the exit of the process waits for the node at most, twice."""
 SENT_AGAIN_MAX = 8
-"""How often a stream that the node has forgotten is sent again."""
+"""Times that a stream is sent again which the node has forgotten."""
 NAMES_AT_ONCE = 4096
 INDICES_AT_ONCE = 1 << 20
 DIGEST_SAMPLES = 4096

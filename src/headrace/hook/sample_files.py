@@ -42,40 +42,9 @@ class DerivedFiles(Sequence[str]):
         return self._path_of(self._rows[index])
 
 
-class ChosenSamples(Sequence[str]):
-    """Choose samples of another data set, without a copy of its paths."""
-
-    def __init__(self, files: SampleFiles, indices: Sequence[int]) -> None:
-        self._files = files
-        self._indices = array("I", indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._files[number] for number in self._indices[index]]
-        return self._files[self._indices[index]]
-
-
-class FilesOfRows(Sequence[str]):
-    """Say which file has each row of a table. starts: the first row of each file."""
-
-    def __init__(self, paths: list[str], starts: list[int], rows: int) -> None:
-        self._paths = paths
-        self._starts = starts
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._path_of(row) for row in range(*index.indices(self._rows))]
-        return self._path_of(range(self._rows)[index])
-
-    def _path_of(self, row: int) -> str:
-        return self._paths[bisect_right(self._starts, row) - 1]
+def _chosen(files: SampleFiles, indices: Sequence[int]) -> SampleFiles:
+    """Choose samples of another data set."""
+    return DerivedFiles(array("I", indices), files.__getitem__)
 
 
 def _of_arrow(data_set: Any, _: int) -> SampleFiles | None:
@@ -94,10 +63,10 @@ def _of_arrow(data_set: Any, _: int) -> SampleFiles | None:
         paths.append(path)
         starts.append(rows)
         rows += blocks[0].num_rows
-    files_of_rows = FilesOfRows(paths, starts, rows)
+    files_of_rows = DerivedFiles(range(rows), lambda row: paths[bisect_right(starts, row) - 1])
     if indices is None:
         return files_of_rows
-    return ChosenSamples(files_of_rows, indices.column(0).to_numpy().astype("uint32"))
+    return _chosen(files_of_rows, indices.column(0).to_numpy().astype("uint32"))
 
 
 def _of_samples(data_set: Any, _: int) -> SampleFiles | None:
@@ -113,7 +82,7 @@ def _of_headrace(data_set: Any, _: int) -> SampleFiles | None:
 
 def _of_subset(data_set: Any, depth: int) -> SampleFiles | None:
     files = files_of(data_set.dataset, depth + 1)
-    return None if files is None else ChosenSamples(files, data_set.indices)
+    return None if files is None else _chosen(files, data_set.indices)
 
 
 def _of_concatenation(data_set: Any, depth: int) -> SampleFiles | None:

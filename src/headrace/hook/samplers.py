@@ -3,7 +3,7 @@
 The samplers of torch itself are *drained*: they take all their random numbers before their first index, from a
 generator of their own, so the program can't tell. Of any other sampler a *copy* runs ahead, and the states of the
 random generators are put back; the original then runs as it would have. A copy may be wrong, if the sampler depends
-on what the program does meanwhile. The node sees that, and gives the order up.
+on what the program does meanwhile. Each batch is compared with it, and the plan ends at the first difference.
 """
 
 from __future__ import annotations

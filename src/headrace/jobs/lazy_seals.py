@@ -72,7 +72,7 @@ class LazySeals:
         self._counts: dict[SealId, tuple[int, float]] = {}
         """How many files each seal lacks, and since when."""
         self._failures: dict[SealId, tuple[int, float]] = {}
-        """How often the renewal of a seal failed in a row, and until when it is not tried again."""
+        """Failures in a row of the renewal of each seal, and the time until which it is not tried again."""
         self._tasks = OwnedTasks()
 
     def start(self) -> None:

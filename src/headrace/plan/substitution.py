@@ -20,7 +20,7 @@ AreCached = Callable[[Sequence[int]], Sequence[bool]]
 """Takes positions of the epoch's order, and returns for each whether its sample is cached."""
 
 CHECKED_A_SAMPLE = 8
-"""How many positions are checked for each sample that is taken. A search so passes an epoch within an eighth of its
+"""Positions that are checked for each sample that is taken. A search so passes an epoch within an eighth of its
 time, while a cache of a quarter of the data keeps a sample for a quarter of it."""
 
 STATE_BYTES_MAX = 1 << 28
