@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -37,22 +36,13 @@ def arguments() -> argparse.Namespace:
     return program.parse(parser, CASES, root_for="it makes its folder as the other benchmarks do")
 
 
-def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
-    end_at = time.monotonic() + given.limit
-    bench = cases.Bench(place, results, given.scale, given.repeat)
-    program.run_cases(bench, given, CASES, end_at=end_at)
-
-
 def main() -> int:
-    given, results = arguments(), Results()
-    return program.run(
-        "plan",
-        given,
-        results,
-        lambda place: measure(given, place, results),
-        folder=given.folder,
-        goals=goals.goals,
-    )
+    given = arguments()
+
+    def build(place: Workplace, results: Results) -> cases.Bench:
+        return cases.Bench(place, results, given.scale, given.repeat)
+
+    return program.run_bench("plan", given, CASES, build, goals.goals)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -35,22 +34,13 @@ def arguments() -> argparse.Namespace:
     return program.parse(parser, CASES, root_for="it mounts, and drops the page cache")
 
 
-def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
-    end_at = time.monotonic() + given.limit
-    bench = Bench(place, results, given.scale, given.repeat, not given.no_peers)
-    program.run_cases(bench, given, CASES, end_at=end_at)
-
-
 def main() -> int:
-    given, results = arguments(), Results()
-    return program.run(
-        "seal",
-        given,
-        results,
-        lambda place: measure(given, place, results),
-        folder=given.folder,
-        goals=goals.goals,
-    )
+    given = arguments()
+
+    def build(place: Workplace, results: Results) -> Bench:
+        return Bench(place, results, given.scale, given.repeat, not given.no_peers)
+
+    return program.run_bench("seal", given, CASES, build, goals.goals)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,23 @@ def run_cases(
             cases[name](bench)
 
 
+def run_bench(
+    name: str,
+    given: argparse.Namespace,
+    cases: Mapping[str, Callable[[BenchT], None]],
+    build: Callable[[Workplace, Results], BenchT],
+    goals: Callable[[Results], list[Goal]],
+) -> int:
+    """Runs all cases over one bench, until the limit that was given. build: makes it. Otherwise as `run`."""
+    results = Results()
+
+    def measure(place: Workplace) -> None:
+        end_at = time.monotonic() + given.limit
+        run_cases(build(place, results), given, cases, end_at=end_at)
+
+    return run(name, given, results, measure, folder=given.folder, goals=goals)
+
+
 def run(
     name: str,
     given: argparse.Namespace,
