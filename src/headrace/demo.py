@@ -27,9 +27,9 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
+from headrace.base.sizes import show_size
 from headrace.cli.render import print_json, say, warn
 from headrace.config.secret_options import option_words
-from headrace.config.sizes import show_size
 
 SMALL_COUNT = 1500
 SMALL_BYTES = 110_000

@@ -17,9 +17,9 @@ import zstandard
 
 from headrace.base.decoding import convert_words, decode_json, decode_msgpack
 from headrace.base.errors import CorruptCheckpointError, PathNotFoundError, ProtocolError, UsageError
+from headrace.base.sizes import parse_size
 from headrace.checkpoint import compression
 from headrace.cluster import membership
-from headrace.config.sizes import parse_size
 from headrace.http.messages import Request
 from headrace.integrations import safetensors
 from headrace.origin.web import index_names

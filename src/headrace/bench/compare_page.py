@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.base.missing_extras import needs_extra
+from headrace.base.sizes import show_size
 from headrace.bench.compare import CompareResult, SystemResult
 from headrace.bench.page import made_on, table
-from headrace.config.sizes import show_size
 
 HEAD = (
     *(

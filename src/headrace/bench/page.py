@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.base.sizes import show_size
 from headrace.bench.workloads import VERSIONS
-from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.bench.checkpoints import CheckpointResult

@@ -231,7 +231,7 @@ def compare(
 
 
 def _speeds(rate: str, origin_rate: str, latency_ms: float, cache: str) -> dict[str, Any]:
-    from headrace.config.sizes import parse_size
+    from headrace.base.sizes import parse_size
     from headrace.lab.network import parse_rate
 
     return {

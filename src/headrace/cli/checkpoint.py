@@ -14,9 +14,9 @@ from headrace.base.errors import (
     PathNotFoundError,
     UsageError,
 )
+from headrace.base.sizes import show_size
 from headrace.cli import options
 from headrace.cli.render import print_json, print_lines, print_rows, say, warn
-from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.checkpoint.manifest import Head

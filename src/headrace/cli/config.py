@@ -64,7 +64,7 @@ def explain(
 
 
 def _in_words(name: str, value: Any) -> str:
-    from headrace.config.sizes import show_size
+    from headrace.base.sizes import show_size
 
     if name == "cache":
         return ", ".join(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.sizes import show_size
 from headrace.cli import options
 from headrace.cli.render import print_json, print_lines, print_rows, say
-from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.wire.messages import JobRow

@@ -12,9 +12,9 @@ import typer
 
 from headrace.base.errors import CancelledByUserError, HeadraceError, NodeUnavailableError, UsageError
 from headrace.base.rate_meter import RateMeter
+from headrace.base.sizes import show_size
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, say, warn
-from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.client.connection import Connection

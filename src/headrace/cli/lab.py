@@ -76,8 +76,8 @@ def up(
     The command returns when all nodes are ready. As root, each node has a network namespace and a link of its own.
     `headrace lab down` ends the lab.
     """
+    from headrace.base.sizes import parse_size
     from headrace.cli.up import origin_options, url_of
-    from headrace.config.sizes import parse_size
     from headrace.lab.network import parse_rate
 
     origin_settings = origin_options(

@@ -78,7 +78,7 @@ def _flat(tree: Any, prefix: str) -> list[tuple[str, str]]:
 
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name.rsplit(".", 1)[-1]:
-        from headrace.config.sizes import show_size
+        from headrace.base.sizes import show_size
 
         return show_size(value) if value < 1024 else f"{show_size(value)} ({value})"
     if value is None or value in ([], {}):

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.base.sizes import show_size
 from headrace.cli import options
 from headrace.cli.render import print_json, print_lines
-from headrace.config.sizes import show_size
 
 AWAY_S = 1.0
 """Seconds of failures after which an origin is shown as away."""

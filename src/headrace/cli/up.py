@@ -227,8 +227,8 @@ def _supervisor_of(
 
 def too_large(config: Config) -> list[str]:
     """Return a line for each cache directory whose capacity exceeds the size of its disk."""
+    from headrace.base.sizes import show_size
     from headrace.config.load import disk_bytes
-    from headrace.config.sizes import show_size
 
     return [
         f"WARNING: cache {volume.folder} is limited to its disk of {show_size(disk)}, not {show_size(capacity)}"

@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from headrace.base.sizes import show_size
 from headrace.config.load import variable_of
 from headrace.config.schema import Config
-from headrace.config.sizes import show_size
 
 _HEAD = """# Configuration
 

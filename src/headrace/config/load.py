@@ -13,9 +13,9 @@ import msgspec
 from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.private_folder import make_private, unfollowed
+from headrace.base.sizes import parse_size
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
-from headrace.config.sizes import parse_size
 
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
 SYSTEM_RUN_FOLDER = "/run/headrace"

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from headrace.config.sizes import show_size
+from headrace.base.sizes import show_size
 from headrace.diagnose.causes import Cause
 from headrace.diagnose.recording import FileSystemUsage, Recording, Storage
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 from headrace.base.errors import CorruptBlockError, NoSpaceError, UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.priority import Priority
 from headrace.dataplane.read import ReadPath
-from headrace.jobs.options import Priority
 from headrace.jobs.priority_semaphore import PrioritySemaphore
 from headrace.jobs.sealed_checksum import check_sealed_bytes
 from headrace.store.store import Store

@@ -19,6 +19,7 @@ import msgspec
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, StoreError, VersionChangedError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.files import FileWork
 from headrace.jobs.missing_files import (
@@ -29,7 +30,6 @@ from headrace.jobs.missing_files import (
     is_whole,
     sealed_version,
 )
-from headrace.jobs.options import Priority
 from headrace.jobs.progress import JobProgress, each_file
 from headrace.jobs.seal import Sealing
 from headrace.namespace.namespace import Namespace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 from headrace.base.errors import UsageError
+from headrace.base.priority import Priority
 from headrace.seal.catalogue import SealId
 
 ALLOWED = {
@@ -20,14 +20,6 @@ ALLOWED = {
     "pull-seal": ("seal",),
 }
 """Options of each kind; other kinds have none."""
-
-
-class Priority(IntEnum):
-    """Names the priorities of jobs. Reads of training jobs precede all of them."""
-
-    HIGH = 0
-    NORMAL = 1
-    LOW = 2
 
 
 @dataclass(frozen=True, slots=True)

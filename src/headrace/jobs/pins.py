@@ -19,11 +19,11 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.jobs.job_records import Count
 from headrace.jobs.jobs import Jobs
-from headrace.jobs.options import Priority
 from headrace.jobs.shares import RingShares
 from headrace.jobs.walk import walk
 from headrace.ring.view import ClusterView

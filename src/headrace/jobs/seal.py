@@ -30,11 +30,11 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.base.model import Entry, FileId, Kind
+from headrace.base.priority import Priority
+from headrace.base.sizes import show_size
 from headrace.base.write_modes import WriteModes
-from headrace.config.sizes import show_size
 from headrace.jobs.files import FileWork
 from headrace.jobs.missing_files import MissingFiles, is_whole
-from headrace.jobs.options import Priority
 from headrace.jobs.progress import JobProgress, count_verified, each_file
 from headrace.jobs.sealed_checksum import stored_checksum
 from headrace.jobs.sealed_objects import SealedObjects

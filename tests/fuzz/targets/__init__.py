@@ -23,6 +23,7 @@ _MODULES = {
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
     "mounts": ("mount-requests",),
     "plans": ("plans",),
+    "policies": ("policies",),
     "file_changes": ("file-changes",),
     "disks": (
         "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",

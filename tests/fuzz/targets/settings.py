@@ -7,10 +7,10 @@ import tempfile
 from unittest import mock
 
 from headrace.base.errors import MissingExtraError, UsageError
+from headrace.base.sizes import parse_size, show_size
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.config.load import load, variable_of
 from headrace.config.schema import Config
-from headrace.config.sizes import parse_size, show_size
 from headrace.http.address import split_address
 from headrace.origin.factory import parse_origin
 from headrace.origin.options import parse_options
@@ -148,7 +148,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "sizes",
-        "sizes in words (config/sizes.py)",
+        "sizes in words (base/sizes.py)",
         _sizes,
         (UsageError,),
         [b"500GiB", b"1.5T", b" 64 MB ", b"0"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import StoreError, UsageError
+from headrace.base.sizes import parse_size, show_size
 from headrace.config import load as loading
 from headrace.config.load import load, remember_capacity, volume_of
-from headrace.config.sizes import parse_size, show_size
 
 
 @pytest.fixture(autouse=True)

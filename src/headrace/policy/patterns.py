@@ -1,0 +1,60 @@
+"""Match paths of the namespace with patterns as .gitignore has them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from pathspec import PathSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+PATTERN_CHARACTERS_MAX = 1024
+WILDCARDS_MAX = 5
+"""Most wildcards of a pattern, with two for each `**` that is not at its end. The time of a match grows with a power of
+their number, and others choose the names of files."""
+_WILDCARD = frozenset("*?[")
+
+
+class PathPatterns:
+    """The patterns of one rule: the last one that matches counts, and `!` before it excludes.
+
+    depends_on_names: whether files of one directory may differ. literals: paths without a wildcard, which may be files.
+    Raises ValueError for a pattern that is none.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        for pattern in patterns:
+            _check(pattern)
+        self._spec = PathSpec([_compiled(pattern) for pattern in patterns])
+        positive = [pattern.removeprefix("!") for pattern in patterns]
+        by_name = [pattern for pattern in positive if not pattern.endswith(("/**", "/"))]
+        self.literals = frozenset(
+            os.fsencode("/" + pattern.strip("/"))
+            for pattern in by_name
+            if "/" in pattern.rstrip("/") and not _WILDCARD & set(pattern)
+        )
+        self.depends_on_names = len(self.literals) < len(set(by_name))
+
+    def match(self, path: bytes) -> bool:
+        """Return whether a path matches. path: absolute; a directory ends with a slash."""
+        return self._spec.match_file(os.fsdecode(path))
+
+
+def _check(pattern: str) -> None:
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise ValueError(f"a pattern has {len(pattern)} characters: {PATTERN_CHARACTERS_MAX} are allowed")
+    if pattern.startswith("#") or not pattern.strip() or pattern.strip() == "!":
+        raise ValueError(f"{pattern!r} is no pattern")
+    if "\0" in pattern or "\n" in pattern:
+        raise ValueError(f"{pattern!r} has a character that no path has")
+    wildcards = pattern.removesuffix("/**").count("*")  # so ** counts twice
+    if wildcards > WILDCARDS_MAX:
+        raise ValueError(f"{pattern!r} has more than {WILDCARDS_MAX} wildcards (** counts as two)")
+
+
+def _compiled(pattern: str) -> GitIgnoreSpecPattern:
+    try:
+        return GitIgnoreSpecPattern(pattern)
+    except (ValueError, IndexError, re.error) as error:
+        raise ValueError(f"{pattern!r} is no pattern of .gitignore") from error

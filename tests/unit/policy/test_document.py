@@ -1,0 +1,227 @@
+"""A policy is parsed as a whole, or refused with all its faults."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headrace.base.priority import Priority
+from headrace.base.write_modes import WriteMode
+from headrace.policy.document import DOCUMENT_CHARACTERS_MAX, PolicyFaultsError, parse_policy
+from headrace.policy.effects import AUTO_REPLICAS, CacheAdmission, LifeStart, TimeToLive, WritePromise
+
+WHOLE = """
+[[rule]]
+match = ["/datasets/**"]
+fresh = "5m"
+admit = "second-read"
+replicas = 2
+priority = "high"
+tier = ["nvme", "hdd"]
+[[rule]]
+match = ["/scratch/**"]
+ttl = "2d"
+write = "back:2"
+replicas = "auto"
+[tenant.vision]
+paths = ["/datasets/imagenet/**", "/vision/**"]
+guaranteed = "30%"
+limit = "4TiB"
+share = 2
+[origin."s3://training-data"]
+requests_s = 2000
+bytes_s = "10Gbit"
+egress_per_gib = 0.09
+budget_month = 500
+"""
+
+
+def faults_of(text: str) -> list[tuple[int, str]]:
+    with pytest.raises(PolicyFaultsError) as raised:
+        parse_policy(text)
+    return [(fault.line, fault.text) for fault in raised.value.faults]
+
+
+def test_a_policy_with_everything() -> None:
+    document = parse_policy(WHOLE)
+    first, second = document.rules
+    assert first.effects == {
+        "fresh_s": 300.0,
+        "admit": CacheAdmission.SECOND_READ,
+        "replicas": 2,
+        "priority": Priority.HIGH,
+        "tiers": ("nvme", "hdd"),
+    }
+    assert (first.line, second.line) == (2, 9)
+    assert second.effects == {
+        "ttl": TimeToLive(172800.0),
+        "write": WritePromise(WriteMode.BACK, 2),
+        "replicas": AUTO_REPLICAS,
+    }
+    vision = document.tenants["vision"]
+    assert (vision.guaranteed, vision.limit, vision.share) == (0.3, 4 << 40, 2.0)
+    origin = document.origins["s3://training-data"]
+    assert (origin.requests_s, origin.bytes_s, origin.egress_per_gib) == (2000.0, 1.25e9, 0.09)
+    assert origin.budget_month == 500.0
+
+
+def test_an_empty_policy_decides_nothing() -> None:
+    document = parse_policy("# nothing\n")
+    assert not document.rules and not document.tenants and not document.origins
+
+
+def test_all_faults_are_told_with_their_lines() -> None:
+    text = """[[rule]]
+match = ["/a/**"]
+fresh = "soon"
+admitt = "never"
+
+[[rule]]
+replicas = 0
+tier = ["nvme",
+        "tape"]
+[tenant.a]
+paths = ["/a/**"]
+guaranteed = "60%"
+parent = "b"
+[tenant.b]
+paths = ["/b/**"]
+guaranteed = "60%"
+limit = "50%"
+parent = "a"
+[tenant.c]
+paths = ["/c/**"]
+guaranteed = "101%"
+parent = "nobody"
+[orgin."s3://x"]
+requests_s = 1
+[origin."x"]
+requests_s = "many"
+budget_month = 1
+"""
+    faults = faults_of(text)
+    assert [line for line, _ in faults] == sorted(line for line, _ in faults)
+    known = {(line, text.partition(":")[0].partition(",")[0]) for line, text in faults}
+    assert known == {
+        (3, "fresh"),
+        (4, "'admitt' is unknown"),
+        (6, "match is missing"),
+        (7, "replicas"),
+        (8, "tier"),
+        (13, "parent"),
+        (16, "guaranteed"),
+        (18, "parent"),
+        (21, "guaranteed"),
+        (22, "parent"),
+        (23, "'orgin' is unknown"),
+        (25, "'x' is no URL of an origin"),
+        (26, "requests_s"),
+        (27, "budget_month"),
+    }
+
+
+def test_over_all_guaranteed_is_refused_where_it_passes_the_whole() -> None:
+    text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n[tenant.b]\npaths = ["/b/**"]\nguaranteed = "50%"\n'
+    assert faults_of(text) == [(6, "guaranteed: 110% are guaranteed to the tenants so far")]
+
+
+def test_children_share_what_their_parent_has() -> None:
+    text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n'
+    for child in ("b", "c"):
+        text += f'[tenant.{child}]\npaths = ["/a/{child}/**"]\nguaranteed = "50%"\nparent = "a"\n'
+    assert parse_policy(text).tenants["c"].parent == "a"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_cycle_of_tenants_is_refused_at_each_of_them(size: int) -> None:
+    text = "".join(
+        f'[tenant.t{number}]\npaths = ["/{number}/**"]\nparent = "t{(number + 1) % size}"\n'
+        for number in range(size)
+    )
+    assert faults_of(text) == [(3 * number + 3, "parent: the tenants are a cycle") for number in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fresh", "5"),
+        ("fresh", 5),
+        ("fresh", "-5m"),
+        ("fresh", "99999999999w"),
+        ("ttl", "0s"),
+        ("ttl", "used+2d"),
+        ("ttl", "born+2d"),
+        ("ttl", "made+"),
+        ("admit", "maybe"),
+        ("replicas", True),
+        ("replicas", 65),
+        ("replicas", "two"),
+        ("priority", "HIGH"),
+        ("tier", "nvme"),
+        ("tier", []),
+        ("tier", ["nvme", "nvme"]),
+        ("write", "back,exclusive"),
+        ("write", "/a=back"),
+        ("write", "backk"),
+        ("match", []),
+        ("match", [""]),
+        ("match", ["#a"]),
+        ("match", ["!"]),
+        ("match", ["[z-a]"]),
+        ("match", ["**/a/**/b/**/c"]),
+        ("match", ["a" * 2000]),
+    ],
+)
+def test_a_bad_value_is_one_fault_that_names_the_key(key: str, value: object) -> None:
+    shown = repr(value).replace("'", '"').replace("True", "true")
+    lines = ["[[rule]]", 'match = ["/a/**"]', 'admit = "never"']
+    lines = [line for line in lines if not line.startswith(f"{key} ")] + [f"{key} = {shown}"]
+    ((line, text),) = faults_of("\n".join(lines))
+    assert line == len(lines) and text.startswith(f"{key}: ")
+
+
+def test_values_at_their_limits() -> None:
+    text = '[[rule]]\nmatch = ["/**"]\nfresh = "{}"\nttl = "{}"\n'
+    always, never = (
+        parse_policy(text.format("always", "1s")),
+        parse_policy(text.format("never", "fetched+1.5h")),
+    )
+    assert always.rules[0].effects["fresh_s"] == 0.0
+    assert never.rules[0].effects["fresh_s"] == math.inf
+    assert never.rules[0].effects["ttl"] == TimeToLive(5400.0, LifeStart.FETCHED)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[[rule]]\nmatch = [\n", 3),
+        ("a = 1\na = 2\n", 2),
+        ("\n\nx y\n", 3),
+        ("x = " + "[" * 5000, 1),
+        ("x" * (DOCUMENT_CHARACTERS_MAX + 1), 1),
+    ],
+)
+def test_what_is_no_toml_is_refused_with_a_line(text: str, line: int) -> None:
+    ((refused_line, _),) = faults_of(text)
+    assert refused_line == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rule = 1",
+        "rule = [1]",
+        "[rule]\nmatch = ['/a']",
+        "tenant = [1]",
+        "tenant.a = 1",
+        "[origin]\n's3://a' = 3",
+        "[[rule]]\nmatch=['/a/**']",
+    ],
+)
+def test_tables_of_another_shape_are_faults(text: str) -> None:
+    assert faults_of(text)
+
+
+def test_a_rule_that_is_too_much_is_refused() -> None:
+    assert faults_of('[[rule]]\nmatch=["/a"]\nttl="1d"\n' * 501)[0][1].startswith("there are 501 rules")
