@@ -15,6 +15,7 @@ from headrace.base.errors import MountError
 from headrace.base.mount_api import attach, closing_descriptor, detach, detached_directory
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.cli.render import warn
+from headrace.fuse.mount import keep_mountpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,8 @@ class ExclusiveMounts:
         """Mount those that are not mounted. Return where. MountError."""
         mounted = {row.mountpoint for row in _rows_below(mountpoint)}
         places = []
+        if any(mountpoint + os.fsdecode(top) not in mounted for top in self._tops):
+            keep_mountpoints(mountpoint)
         for top in self._tops:
             place = mountpoint + os.fsdecode(top)
             if place not in mounted:

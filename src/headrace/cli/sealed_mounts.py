@@ -17,6 +17,7 @@ from headrace.base.errors import (
 from headrace.base.mount_table import mount_table
 from headrace.base.namespace_path import is_at_or_below
 from headrace.cli.render import warn
+from headrace.fuse.mount import keep_mountpoints
 
 if TYPE_CHECKING:
     from headrace.cli.state import RunState
@@ -208,9 +209,16 @@ class SealNode:
 
         if serves(source_on_top(place.mountpoint), self.catalogue, record):
             return
+        self._keep_names(place)
         log_path = self.states[0].log if self.states else ""
         with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:
             mount_seal(self.catalogue, record, self.folders, place, layer)
+
+    def _keep_names(self, place: Place) -> None:
+        """Have the session of the mount below a place keep its name, also if the origin has lost the directory."""
+        for state in self.states if place.in_place else ():
+            if state.mountpoint and _is_below(place.mountpoint, state.mountpoint):
+                keep_mountpoints(state.mountpoint)
 
     def known_places(self) -> list[tuple[Place, SealId]]:
         """Return all places with their seals, outer places first."""

@@ -146,6 +146,7 @@ CREATE_REPLY = Struct("<IiQ" + _ENTRY + "QIi")  # entry, then fh open_flags back
 WRITE_REPLY = Struct("<IiQII")  # size padding
 LSEEK_REPLY = Struct("<IiQQ")  # offset
 INVAL_ENTRY_OUT = Struct("<IiQQII")  # header, parent namelen flags
+EXPIRE_ONLY = 1  # flag of INVAL_ENTRY_OUT
 INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 
 PAGE_BYTES = 4096
@@ -156,3 +157,6 @@ more."""
 WRITE_BYTES_MAX = 1 << 20
 WRITABLE_REQUEST_BYTES_MAX = WRITE_BYTES_MAX + (1 << 16) + PAGE_BYTES
 """Size of the request buffer of a writable mount. It holds max_write, or an extended attribute with its name."""
+
+MOUNTPOINTS_XATTR = "user.headrace.mountpoints"
+"""Attribute whose read by root makes the session keep the names of mountpoints, before something is mounted there."""

@@ -223,9 +223,13 @@ def direntplus_bare(ino: int, name: bytes, kind: Kind, offset: int) -> bytes:
     return head + name + bytes(-len(name) & 7)
 
 
-def inval_entry(parent: int, name: bytes) -> bytes:
+def inval_entry(parent: int, name: bytes, *, expire: bool = False) -> bytes:
+    """Encode an invalidation of a name. expire: the kernel looks the name up again, and detaches no mount below it
+    before (Linux 6.2)."""
     length = abi.INVAL_ENTRY_OUT.size + len(name) + 1
-    return abi.INVAL_ENTRY_OUT.pack(length, abi.Notify.INVAL_ENTRY, 0, parent, len(name), 0) + name + b"\0"
+    flags = abi.EXPIRE_ONLY if expire else 0
+    head = abi.INVAL_ENTRY_OUT.pack(length, abi.Notify.INVAL_ENTRY, 0, parent, len(name), flags)
+    return head + name + b"\0"
 
 
 def inval_inode(node: int) -> bytes:

@@ -18,7 +18,15 @@ from headrace.base.namespace_path import join
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
-from headrace.fuse.operations import Answer, Deferred, DiskTask, Mode, PendingRead, xattr_reply
+from headrace.fuse.operations import (
+    MOUNTPOINTS_XATTR,
+    Answer,
+    Deferred,
+    DiskTask,
+    Mode,
+    PendingRead,
+    xattr_reply,
+)
 from headrace.fuse.upper_files import OpenUpper
 from headrace.overlay.given_mode import as_given, give_mode
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS
@@ -273,11 +281,11 @@ class WritableOperations(NamespaceOperations):
 
         return self._changing(work, stale_after_copy=True)
 
-    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer:
+    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 48)
         target = self._upper_target(node)
-        if target is None:
+        if target is None or name == MOUNTPOINTS_XATTR:
             return super().getxattr(unique, node, request)
         if not _is_visible_xattr(name):
             return errno.ENODATA

@@ -4,7 +4,8 @@ It holds what INIT negotiated, the highest incarnation ever used, and one slot f
 count of opens. The session changes a slot before it replies to the kernel. After a crash a count may therefore be too
 high, which only keeps the backing id too long, and never too low. A request that the kernel resends after a crash
 would be counted again, so the last counted RELEASEs are recorded. The kernel's backing ids belong to the connection,
-so a new session continues to use them. One session writes at a time.
+so a new session continues to use them. So do the nodes of names that mounts of the kernel lie on
+(`mountpoints.py`). One session writes at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ _MAGIC = b"HRFUSE2\0"
 _RELEASE = Struct("<Q")  # `unique` of the request; 0: none
 _RELEASES_AT = _SLOTS_AT + SLOTS * _SLOT.size
 _RELEASES = 64  # several: a session may die before the resent requests that an earlier one counted
-BYTES = _RELEASES_AT + _RELEASES * _RELEASE.size
+_NAMES_AT = _RELEASES_AT + _RELEASES * _RELEASE.size
+_NAMES = Struct("<Q")  # length of what follows
+NAMES_BYTES_MAX = 1 << 18
+"""Most bytes of the kept names."""
+BYTES = _NAMES_AT + _NAMES.size + NAMES_BYTES_MAX
 
 
 def create() -> int:
@@ -40,7 +45,7 @@ class HandoverState:
         self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
         self._free: list[int] = []
         self._used: list[tuple[int, int, int, int]] = []
-        releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:])]
+        releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:_NAMES_AT])]
         self.releases = frozenset(releases)
         """The RELEASE requests that earlier sessions counted last."""
         self._release = releases.index(max(releases))
@@ -73,6 +78,21 @@ class HandoverState:
 
     def _write_head(self) -> None:
         _HEAD.pack_into(self._map, 0, _MAGIC, self.incarnation, self.init_flags, self.mode.encode())
+
+    @property
+    def kept_names(self) -> bytes:
+        """Return what `keep_names` stored last."""
+        (length,) = _NAMES.unpack_from(self._map, _NAMES_AT)
+        start = _NAMES_AT + _NAMES.size
+        return self._map[start : start + min(length, NAMES_BYTES_MAX)]
+
+    def keep_names(self, rows: bytes) -> None:
+        """Replace the kept names; a session that dies meanwhile leaves none. More than NAMES_BYTES_MAX are not kept."""
+        start = _NAMES_AT + _NAMES.size
+        _NAMES.pack_into(self._map, _NAMES_AT, 0)
+        if len(rows) <= NAMES_BYTES_MAX:
+            self._map[start : start + len(rows)] = rows
+            _NAMES.pack_into(self._map, _NAMES_AT, len(rows))
 
     def add(self, node: int, backing_id: int) -> int:
         """Allocate a slot with one open, and return it; -1 when all slots are in use."""

@@ -123,6 +123,9 @@ class LazyClient:
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
         return self.lookup_fast(parent, name)
 
+    def lookup_stale(self, parent: FileId, name: bytes) -> Entry | None:
+        return self.lookup_fast(parent, name)
+
     def entry(self, id: FileId) -> Entry | None:
         return _DIRECTORIES.get(id) or self._file_entry(id)
 

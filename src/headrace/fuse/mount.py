@@ -6,10 +6,12 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from headrace.base.errors import MountError
 from headrace.base.mount_table import mounted_at
 from headrace.fuse import device
+from headrace.fuse.abi import MOUNTPOINTS_XATTR
 
 ANSWER_LIMIT_S = 5.0
 """Seconds after which a mount that did not answer statvfs counts as hanging."""
@@ -35,6 +37,13 @@ def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
         device.unmount(path, detach=True, abort=True)
     _check_directory(path)
     return os.path.realpath(path)
+
+
+def keep_mountpoints(mountpoint: str) -> None:
+    """Have the session of a mount keep the names of all places below it where something is mounted, or is about to be.
+    Call it as root before a mount. Blocks on the session. Does nothing where the mount is covered by another one."""
+    with suppress(OSError):
+        os.getxattr(mountpoint, MOUNTPOINTS_XATTR)
 
 
 def _check_directory(path: str) -> None:

@@ -21,7 +21,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
-from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
+from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.namespace_path import join
 from headrace.base.write_modes import WriteMode
 from headrace.client.node_client import MISS, Miss
@@ -30,6 +30,7 @@ from headrace.fuse.client_protocol import WritingClient
 from headrace.fuse.errno_map import errno_of
 from headrace.fuse.handles import HandleCache
 from headrace.fuse.io_modes import NODE_SHIFT, UPPER, InodeIoModes
+from headrace.fuse.mountpoints import MountpointNames
 from headrace.fuse.node_table import NodeTable
 from headrace.fuse.operations import (
     Answer,
@@ -82,10 +83,13 @@ class NamespaceOperations(Operations):
         mode: Mode,
         register: Callable[[str], int],
         send: Callable[[int, int, int, int], int | None],
+        mountpoints: MountpointNames,
         kernel: Kernel,
         build_tree: Callable[[OnChanged], MergedTree],
     ) -> None:
-        super().__init__(client, inodes, files, mode=mode, register=register, send=send)
+        super().__init__(
+            client, inodes, files, mode=mode, register=register, send=send, mountpoints=mountpoints
+        )
         self._writer = client
         self._kernel = kernel
         self._tree = tree = build_tree(self._record_changes)
@@ -129,9 +133,7 @@ class NamespaceOperations(Operations):
         parent = self._lower_directory(node, directory)
         if isinstance(parent, Miss):
             return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
-        if parent is None:
-            return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
-        lower = self._client.lookup_fast(parent, name)
+        lower = None if parent is None else self._client.lookup_fast(parent, name)
         if isinstance(lower, Miss):
             return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
         return self._lower_entry_reply(unique, (node, name), parent, path, lower)
@@ -140,22 +142,32 @@ class NamespaceOperations(Operations):
         directory = self._path(node)
         path = join(directory, name)
         parent = self._lower_directory_blocking(node, directory, cancel)
-        lower = None if parent is None else self._client.lookup(parent, name, cancel)
+        lower = None if parent is None else self._lookup_lower((node, name), parent, cancel)
         upper = self._tree.view.lookup_upper(path)  # the name may have changed meanwhile
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
             return self._upper_entry_reply(unique, node, name, path, upper)
-        return self._lower_entry_reply(unique, (node, name), parent or ROOT_ID, path, lower)
+        return self._lower_entry_reply(unique, (node, name), parent, path, lower)
 
     def _lower_entry_reply(
-        self, unique: int, place: tuple[int, bytes], parent: FileId, path: bytes, entry: Entry | None
+        self, unique: int, place: tuple[int, bytes], parent: FileId | None, path: bytes, entry: Entry | None
     ) -> bytes:
-        if entry is None and self._tree.modes.of(path) is not WriteMode.OFF:
+        entry = self._mountpoints.answer(*place, entry)
+        if entry is None and (parent is None or self._tree.modes.of(path) is not WriteMode.OFF):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._nodes.remember(entry.id, *place)
-        return self._entry_reply(unique, parent, entry)
+        return self._entry_reply(unique, parent or ROOT_ID, entry)
+
+    def _resolved(self, parent: FileId, path: bytes, cancel: Cancel) -> Entry | None:
+        directory, _, name = path.rpartition(b"/")
+        upper = self._tree.view.lookup_upper(path)
+        if isinstance(upper, os.stat_result):
+            kind = Kind.DIRECTORY if stat.S_ISDIR(upper.st_mode) else Kind.FILE
+            return Entry(FileId(self._nodes.node_of(path, upper)), parent, name, kind, Version(0, 0))
+        lower = None if upper else self._lower_directory_blocking(parent, directory or b"/", cancel)
+        return None if lower is None else super()._resolved(lower, path, cancel)
 
     def _upper_entry_reply(
         self, unique: int, parent: int, name: bytes, path: bytes, upper: os.stat_result, *, new: bool = False
@@ -166,7 +178,7 @@ class NamespaceOperations(Operations):
 
     def _path(self, node: int) -> bytes:
         """Return the path of a node. Raises ESTALE if it no longer has a name."""
-        path = self._nodes.path(node)
+        path = self._nodes.path(node) or self._mountpoints.path(node)
         if path is None:
             raise OSError(errno.ESTALE, "the node has no name")
         return path
@@ -250,14 +262,14 @@ class NamespaceOperations(Operations):
             return super().opendir(unique, node, request)
         id = self._lower_directory(node, directory)
         if not isinstance(id, Miss) and (id is None or self._client.listing_fresh(id)):
-            return self._opened(unique, _MERGED_DIRECTORY_FLAGS)
+            return self._opened(unique, FileId(node), _MERGED_DIRECTORY_FLAGS)
         return lambda cancel: self._opendir_merged(unique, node, directory, cancel)
 
     def _opendir_merged(self, unique: int, node: int, directory: bytes, cancel: Cancel) -> bytes:
         id = self._lower_directory_blocking(node, directory, cancel)
         if id is not None:
             self._client.ensure_listed(id, cancel)
-        return self._opened(unique, _MERGED_DIRECTORY_FLAGS)
+        return self._opened(unique, FileId(node), _MERGED_DIRECTORY_FLAGS)
 
     def _page(self, unique: int, id: FileId, request: bytearray, *, plus: bool) -> Answer:
         directory = self._path(id)
@@ -299,6 +311,7 @@ class NamespaceOperations(Operations):
             entry = self._tree.view.lookup_lower(directory)
             id = None if entry is None else entry.id
         children = iter(()) if id is None else self._client.children(id, after)
+        children = self._mountpoints.merged(FileId(node), children, after)
         return merge_listing([row for row in upper_rows if row[0] > after], children)
 
     def _row(

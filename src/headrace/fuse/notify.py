@@ -28,8 +28,9 @@ class Notifier:
         self._queue: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="notify").start()
 
-    def name_changed(self, parent: int, name: bytes) -> None:
-        self._queue.put(codec.inval_entry(parent, name))
+    def name_changed(self, parent: int, name: bytes, *, expire: bool = False) -> None:
+        """Drop a name. expire: have it looked up again instead, because a mount lies at it or below."""
+        self._queue.put(codec.inval_entry(parent, name, expire=expire))
 
     def listing_changed(self, directory: int) -> None:
         """Drop the cached listing of a directory, which `name_changed` keeps for a name that was never looked up."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.base.cancel import Cancel
+from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.client.node_client import MISS
 from headrace.fuse import abi, codec
@@ -22,6 +23,7 @@ from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handles import Directories, Handle, HandleCache
 from headrace.fuse.io_modes import InodeIoModes
+from headrace.fuse.mountpoints import KEPT_TTL_S, MountpointNames
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.ver
 _SOCKET_XATTR = b"user.headrace.socket"
 """Attribute with which sdk/mapped_files.py finds the node. It is not listed, so that no program copies it to a file
 outside the mount."""
+MOUNTPOINTS_XATTR = abi.MOUNTPOINTS_XATTR.encode()
 PENDING_READ_BYTES_MAX = 256 << 10
 """Largest READ that the hot thread answers. The copy of a larger one costs more than a change of threads, so the pool
 does it."""
@@ -84,8 +87,10 @@ class Operations:
         mode: Mode,
         register: Callable[[str], int],
         send: Callable[[int, int, int, int], int | None],
+        mountpoints: MountpointNames,
     ) -> None:
         self._client = client
+        self._mountpoints = mountpoints
         self._inodes = inodes
         self._files = files
         self.mode = mode
@@ -115,16 +120,34 @@ class Operations:
         if len(name) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
         parent = FileId(node & FILE_ID_MAX)
-        entry = self._client.lookup_fast(parent, name)
+        lower = self._mountpoints.lower(parent)
+        entry = self._client.lookup_fast(lower, name)
         if entry is MISS:
-            return lambda cancel: self._entry_reply(unique, parent, self._client.lookup(parent, name, cancel))
+            return lambda cancel: self._lookup_waiting(unique, (parent, name), cancel)
         assert entry is None or isinstance(entry, Entry)
-        return self._entry_reply(unique, parent, entry)
+        return self._entry_reply(unique, lower, self._mountpoints.answer(parent, name, entry))
+
+    def _lookup_waiting(self, unique: int, place: tuple[FileId, bytes], cancel: Cancel) -> bytes:
+        lower = self._mountpoints.lower(place[0])
+        return self._entry_reply(
+            unique, lower, self._mountpoints.answer(*place, self._lookup_lower(place, lower, cancel))
+        )
+
+    def _lookup_lower(self, place: tuple[int, bytes], lower: FileId, cancel: Cancel) -> Entry | None:
+        """Look a name up at the node. A mountpoint is found while the node or the origin fails, too."""
+        try:
+            return self._client.lookup(lower, place[1], cancel)
+        except HeadraceError:
+            if place not in self._mountpoints:
+                raise
+            return self._client.lookup_stale(lower, place[1])
 
     def _entry_reply(self, unique: int, parent: FileId, entry: Entry | None) -> bytes:
         ttl_s = self._client.name_ttl_s(parent)
         if entry is None:
             return self._encode.negative_reply(unique, ttl_s)
+        if self._mountpoints.is_lost(entry.id):
+            ttl_s = KEPT_TTL_S
         return self._encode.entry_reply(unique, self._inodes.node_of(entry.id, entry.kind), entry, ttl_s)
 
     def forget(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -133,7 +156,8 @@ class Operations:
     batch_forget = forget
 
     def getattr(self, unique: int, node: int, request: bytearray) -> Answer:
-        entry = self._client.entry(FileId(node & FILE_ID_MAX))
+        id = FileId(node & FILE_ID_MAX)
+        entry = self._client.entry(id) or self._mountpoints.entry(id)
         if entry is None:
             return errno.ESTALE
         return self._encode.attr_reply(unique, entry)
@@ -249,15 +273,19 @@ class Operations:
 
     def opendir(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         id = FileId(node & FILE_ID_MAX)
-        if self._client.listing_fresh(id):
-            return self._opened(unique, abi.FOPEN_CACHE_DIR | abi.FOPEN_KEEP_CACHE)
+        if self._client.listing_fresh(self._mountpoints.lower(id)):
+            return self._opened(unique, id, abi.FOPEN_CACHE_DIR | abi.FOPEN_KEEP_CACHE)
         return lambda cancel: self._opendir_blocking(unique, id, cancel)
 
     def _opendir_blocking(self, unique: int, id: FileId, cancel: Cancel) -> bytes:
-        self._client.ensure_listed(id, cancel)
-        return self._opened(unique, abi.FOPEN_CACHE_DIR)
+        lower = self._mountpoints.lower(id)
+        if not self._mountpoints.is_lost(lower):
+            self._client.ensure_listed(lower, cancel)
+        return self._opened(unique, id, abi.FOPEN_CACHE_DIR)
 
-    def _opened(self, unique: int, flags: int) -> bytes:
+    def _opened(self, unique: int, id: FileId, flags: int) -> bytes:
+        if self._mountpoints.is_above_or_at(id):
+            flags = 0  # the kernel learns of no change of these names
         return abi.OPEN_REPLY.pack(32, 0, unique, self._directories.open(), flags, 0)
 
     def releasedir(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -282,7 +310,7 @@ class Operations:
         after, skip = directory.seek(max(2, offset))
         ttl_s = self._client.name_ttl_s(id)
         remaining, position, last = size - sum(map(len, parts)), max(2, offset), b""
-        children = self._client.children(id, after)
+        children = self._mountpoints.merged(id, self._children(id, after), after)
         for entry in _skipped(children, skip):
             part = self._direntplus(entry, position + 1, ttl_s) if plus else _dirent(entry, position + 1)
             if len(part) > remaining:
@@ -293,6 +321,9 @@ class Operations:
         _close(children)
         directory.record_page_end(position, last)
         return codec.data_reply(unique, b"".join(parts))
+
+    def _children(self, id: FileId, after: bytes) -> Iterator[Entry]:
+        return self._client.children(self._mountpoints.lower(id), after)
 
     def _direntplus(self, entry: Entry, offset: int, ttl_s: float) -> bytes:
         return self._encode.direntplus(entry, self._inodes.node_of(entry.id, entry.kind), offset, ttl_s)
@@ -313,14 +344,28 @@ class Operations:
         sizes = (block, abi.NAME_BYTES_MAX, block, 0)
         return abi.STATFS_REPLY.pack(abi.STATFS_REPLY.size, 0, unique, *counts, *sizes)
 
-    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer:
+    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         name = bytes(request[48 : request.index(b"\0", 48)])
+        if name == MOUNTPOINTS_XATTR and abi.IN_HEADER.unpack_from(request)[4] == 0:
+            return lambda cancel: self._keep_mountpoints(unique, size, cancel)
         if name not in (*_XATTRS, _SOCKET_XATTR):
             return errno.ENODATA
         state = self._client.file_state(FileId(node & FILE_ID_MAX))
         value = state.get(name.rpartition(b".")[2].decode())
         return errno.ENODATA if value is None else xattr_reply(unique, os.fsencode(value), size)
+
+    def _keep_mountpoints(self, unique: int, size: int, cancel: Cancel) -> Answer:
+        count = self._mountpoints.refresh(lambda parent, path: self._resolved(parent, path, cancel))
+        return xattr_reply(unique, b"%d" % count, size)
+
+    def _resolved(self, parent: FileId, path: bytes, cancel: Cancel) -> Entry | None:
+        """Return the entry of a path; None if it is missing, or if the node can't say."""
+        name = path.rpartition(b"/")[2]
+        try:
+            return self._client.lookup(parent, name, cancel)
+        except HeadraceError:
+            return self._client.lookup_stale(parent, name)
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)

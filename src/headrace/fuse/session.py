@@ -17,6 +17,7 @@ import gc
 import logging
 import os
 import select
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +35,7 @@ from headrace.fuse.file_replies import FileReplies
 from headrace.fuse.handles import HandleCache
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import InodeIoModes
+from headrace.fuse.mountpoints import MountpointNames
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
@@ -57,7 +59,8 @@ _REQUESTED_FLAGS_WRITABLE = (*_REQUESTED_FLAGS, abi.ATOMIC_O_TRUNC, abi.BIG_WRIT
 
 class Session:
     """Serves one mount until it is unmounted. A `handover` state that an earlier session saved makes this one take
-    over, without INIT. `backings` registers files for passthrough; by default this process does."""
+    over, without INIT. `backings` registers files for passthrough; by default this process does. `mountpoints`
+    returns the paths that other file systems are mounted at, or will be."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Session:
         *,
         mode: Mode,
         backings: Backings | None = None,
+        mountpoints: Callable[[], Iterable[bytes]] = tuple,
     ) -> None:
         self._fd = fd
         self._backings = backings or OwnBackings(fd)
@@ -78,6 +82,7 @@ class Session:
         if self._taking_over:
             mode = Mode(handover.mode)
         self._notifier = Notifier(fd)
+        self._mountpoints = MountpointNames(client, handover, mountpoints)
         self.operations = self._build_operations(mode)
         self._tree = self.operations.tree if isinstance(self.operations, WritableOperations) else None
         self.operations.start_handles_at(handover.incarnation << 40 | 1)
@@ -94,7 +99,11 @@ class Session:
         modes = WriteModes.parse(getattr(client, "write", ""))
         if not modes.any:  # nothing can be written
             return Operations(
-                self._client, self._inodes, self._files, mode=mode, register=self._register, send=send
+                *(self._client, self._inodes, self._files),
+                mode=mode,
+                register=self._register,
+                send=send,
+                mountpoints=self._mountpoints,
             )
         return WritableOperations(
             client,
@@ -103,6 +112,7 @@ class Session:
             mode=mode,
             register=self._register,
             send=send,
+            mountpoints=self._mountpoints,
             kernel=self,
             build_tree=lambda on_changed: MergedTree(
                 client, Upper(client.upper), modes, on_changed=on_changed
@@ -114,7 +124,7 @@ class Session:
         return self._backings.open(fd)
 
     def name_changed(self, parent: int, name: bytes) -> None:
-        self._notifier.name_changed(parent, name)
+        self._notifier.name_changed(parent, name, expire=(parent, name) in self._mountpoints)
 
     def start(self) -> None:
         """Answer INIT, which blocks until the kernel sends it, or take over from an earlier session."""
@@ -270,7 +280,7 @@ class Session:
     def _on_event(self, event: object) -> None:
         if isinstance(event, Invalidated):
             for parent, name in event.names:
-                self._notifier.name_changed(parent, name)
+                self.name_changed(parent, name)
             for parent in dict.fromkeys(parent for parent, _ in event.names):
                 self._notifier.listing_changed(parent)
         elif isinstance(event, Written):

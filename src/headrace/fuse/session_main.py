@@ -27,8 +27,10 @@ from headrace.fuse import auto_io_mode, probe
 from headrace.fuse.backings import FdStoreBackings
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handover_state import HandoverState
+from headrace.fuse.mountpoints import sealed_paths
 from headrace.fuse.operations import Mode
 from headrace.fuse.servers import Role, Servers
+from headrace.seal.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,15 @@ def load_client(name: str, socket_path: str) -> Any:
         return connect(socket_path, role="session", patience_s=PATIENCE_S)
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(socket_path)
+
+
+def mountpoints_of(client: Any, mountpoint: str) -> list[bytes]:
+    """Return the paths of seals in place and of exclusive directories below a mount. Blocks for small files."""
+    local = getattr(client, "local", None)
+    if local is None:  # a client of a test
+        return []
+    sealed = sealed_paths(Catalogue.of_cache(local.volumes[0]), mountpoint)
+    return [*WriteModes.parse(client.write).exclusive_tops, *sealed]
 
 
 class FdStoreWatch:
@@ -142,7 +153,12 @@ def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
     backings = None
     if arguments.backings_fd >= 0:
         backings = FdStoreBackings(socket.socket(fileno=arguments.backings_fd))
-    session = Session(arguments.fuse_fd, handover, client, mode=mode, backings=backings)
+    session = Session(
+        *(arguments.fuse_fd, handover, client),
+        mode=mode,
+        backings=backings,
+        mountpoints=lambda: mountpoints_of(client, arguments.mountpoint),
+    )
     session.start()
     watch.follow()
     watch.report({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})

@@ -17,6 +17,7 @@ from headrace.fuse.handles import HandleCache
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import InodeIoModes
 from headrace.fuse.lazy_files import DIRECTORY_ID, CacheClient, LazyClient, LazyFiles
+from headrace.fuse.mountpoints import MountpointNames
 from headrace.fuse.operations import DiskTask, Mode, Operations, PendingRead
 from headrace.seal.snapshot import SnapshotEntry
 from tests.fuzz.fuzzer import Fuzzer
@@ -47,11 +48,13 @@ def _client() -> LazyClient:
 def _operations() -> Operations:
     client = _client()
     logging.getLogger("headrace.fuse.lazy_files").setLevel(logging.CRITICAL)  # each refused file is a line
+    handover = HandoverState(handover_state.create())
     return Operations(
-        *(client, InodeIoModes(HandoverState(handover_state.create()), _close), HandleCache(client)),
+        *(client, InodeIoModes(handover, _close), HandleCache(client)),
         mode=Mode.NOOPEN,
         register=_register,
         send=_send,
+        mountpoints=MountpointNames(client, handover, tuple),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_programs_use_it_as_the_local_file_system(host: Host) -> None:
     host.ok("down")
     host.assert_nothing_left()
     assert _rows(host) == []
+
+
+def test_changes_of_its_name_at_the_origin_unmount_nothing(host: Host) -> None:
+    """The origin gets a directory of that name, and loses it. Programs write meanwhile."""
+    up = host.up(host.truth, host.mount, "--write", MODES)
+    mounted = _row(host)
+    for turn in range(2):
+        host.put("scratch/of-the-origin", 10)
+        host.ok("sync", "/")
+        assert Writer(host.mount / "scratch").run(f"open('{turn}', 'w').write('x')") == ""
+        shutil.rmtree(host.truth / "scratch")
+        host.ok("sync", "/")
+        assert Writer(host.mount / "scratch").run(f"open('again{turn}', 'w').write('x')") == ""
+    assert _row(host) == mounted
+    assert "unmounted" not in up.said
+    assert sorted(os.listdir(host.mount / "scratch")) == ["0", "1", "again0", "again1"]
 
 
 def test_what_was_written_is_there_after_a_restart(host: Host) -> None:

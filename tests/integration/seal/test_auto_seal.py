@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +110,25 @@ def test_a_sealed_data_set_is_read_while_nothing_runs_and_comes_back(host: Host)
     host.assert_right()
     host.ok("down")
     host.assert_nothing_left()
+
+
+def test_a_directory_that_disappears_is_unsealed_before(host: Host) -> None:
+    """Readers meet the right bytes, and then that there is no file: what the mount alone would answer."""
+    host.up()
+    host.ok("load", host.mount)
+    wait_sealed(host)
+    names = [f"images/{folder}/{folder * 40 + 7}.bin" for folder in range(3)]
+    bodies = {name: (host.truth / name).read_bytes() for name in names}
+    readers = [Reader(host.mount / name) for name in names]
+    try:
+        shutil.rmtree(host.truth / "images/0")
+        wait_until(lambda: readers[0].errors)
+        shutil.rmtree(host.truth / "images")
+        host.ok("sync", "/")
+        wait_until(lambda: all(reader.errors for reader in readers))
+    finally:
+        for reader in readers:
+            reader.end()
+    assert [reader.bodies for reader in readers] == [[bodies[name]] for name in names]
+    assert {type(error) for reader in readers for error in reader.errors} == {FileNotFoundError}
+    assert seals_below(str(host.base)) == [] and os.listdir(host.mount) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Entry, FileId
+from headrace.base.model import Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteModes
 from headrace.fuse.backings import Backings
 from headrace.fuse.client_protocol import WritingClient
@@ -17,6 +17,7 @@ from headrace.fuse.file_replies import FileReplies
 from headrace.fuse.handles import HandleCache
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import InodeIoModes
+from headrace.fuse.mountpoints import MountpointNames
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Upper
@@ -93,6 +94,16 @@ class WritingMemoryClient(MemoryClient):
         entry = self._entries.pop(id)
         del self._children[entry.parent][entry.name], self._paths[id]
 
+    def add_at_origin(self, path: str, id: int, kind: Kind) -> None:
+        """Add a name, as another user of the origin does."""
+        directory, _, name = path.rpartition("/")
+        parent = self.id_of(directory or "/")
+        entry = Entry(FileId(id), parent, os.fsencode(name), kind, Version(0, 0))
+        self._entries[id], self._paths[id] = entry, os.fsencode(f"{self.folder}/source{path}")
+        children = self._children[parent] | {entry.name: entry}
+        self._children[parent] = dict(sorted(children.items()))
+        self._children.setdefault(id, {})
+
     def id_of(self, path: str) -> FileId:
         return next(id for id in map(FileId, self._paths) if self.path_of(id) == os.fsencode(path))
 
@@ -130,6 +141,9 @@ class MemoryMount:
         self.inodes = InodeIoModes(handover, self.backings.close)
         self.invalidated: list[tuple[int, bytes]] = []
         self.deferrals: list[type | str] = []
+        self.kept_paths: list[bytes] = []
+        """The paths of mountpoints."""
+        self.mountpoints = MountpointNames(client, handover, lambda: self.kept_paths)
         self.operations = self._operations(mode)
         self.table: dict[int, Method] = self.operations.table()
         self.kernel = FakeKernel(self.exchange)
@@ -143,7 +157,13 @@ class MemoryMount:
         send = FileReplies(self.device.fd).send
         modes = WriteModes.parse(self.client.write)
         if not modes.any:
-            return Operations(client, self.inodes, files, mode=mode, register=self._register, send=send)
+            return Operations(
+                *(client, self.inodes, files),
+                mode=mode,
+                register=self._register,
+                send=send,
+                mountpoints=self.mountpoints,
+            )
         upper = Upper(self.client.upper)
         upper.make()
         return WritableOperations(
@@ -151,6 +171,7 @@ class MemoryMount:
             mode=mode,
             register=self._register,
             send=send,
+            mountpoints=self.mountpoints,
             kernel=self,
             build_tree=lambda on_changed: MergedTree(client, upper, modes, on_changed=on_changed),
         )

@@ -6,7 +6,7 @@ import errno
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,16 @@ class Served:
     """A session that serves in a thread of its own. Replies that come in another order are kept for their requests;
     notifications are apart."""
 
-    def __init__(self, client: WritingMemoryClient, handover: HandoverState, mode: Mode) -> None:
+    def __init__(
+        self, client: WritingMemoryClient, handover: HandoverState, mode: Mode, mountpoints: list[bytes]
+    ) -> None:
         self.client, self.device, self.backings = client, FakeDevice(), MemoryBackings()
-        self.session = Session(self.device.fd, handover, client, mode=mode, backings=self.backings)
+        self.session = Session(
+            *(self.device.fd, handover, client),
+            mode=mode,
+            backings=self.backings,
+            mountpoints=lambda: mountpoints,
+        )
         self.kernel = FakeKernel(self.exchange)
         self.notifications: list[bytes] = []
         self._replies: dict[int, Reply] = {}
@@ -119,11 +126,17 @@ def serve(open_client: OpenClient, handover: HandoverState) -> Iterator[Serve]:
     umask = os.umask(0)
     os.umask(umask)
 
-    def make(mode: Mode = Mode.SPLICE, *, write: str = "", state: HandoverState = handover) -> Served:
+    def make(
+        mode: Mode = Mode.SPLICE,
+        *,
+        write: str = "",
+        state: HandoverState = handover,
+        mountpoints: Sequence[bytes] = (),
+    ) -> Served:
         client = open_client(write)
         if write:
             Upper(client.upper).make()
-        sessions.append(Served(client, state, mode))
+        sessions.append(Served(client, state, mode, [*mountpoints]))
         return sessions[-1]
 
     yield make
@@ -349,6 +362,21 @@ def test_an_invalidated_name_is_dropped_with_the_listing_of_its_directory(served
         assert body == bytes(layout.InvalEntryOut(5, len(name))) + name + b"\0"
     assert served.notification() == (abi.Notify.INVAL_INODE, bytes(layout.InvalInodeOut(5)))
     assert served.device.is_silent()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_name_with_a_mount_below_is_looked_up_again_and_not_dropped(serve: Serve) -> None:
+    """The kernel would detach the mount with the name."""
+    served = serve(mountpoints=[b"/dir/sub"])
+    served.start()
+    assert served.kernel.xattr(ROOT, abi.MOUNTPOINTS_XATTR.encode()).body == b"1"
+    places = [(ROOT, b"dir"), (served.client.id_of("/dir"), b"sub"), (ROOT, b"small")]
+    served.client.on_event(Invalidated(names=places))
+    for parent, name in places:
+        code, body = served.notification()
+        flags = 0 if name == b"small" else abi.EXPIRE_ONLY
+        assert code == abi.Notify.INVAL_ENTRY
+        assert body == bytes(layout.InvalEntryOut(parent, len(name), flags)) + name + b"\0"
 
 
 def test_an_evicted_file_is_opened_again_and_its_registration_ends(
