@@ -1,4 +1,4 @@
-"""Choose the files to evict: policies as pure state machines, by bytes. No I/O and no clock; one policy a volume.
+"""Choose the files to evict: policies as pure state machines, by bytes. No I/O and no clock; one policy a group.
 
 LRU: the order of last use. S3-FIFO (Yang and others, SOSP 2023): a small queue for new files, a main queue for files
 that were used again, and a list of the ids that left the small queue. A scan through a big data set passes through the
@@ -20,8 +20,8 @@ _USES_MAX = 3
 
 
 class Policy(Protocol):
-    """The order of eviction of one volume. A repeated insert of an id sets its size. touch and remove ignore unknown
-    ids."""
+    """The order of eviction of one group of files. A repeated insert of an id sets its size. touch and remove ignore
+    unknown ids."""
 
     def insert(self, id: FileId, size_bytes: int) -> None: ...
     def touch(self, id: FileId) -> None: ...
@@ -35,6 +35,10 @@ class Policy(Protocol):
         ...
 
     def size_of(self, id: FileId) -> int: ...
+
+    def uses_of(self, id: FileId) -> int:
+        """Return how many touches of a new file would place it about as well."""
+        ...
 
 
 class Lru:
@@ -54,6 +58,9 @@ class Lru:
 
     def size_of(self, id: FileId) -> int:
         return self._files.get(id, 0)
+
+    def uses_of(self, id: FileId) -> int:
+        return 0
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
         victims: list[FileId] = []
@@ -107,6 +114,9 @@ class S3Fifo:
 
     def size_of(self, id: FileId) -> int:
         return self._small.get(id, self._main.get(id, 0)) >> 2
+
+    def uses_of(self, id: FileId) -> int:
+        return max(1, self._main[id] & 3) if id in self._main else self._small.get(id, 0) & 3
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
         """Return victims as in Policy. They are put back at the head of their queue, so that one that stays is the next
@@ -167,52 +177,6 @@ class S3Fifo:
         self._ghosts[id] = None
         while len(self._ghosts) > max(64, len(self._main) + len(self._small)):
             self._ghosts.popitem(last=False)
-
-
-class BorrowedFirst:
-    """The files of one volume, with a policy for owned and one for borrowed files. Borrowed files, which other nodes
-    own, are evicted first."""
-
-    def __init__(self, owned: Policy, borrowed: Policy) -> None:
-        self.borrowed_bytes = 0
-        self._owned = owned
-        self._borrowed = borrowed
-
-    def insert(self, id: FileId, size_bytes: int, *, borrowed: bool) -> None:
-        self.remove(id)
-        if borrowed:
-            self.borrowed_bytes += size_bytes
-        (self._borrowed if borrowed else self._owned).insert(id, size_bytes)
-
-    def resize(self, id: FileId, size_bytes: int) -> None:
-        """Set the size of a known file, which then counts as new again."""
-        self.insert(id, size_bytes, borrowed=self._borrowed.size_of(id) > 0)
-
-    def __contains__(self, id: FileId) -> bool:
-        return self._owned.size_of(id) > 0 or self._borrowed.size_of(id) > 0
-
-    def size_of(self, id: FileId) -> int:
-        """Return the bytes of a file; 0 if it is not here."""
-        return self._borrowed.size_of(id) or self._owned.size_of(id)
-
-    def touch(self, id: FileId) -> None:
-        self._owned.touch(id)
-        self._borrowed.touch(id)
-
-    def remove(self, id: FileId) -> int:
-        """Remove a file and return its size."""
-        size_bytes = self._borrowed.remove(id)
-        self.borrowed_bytes -= size_bytes
-        return size_bytes or self._owned.remove(id)
-
-    def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        """Return victims as in Policy."""
-        victims = self.borrowed_victims(bytes_needed, is_pinned)
-        bytes_left = bytes_needed - sum(map(self._borrowed.size_of, victims))
-        return victims + self._owned.victims(bytes_left, is_pinned) if bytes_left > 0 else victims
-
-    def borrowed_victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        return self._borrowed.victims(bytes_needed, is_pinned)
 
 
 def build_policy(name: str) -> Policy:

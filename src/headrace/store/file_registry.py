@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.base import failpoint
 from headrace.base.model import Entry, FileId
+from headrace.store.groups import FileGroups, SpaceDivision
 from headrace.store.index import Index
 from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
@@ -23,10 +24,17 @@ class FileRegistry:
     writer and of the index. writers: the open ones; an unused writer is removed by itself.
     """
 
-    def __init__(self, index: Index, volumes: list[Volume], policy: str, planned: PlannedChoice) -> None:
+    def __init__(
+        self,
+        index: Index,
+        volumes: list[Volume],
+        policy: str,
+        planned: PlannedChoice,
+        division: SpaceDivision,
+    ) -> None:
         self.index = index
         self.volumes = volumes
-        self.accounts = Accounts(volumes, policy, planned)
+        self.accounts = Accounts(volumes, policy, planned, FileGroups(division))
         self.lock = threading.RLock()
         self.writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self.sequence = index.state.synced_sequence

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
 from headrace.store.file_registry import FileRegistry
+from headrace.store.groups import OneGroup, SpaceDivision
 from headrace.store.planned_choice import NoPlans, PlannedChoice
 from headrace.store.room import choose_volume
 from headrace.store.spill import note_spilled
+from headrace.store.tenant_limits import TenantLimits
+from headrace.store.usage import allocated_bytes
 from headrace.store.victims import Victims
 from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
@@ -28,13 +32,14 @@ EVICT_STEP_BYTES = 8 << 20
 class SpaceRules:
     """Say what is evicted, and when. high, low: shares of a volume's capacity where eviction begins and ends.
     borrowed_share: the share for files that other nodes own. policy: of build_policy. planned: knows which files are
-    read when."""
+    read when. division: which group each file is in, and what each tenant may have."""
 
     high: float = 0.95
     low: float = 0.90
     borrowed_share: float = 1.0
     policy: str = "s3fifo"
     planned: PlannedChoice = field(default_factory=NoPlans)
+    division: SpaceDivision = field(default_factory=OneGroup)
 
 
 class CacheSpace:
@@ -60,7 +65,8 @@ class CacheSpace:
         self._home = threading.get_ident()
         self._unreported = list[FileId]()
         self._draining: set[int] = set()  # volumes that were above the high watermark
-        self._victims = Victims(files.index, files.accounts, rules.planned, files.is_open)
+        self._victims = Victims(files.index, files.accounts, files.is_open)
+        self._limits = TenantLimits(files, disks, self._victims)
 
     @property
     def used_bytes(self) -> int:
@@ -71,10 +77,34 @@ class CacheSpace:
         """Report files at the next report, so that readers open them again. The caller holds the lock."""
         self._unreported += ids
 
-    def choose(self, size_bytes: int, *, spilled: bool) -> Volume:
+    def choose(self, id: FileId, size_bytes: int, *, spilled: bool) -> Volume:
+        """Return the volume for a new file, and remember its group. Raises NoSpaceError."""
         if spilled:
             return self._open_spill()
-        return choose_volume(self._disks, size_bytes, high=self._high, make_room=self.make_room)
+        groups = self._files.accounts.groups
+        groups.assign(id)
+        try:
+            self._keep_limit(id, allocated_bytes(size_bytes))
+            make_room = partial(self.make_room, keep=id)
+            return choose_volume(self._disks, size_bytes, high=self._high, make_room=make_room)
+        except NoSpaceError:
+            groups.forget(id)
+            raise
+
+    def _keep_limit(self, id: FileId, count: int) -> None:
+        """Evict files of the tenant that a file belongs to, if it would exceed its limit. Raises NoSpaceError."""
+        self._unreported += self._count_evicted(self._limits.make_room(id, count))
+        self.report_evicted()
+        self._limits.check(id, count)
+
+    def regroup(self, after: FileId) -> FileId | None:
+        """Ask for the groups of some hundred files again, those with ids above `after`. Return the last one; None at
+        the end. Call it from id 0 on when the answers of the division have changed."""
+        with self._lock:
+            batch = self._files.index.cached_batch(after)
+            for cached in batch:
+                self._files.accounts.regroup(cached)
+        return batch[-1].id if batch else None
 
     @property
     def open_volumes(self) -> list[Volume]:
@@ -119,6 +149,7 @@ class CacheSpace:
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
                 if surplus > 0:
                     evicted += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
+            evicted += self._count_evicted(self._limits.trim(EVICT_STEP_BYTES))
             self._unreported += evicted + self._drop_spilled()
         self.report_evicted()
         return evicted
@@ -149,12 +180,15 @@ class CacheSpace:
             return []
         ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
         self._files.discard(ids)
+        return self._count_evicted(ids)
+
+    def _count_evicted(self, ids: list[FileId]) -> list[FileId]:
         self.evicted_files += len(ids)
         return ids
 
     def make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
-        """Evict files until that many bytes fit. Raises NoSpaceError if that is impossible. keep: a file that must
-        stay."""
+        """Evict files until that many bytes fit. Raises NoSpaceError if that is impossible. keep: the file that needs
+        them, which stays."""
         over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
         if max(over, short) <= 0:
             return
@@ -246,6 +280,8 @@ class CacheSpace:
         """Make space for more bytes of a file. In the spill, that drops the file's earlier bytes. Raises
         EvictedError."""
         try:
+            if writer.volume is not self._spill:
+                self._keep_limit(writer.id, count)
             self.make_room(writer.volume, count, keep=writer.id)
         except NoSpaceError as error:
             if writer.volume is not self._spill:

@@ -68,7 +68,7 @@ class Store:
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
         self.unverified_found = recover(index, self.disks, seals)
-        self._files = FileRegistry(index, volumes, rules.policy, rules.planned)
+        self._files = FileRegistry(index, volumes, rules.policy, rules.planned, rules.division)
         self.sealed = SealedFiles(self._files, seals)
         """Known before anything can be evicted."""
         self.space = CacheSpace(self._files, self.disks, spill, rules)
@@ -138,7 +138,7 @@ class Store:
         with self._lock:
             self._files.forget_writer(entry.id)
             self._files.discard([entry.id])
-            volume = self.space.choose(entry.version.size_bytes, spilled=spilled)
+            volume = self.space.choose(entry.id, entry.version.size_bytes, spilled=spilled)
             writer = CacheWriter.create(volume, entry.id, entry.version, self.space)
             failpoint.hit("create.files")
             record = self._files.record(entry, volume, complete=False, borrowed=borrowed)
@@ -284,7 +284,7 @@ class Store:
     def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
         self.index.state.heed_clock()
         size_bytes = entry.version.size_bytes
-        volume = self.space.choose(size_bytes, spilled=spilled)
+        volume = self.space.choose(entry.id, size_bytes, spilled=spilled)
         if spilled:
             self.space.make_room(volume, allocated_bytes(size_bytes))
         self._files.accounts.reserve(entry.id, volume, allocated_bytes(size_bytes))

@@ -5,12 +5,14 @@ In memory only, rebuilt from the index at each start. `Store` updates it togethe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.block_map import map_bytes
-from headrace.store.eviction import BorrowedFirst, build_policy
+from headrace.store.borrowed_first import BorrowedFirst
+from headrace.store.groups import FileGroups, OneGroup
 from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_ids import SealedIds
@@ -23,17 +25,26 @@ completes the file. Such a part has a position in the policy."""
 
 
 class Accounts:
-    """The accounts of a store. policies: of each volume. planned: hears of each complete file. pinned, sealed: files
-    that must not be evicted."""
+    """The accounts of a store. policies: of each volume. groups: of the files on the disks; the spill has one group.
+    planned: hears of each complete file. pinned, sealed: files that must not be evicted."""
 
-    def __init__(self, volumes: Sequence[Volume], policy: str, planned: PlannedChoice) -> None:
-        self.policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
-        for number, ranks in enumerate(self.policies):
-            planned.add_volume(number, ranks.size_of)
+    def __init__(
+        self, volumes: Sequence[Volume], policy: str, planned: PlannedChoice, groups: FileGroups
+    ) -> None:
+        disk_bytes = sum(volume.capacity_bytes for volume in volumes if volume.tier != SPILL) or 1
+        spilled = FileGroups(OneGroup())
+        self.policies = [
+            BorrowedFirst(policy, spilled if v.tier == SPILL else groups, v.capacity_bytes / disk_bytes)
+            for v in volumes
+        ]
+        self.groups = groups
         self._planned = planned
+        self._volumes = volumes
+        self._pools: set[int] = set()  # of volume and group, that the plans know
+        for volume in volumes:
+            self.choose(volume.number, lambda _: False, 0, [])
         self.pinned: set[FileId] = set()
         self.sealed = SealedIds()
-        self._volumes = volumes
         # incomplete files: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}
         self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, in the same form
@@ -64,6 +75,34 @@ class Accounts:
     def is_partial(self, id: FileId) -> bool:
         return id in self._partial
 
+    def choose(
+        self, volume: int, is_kept: Callable[[FileId], bool], group: int, ids: list[FileId]
+    ) -> list[FileId]:
+        """Let the plans choose among the files of a group, instead of the victims of its policy."""
+        pool = volume + group * len(self._volumes)
+        if pool not in self._pools:
+            self._pools.add(pool)
+            self._planned.add_volume(pool, partial(self.policies[volume].size_in, group))
+        return self._planned.choose(pool, ids, is_kept)
+
+    def regroup(self, cached: CachedFile) -> None:
+        """Ask for the group of a file again."""
+        id, policy = cached.id, self.policies[cached.volume]
+        volume = self._volumes[cached.volume]
+        if volume.tier == SPILL or id in self._reserved:
+            return
+        size_bytes = self._partial[id][1] if id in self._partial else policy.size_of(id)
+        self.groups.charge(id, -size_bytes)
+        policy.regroup(id)
+        self.groups.charge(id, size_bytes)
+        if cached.complete:
+            self._planned.note_resident(id)
+
+    def _charge(self, id: FileId, volume: Volume, count: int) -> None:
+        volume.used_bytes += count
+        if volume.tier != SPILL:
+            self.groups.charge(id, count)
+
     def touch(self, ids: Iterable[FileId]) -> None:
         """Record a use of files. Unknown ids are no error."""
         for id in ids:
@@ -74,13 +113,14 @@ class Accounts:
 
     def reserve(self, id: FileId, volume: Volume, size_bytes: int) -> None:
         """Reserve the space of a small file before it is written."""
-        volume.used_bytes += size_bytes
+        self._charge(id, volume, size_bytes)
         self._reserved[id] = (volume.number, size_bytes)
 
     def release(self, id: FileId) -> None:
         """Release a reservation: the file is written, or will not be."""
         number, size_bytes = self._reserved.pop(id)
-        self._volumes[number].used_bytes -= size_bytes
+        self._charge(id, self._volumes[number], -size_bytes)
+        self.groups.forget(id)
 
     def is_reserved(self, id: FileId) -> bool:
         return id in self._reserved
@@ -95,6 +135,8 @@ class Accounts:
     def add(self, cached: CachedFile) -> None:
         """Add a file from its record and its volume."""
         volume = self._volumes[cached.volume]
+        if volume.tier != SPILL:
+            self.groups.assign(cached.id)
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
             self.policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
@@ -103,7 +145,7 @@ class Accounts:
             size_bytes = volume.allocated(cached.id)
             self._partial[cached.id] = (volume.number, size_bytes)
             self._place(cached, size_bytes)
-        volume.used_bytes += size_bytes
+        self._charge(cached.id, volume, size_bytes)
         if cached.pinned:
             self.pinned.add(cached.id)
 
@@ -113,19 +155,24 @@ class Accounts:
         self._partial[id] = (number, size_bytes + count)
         if id in self.policies[number]:
             self.policies[number].resize(id, max(PAGE_BYTES, size_bytes + count))
-        self._volumes[number].used_bytes += count
+        self._charge(id, self._volumes[number], count)
 
     def remove(self, id: FileId) -> int:
         """Remove a file and return its bytes. A pin stays."""
+        size_bytes = self._remove(id)
+        self.groups.forget(id)
+        return size_bytes
+
+    def _remove(self, id: FileId) -> int:
         number, size_bytes = self._partial.pop(id, (-1, 0))
         if number >= 0:
             self.policies[number].remove(id)
-            self._volumes[number].used_bytes -= size_bytes
+            self._charge(id, self._volumes[number], -size_bytes)
             return size_bytes
         for volume, policy in zip(self._volumes, self.policies, strict=True):
             size_bytes = policy.remove(id)
             if size_bytes:
-                volume.used_bytes -= size_bytes
+                self._charge(id, volume, -size_bytes)
                 return size_bytes
         return 0
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headrace.base.model import FileId
+from headrace.store.group_policy import SpaceRequest
 from headrace.store.index import Index
-from headrace.store.planned_choice import PlannedChoice
 from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
 Step = Callable[[Volume, int, FileId | None], list[FileId]]
-"""Takes a volume, the bytes needed and a file that must stay. Returns files that together have the bytes, or all there
-are."""
+"""Takes a volume, the bytes needed and the file that needs them, which stays. Returns files that together have the
+bytes, or all there are."""
 
 
 class Victims:
     """The victims of a store. is_open: whether a file is being filled now. Called under the store's lock."""
 
-    def __init__(
-        self, index: Index, accounts: Accounts, planned: PlannedChoice, is_open: Callable[[FileId], bool]
-    ) -> None:
+    def __init__(self, index: Index, accounts: Accounts, is_open: Callable[[FileId], bool]) -> None:
         self._index = index
         self._accounts = accounts
-        self._planned = planned
         self._is_open = is_open
         self.steps: tuple[Step, ...] = (
             self.superseded_on,
@@ -61,10 +59,34 @@ class Victims:
         """Return every file of a volume that is not being filled."""
         return self.of_policy(volume, volume.used_bytes) + self.partial_idle(volume, volume.used_bytes)
 
-    def of_policy(self, volume: Volume, bytes_needed: int, _: FileId | None = None) -> list[FileId]:
-        policy = self._accounts.policies[volume.number]
-        ids = policy.victims(bytes_needed, self._must_stay)
-        return self._planned.choose(volume.number, ids, self._must_stay)
+    def of_policy(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
+        incoming = None if keep is None else self._accounts.groups.tenant_of(keep)
+        request = self._request(volume, bytes_needed, keep, incoming)
+        return self._accounts.policies[volume.number].victims(request)
+
+    def of_tenant(self, volume: Volume, tenant: str, bytes_needed: int, keep: FileId | None) -> list[FileId]:
+        """Return files of one tenant as a step does: idle incomplete ones, then owned ones by its groups' policies."""
+        groups, policy = self._accounts.groups, self._accounts.policies[volume.number]
+        victims: list[FileId] = []
+        for id, number, size_bytes in self._accounts.partials():
+            if bytes_needed <= 0:
+                break
+            is_idle = id != keep and number == volume.number and not self._must_stay(id)
+            if is_idle and id not in policy and groups.tenant_of(id) == tenant:
+                victims.append(id)
+                bytes_needed -= size_bytes
+        if bytes_needed > 0:
+            victims += policy.tenant_victims(tenant, self._request(volume, bytes_needed, keep, tenant))
+        return victims
+
+    def _request(
+        self, volume: Volume, bytes_needed: int, keep: FileId | None, incoming: str | None
+    ) -> SpaceRequest:
+        def is_kept(id: FileId) -> bool:
+            return id == keep or self._must_stay(id)
+
+        choose = partial(self._accounts.choose, volume.number, is_kept)
+        return SpaceRequest(bytes_needed, is_kept, incoming, choose)
 
     def _must_stay(self, id: FileId) -> bool:
         return self._accounts.is_kept(id) or self._is_open(id)

@@ -1,0 +1,76 @@
+"""Evict the files of a volume that other nodes own before its own ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.base.model import FileId
+from headrace.store.eviction import IsPinned, build_policy
+from headrace.store.group_policy import GroupPolicy, SpaceRequest
+from headrace.store.groups import FileGroups
+
+
+class BorrowedFirst:
+    """The files of one volume. Borrowed files, which other nodes own, are evicted first; the owned ones by group.
+
+    name: of build_policy. part: the volume's share of the node's capacity.
+    """
+
+    def __init__(self, name: str, groups: FileGroups, part: float) -> None:
+        self.borrowed_bytes = 0
+        self._owned = GroupPolicy(name, groups, part)
+        self._borrowed = build_policy(name)
+
+    def insert(self, id: FileId, size_bytes: int, *, borrowed: bool) -> None:
+        self.remove(id)
+        if borrowed:
+            self.borrowed_bytes += size_bytes
+        (self._borrowed if borrowed else self._owned).insert(id, size_bytes)
+
+    def resize(self, id: FileId, size_bytes: int) -> None:
+        """Set the size of a known file, which then counts as new again."""
+        self.insert(id, size_bytes, borrowed=self._borrowed.size_of(id) > 0)
+
+    def __contains__(self, id: FileId) -> bool:
+        return self._owned.size_of(id) > 0 or self._borrowed.size_of(id) > 0
+
+    def size_of(self, id: FileId) -> int:
+        """Return the bytes of a file; 0 if it is not here."""
+        return self._borrowed.size_of(id) or self._owned.size_of(id)
+
+    def size_in(self, group: int, id: FileId) -> int:
+        """Return the bytes of a file, if plans may choose it among that group. Borrowed files count to the first
+        one."""
+        size_bytes = 0 if group else self._borrowed.size_of(id)
+        return size_bytes or self._owned.size_in(group, id)
+
+    def touch(self, id: FileId) -> None:
+        self._owned.touch(id)
+        self._borrowed.touch(id)
+
+    def remove(self, id: FileId) -> int:
+        """Remove a file and return its size."""
+        size_bytes = self._borrowed.remove(id)
+        self.borrowed_bytes -= size_bytes
+        return size_bytes or self._owned.remove(id)
+
+    def victims(self, request: SpaceRequest) -> list[FileId]:
+        """Return victims as in Policy. While there is one group, plans choose among all of them."""
+        victims = self.borrowed_victims(request.bytes_needed, request.is_kept)
+        bytes_left = request.bytes_needed - sum(map(self._borrowed.size_of, victims))
+        rest = replace(request, bytes_needed=max(0, bytes_left))
+        if self._owned.is_divided:
+            return victims + self._owned.victims(rest)
+        owned = self._owned.victims(replace(rest, choose=lambda _, ids: ids))
+        return request.choose(0, victims + owned)
+
+    def tenant_victims(self, tenant: str, request: SpaceRequest) -> list[FileId]:
+        """Return victims among a tenant's owned files."""
+        return self._owned.tenant_victims(tenant, request)
+
+    def borrowed_victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
+        return self._borrowed.victims(bytes_needed, is_pinned)
+
+    def regroup(self, id: FileId) -> None:
+        """Move a file to its new group."""
+        self._owned.regroup(id)

@@ -1,0 +1,112 @@
+"""Sort the cache files into groups, by priority and tenant. The tenants' policy lies above the store, which is handed
+this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.base.eviction_group import EvictionGroup
+from headrace.base.model import FileId
+
+
+class SpaceDivision(Protocol):
+    """Knows the group of each file, and what each tenant may have. Its answers may change: see `CacheSpace.regroup`.
+    Called from any thread, under the store's lock."""
+
+    def group_of(self, id: FileId) -> EvictionGroup: ...
+
+    def guaranteed_bytes(self, tenant: str) -> int:
+        """Return the bytes on this node below which other tenants evict nothing of this one."""
+        ...
+
+    def limit_bytes(self, tenant: str) -> int | None:
+        """Return the bytes on this node that a tenant never exceeds; None for no limit."""
+        ...
+
+    def losses(
+        self, bytes_needed: int, used: Mapping[str, int], evictable: Mapping[str, int], *, part: float
+    ) -> dict[str, int]:
+        """Return how many bytes each tenant loses: what is needed, or all that is evictable.
+
+        used: bytes of each tenant on a volume, which has `part` of the node's capacity. evictable: the most that each
+        may lose, at most what it uses.
+        """
+        ...
+
+
+class OneGroup:
+    """The division of a store without tenants and priorities: every file is in one group."""
+
+    def group_of(self, id: FileId) -> EvictionGroup:
+        return FIRST_GROUP
+
+    def guaranteed_bytes(self, tenant: str) -> int:
+        return 0
+
+    def limit_bytes(self, tenant: str) -> int | None:
+        return None
+
+    def losses(
+        self, bytes_needed: int, used: Mapping[str, int], evictable: Mapping[str, int], *, part: float
+    ) -> dict[str, int]:
+        return {tenant: min(size_bytes, bytes_needed) for tenant, size_bytes in evictable.items()}
+
+
+FIRST_GROUP = EvictionGroup()
+"""The group of files without a tenant and with the usual priority. Its files need no memory here."""
+
+
+class FileGroups:
+    """Remember the group of each cache file as a number, and the bytes that each tenant uses on all disks."""
+
+    def __init__(self, division: SpaceDivision) -> None:
+        self.division = division
+        self.groups = [FIRST_GROUP]
+        self._numbers_by_group = {FIRST_GROUP: 0}
+        self._numbers: dict[FileId, int] = {}  # of files outside the first group
+        self._used: dict[str, int] = {}
+
+    def assign(self, id: FileId) -> int:
+        """Ask for the group of a file, remember it and return its number."""
+        group = self.division.group_of(id)
+        number = self._numbers_by_group.get(group)
+        if number is None:
+            number = self._numbers_by_group[group] = len(self.groups)
+            self.groups.append(group)
+        if number:
+            self._numbers[id] = number
+        else:
+            self._numbers.pop(id, None)
+        return number
+
+    def forget(self, id: FileId) -> None:
+        self._numbers.pop(id, None)
+
+    def number_of(self, id: FileId) -> int:
+        return self._numbers.get(id, 0)
+
+    def tenant_of(self, id: FileId) -> str:
+        return self.groups[self._numbers.get(id, 0)].tenant
+
+    def charge(self, id: FileId, count: int) -> None:
+        """Add bytes to what the tenant of a file uses; a negative count frees them."""
+        number = self._numbers.get(id, 0)
+        if number:
+            tenant = self.groups[number].tenant
+            self._used[tenant] = self._used.get(tenant, 0) + count
+
+    def tenants(self) -> set[str]:
+        """Return the tenants that have, or had, a file."""
+        return {group.tenant for group in self.groups} - {""}
+
+    def used_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's files, also of those that are being written."""
+        return self._used.get(tenant, 0)
+
+    def excess_bytes(self, tenant: str, count: int = 0) -> int:
+        """Return by how much a tenant is above its limit with `count` bytes more; 0 if it is not."""
+        limit_bytes = self.division.limit_bytes(tenant) if tenant else None
+        if limit_bytes is None:
+            return 0
+        return max(0, self.used_bytes(tenant) + count - limit_bytes)
