@@ -161,6 +161,14 @@ class ReadPath:
         """Load only the bytes start..end of a file."""
         await self._with_fill(entry.id, lambda fill: fill.ensure(start, end, BACKGROUND), BACKGROUND)
 
+    def has(self, id: FileId, start: int, end: int) -> bool:
+        """Return whether the cache file has these bytes, of a file that is complete or being filled. Parts of other
+        files take a read of the disk, so the answer is False."""
+        fill = self._fills.get(id)
+        if fill is None or fill.is_closed:
+            return self._is_cached(id)
+        return not fill.missing_ranges(start, end)
+
     def is_arriving(self, entry: Entry, path: bytes, start: int, end: int) -> bool:
         """Return whether every missing block of the range is already being fetched from the origin. Callers may then
         wait without risking a cycle between nodes."""

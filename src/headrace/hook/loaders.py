@@ -16,6 +16,7 @@ from typing import Any
 from .mounts import MountedPaths, mounts_of_process
 from .opened_files import OpenedSampleFiles, data_set_key, end_batch
 from .reporter import ReportedStream, Reporter
+from .sample_extents import SampleExtents, extents_of
 from .sample_files import files_of
 from .samplers import LearnedOrder, NotPlannable, NotThisEpoch, batch_size_of, learn, rank_and_world
 from .shards import ShardStreams
@@ -180,13 +181,20 @@ class Watcher:
         return ReportedStream(
             id=uuid.uuid4().hex,
             key=data_set_key(data_set, self._pid),
-            files=files_of(data_set),
+            files=self._extents_of(data_set) or files_of(data_set),
             samples=len(data_set),
             batch_size=batch_size_of(sampler),
             rank=rank,
             world=world,
             index_sampler=weakref.ref(sampler),
         )
+
+    def _extents_of(self, data_set: Any) -> SampleExtents | None:
+        try:
+            return extents_of(data_set)
+        except Exception as error:  # noqa: BLE001 - data sets are objects of other packages
+            self._reporter.say_once(f"the extents of samples can't be learned: {error!r}")
+            return None
 
     def _give_up(self, sampler: Any, why: str) -> None:
         if _can_be_followed(sampler):  # else the next epoch tries again

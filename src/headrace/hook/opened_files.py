@@ -14,6 +14,7 @@ from typing import Any
 
 from .frames import PlanConnection, PlanRefusedError
 from .mounts import MountedPaths
+from .sample_extents import has_extents
 from .sample_files import is_known
 from .samplers import SAMPLES_MAX
 
@@ -109,7 +110,7 @@ class _MarkedDataSet:
         self._data_set = data_set
         self._files = files
         self._key = data_set_key(data_set, os.getpid() if parent is None else int(parent.pid or 0))
-        self._is_known = is_known(data_set)
+        self._is_known = is_known(data_set) or has_extents(data_set)
         self._loaded = bytearray(0 if self._is_known else min(len(data_set), SAMPLES_MAX))
         self._missing = len(self._loaded)
         self._batches = 0

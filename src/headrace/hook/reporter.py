@@ -12,13 +12,14 @@ import os
 import sys
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import Any
 
 from .frames import PlanConnection, PlanRefusedError
 from .mounts import MountedPaths
+from .sample_extents import SampleExtents
 from .sample_files import SampleFiles
 from .samplers import next_epoch
 
@@ -34,6 +35,7 @@ SENT_AGAIN_MAX = 8
 NAMES_AT_ONCE = 4096
 INDICES_AT_ONCE = 1 << 20
 DIGEST_SAMPLES = 4096
+BOUNDS_AT_ONCE = EXTENTS_AT_ONCE = 1 << 16
 
 
 class ReportedStream:
@@ -48,7 +50,7 @@ class ReportedStream:
         *,
         id: str,
         key: str,
-        files: SampleFiles | None,
+        files: SampleFiles | SampleExtents | None,
         samples: int,
         batch_size: int,
         rank: int,
@@ -204,8 +206,8 @@ class Reporter:
         return self._connection.ask(kind, **fields)
 
     def _open(self, stream: ReportedStream) -> None:
-        names = None if stream.files is None else _SampleNames(stream.files, self._mounts)
-        digest = b"" if names is None else self._digest(names)
+        names = _named(stream.files, self._mounts)
+        digest = b"" if names is None else names.digest()
         answer = self._ask(
             "PlanStart",
             stream=stream.id,
@@ -218,25 +220,13 @@ class Reporter:
             batch_size=stream.batch_size,
         )
         if names is not None and not answer.get("known"):
-            for start in range(0, stream.samples, NAMES_AT_ONCE):
-                part = b"\0".join(names.part(start, start + NAMES_AT_ONCE))
-                self._ask("PlanNames", digest=digest, first=start, names=part)
-
-    def _digest(self, names: _SampleNames) -> bytes:
-        """Return what two processes with the same data set agree on: a hash of some of the names."""
-        count = len(names.files)
-        digest = hashlib.blake2b(str(count).encode(), digest_size=16)
-        for index in range(0, count, max(1, count // DIGEST_SAMPLES)):
-            digest.update(names.name(index) + b"\0")
-        return digest.digest()
+            for kind, fields in names.messages():
+                self._ask(kind, digest=digest, **fields)
 
     def _send_order(self, stream: str, epoch: int, order: array[int]) -> None:
         for start in range(0, len(order), INDICES_AT_ONCE) or (0,):
-            part = order[start : start + INDICES_AT_ONCE]
-            if sys.byteorder == "big":
-                part.byteswap()
+            indices = _little_endian(order[start : start + INDICES_AT_ONCE])
             is_last = start + INDICES_AT_ONCE >= len(order)
-            indices = part.tobytes()
             self._ask("PlanOrder", stream=stream, epoch=epoch, first=start, indices=indices, is_last=is_last)
 
     def stop(self) -> None:
@@ -281,12 +271,71 @@ class _SampleNames:
     """The names of samples' files in the namespace; an empty one for a file outside all mounts."""
 
     def __init__(self, files: SampleFiles, mounts: MountedPaths) -> None:
-        self.files = files
+        self._files = files
         self._mounts = mounts
 
-    def name(self, index: int) -> bytes:
-        return os.fsencode(self._mounts.namespace_path(self.files[index]) or "")
+    def digest(self) -> bytes:
+        """Return what two processes with the same data set agree on: a hash of some of the names."""
+        count = len(self._files)
+        digest = hashlib.blake2b(str(count).encode(), digest_size=16)
+        for index in range(0, count, max(1, count // DIGEST_SAMPLES)):
+            digest.update(_name_of(self._files[index], self._mounts) + b"\0")
+        return digest.digest()
 
-    def part(self, start: int, end: int) -> list[bytes]:
-        names = (self._mounts.namespace_path(path) for path in self.files[start:end])
-        return [os.fsencode(name or "") for name in names]
+    def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the messages that name all files: their kind, and their fields."""
+        for start in range(0, len(self._files), NAMES_AT_ONCE):
+            names = [_name_of(path, self._mounts) for path in self._files[start : start + NAMES_AT_ONCE]]
+            yield "PlanNames", {"first": start, "names": b"\0".join(names)}
+
+
+class _ExtentNames:
+    """The extents of samples, with the names of their files as in _SampleNames."""
+
+    def __init__(self, extents: SampleExtents, mounts: MountedPaths) -> None:
+        self._extents = extents
+        self._mounts = mounts
+
+    def digest(self) -> bytes:
+        return self._extents.digest()
+
+    def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the messages that describe all extents, and then all samples."""
+        first = 1
+        for path, bounds in self._extents.files:
+            name = _name_of(path, self._mounts)
+            for start in range(0, len(bounds) - 1, BOUNDS_AT_ONCE - 1):
+                part = bounds[start : start + BOUNDS_AT_ONCE]
+                count = len(part) - 1
+                yield (
+                    "PlanExtents",
+                    {
+                        "first": first,
+                        "names": name,
+                        "counts": count.to_bytes(4, "little"),
+                        "bounds": _little_endian(part),
+                    },
+                )
+                first += count
+        for start in range(0, self._extents.samples, EXTENTS_AT_ONCE):
+            width, numbers = self._extents.part(start, start + EXTENTS_AT_ONCE)
+            yield "PlanSamples", {"first": start, "width": width, "extents": numbers}
+
+
+def _named(
+    files: SampleFiles | SampleExtents | None, mounts: MountedPaths
+) -> _SampleNames | _ExtentNames | None:
+    if isinstance(files, SampleExtents):
+        return _ExtentNames(files, mounts)
+    return None if files is None else _SampleNames(files, mounts)
+
+
+def _name_of(path: str, mounts: MountedPaths) -> bytes:
+    return os.fsencode(mounts.namespace_path(path) or "")
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()

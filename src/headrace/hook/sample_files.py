@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 SampleFiles = Sequence[str]
 """The path of the file of each sample, by the sample's index."""
-_DEPTH_MAX = 16
-ROWS_MAX = 4_000_000
-"""Rows of Arrow files that are named to the node, some 10 µs each. They are many, and their files few."""
+DEPTH_MAX = 16
+
+
+def kinds_of(data_set: Any) -> list[tuple[str, str]]:
+    """Return the modules and names of the classes of a data set, its own first."""
+    return [(kind.__module__, kind.__name__) for kind in type(data_set).__mro__]
 
 
 def files_of(data_set: Any, depth: int = 0) -> SampleFiles | None:
     """Return the file of each sample; None for a data set that this module doesn't know."""
-    if depth > _DEPTH_MAX:
+    if depth > DEPTH_MAX:
         return None
-    for kind in type(data_set).__mro__:
-        known = _KNOWN.get((kind.__module__, kind.__name__))
+    for kind in kinds_of(data_set):
+        known = _KNOWN.get(kind)
         if known is not None:
             return known(data_set, depth)
     return None
@@ -45,28 +47,6 @@ class DerivedFiles(Sequence[str]):
 def _chosen(files: SampleFiles, indices: Sequence[int]) -> SampleFiles:
     """Choose samples of another data set."""
     return DerivedFiles(array("I", indices), files.__getitem__)
-
-
-def _of_arrow(data_set: Any, _: int) -> SampleFiles | None:
-    """Return the Arrow file of each row of Hugging Face's Dataset; None if some are in memory, or of several files."""
-    table, indices = data_set._data, data_set._indices
-    if len(data_set) > ROWS_MAX:
-        return None
-    paths: list[str] = []
-    starts: list[int] = []
-    rows = 0
-    for blocks in getattr(table, "blocks", [[table]]):
-        files = {getattr(block, "path", None) for block in blocks}
-        path = files.pop()
-        if files or path is None:
-            return None
-        paths.append(path)
-        starts.append(rows)
-        rows += blocks[0].num_rows
-    files_of_rows = DerivedFiles(range(rows), lambda row: paths[bisect_right(starts, row) - 1])
-    if indices is None:
-        return files_of_rows
-    return _chosen(files_of_rows, indices.column(0).to_numpy().astype("uint32"))
 
 
 def _of_samples(data_set: Any, _: int) -> SampleFiles | None:
@@ -98,7 +78,6 @@ def _of_concatenation(data_set: Any, depth: int) -> SampleFiles | None:
 _KNOWN: dict[tuple[str, str], Callable[[Any, int], SampleFiles | None]] = {
     ("torchvision.datasets.folder", "DatasetFolder"): _of_samples,
     ("headrace.integrations.torch_data", "Samples"): _of_headrace,
-    ("datasets.arrow_dataset", "Dataset"): _of_arrow,
     ("torch.utils.data.dataset", "Subset"): _of_subset,
     ("torch.utils.data.dataset", "ConcatDataset"): _of_concatenation,
 }
@@ -106,8 +85,7 @@ _KNOWN: dict[tuple[str, str], Callable[[Any, int], SampleFiles | None]] = {
 
 def is_known(data_set: Any, depth: int = 0) -> bool:
     """Return whether `files_of` knows a data set, without listing its files."""
-    names = {(kind.__module__, kind.__name__) for kind in type(data_set).__mro__}
-    if depth > _DEPTH_MAX or not names & set(_KNOWN):
+    if depth > DEPTH_MAX or not set(kinds_of(data_set)) & set(_KNOWN):
         return False
     parts = getattr(data_set, "datasets", None) or [getattr(data_set, "dataset", None)]
     return all(part is None or is_known(part, depth + 1) for part in parts)

@@ -63,9 +63,9 @@ class ShardStreams:
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
             self.give_up(error)
 
-    def report(self, stream: ReportedStream) -> bool:
+    def report(self, stream: ReportedStream, files: list[str]) -> bool:
         """Report a stream, unless none of its files is in a mount."""
-        if not any(self._mounts.namespace_path(path) for path in stream.files or ()):
+        if not any(map(self._mounts.namespace_path, files)):
             return False
         self._reporter().add(stream)
         return True
@@ -134,7 +134,7 @@ class FollowedShards:
         )
         stream.begin(order)
         self._files = files
-        self._stream = stream if self._streams.report(stream) else None
+        self._stream = stream if self._streams.report(stream, files) else None
         self._streams.wake()
 
     def begin_web(self, shards: list[Any]) -> None:

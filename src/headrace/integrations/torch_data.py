@@ -133,7 +133,14 @@ class TokenWindows(Dataset[torch.Tensor]):
         if window < 1 or self._stride < 1:
             raise UsageError(f"window {window}, stride {stride}", why="both must be at least 1")
         self._contents: tuple[int, list[Content]] | None = None
+        self.node = {"cache": cache, "socket": socket}
+        self.stride_bytes, self.window_bytes = self._stride * dtype.itemsize, window * dtype.itemsize
         counts = [self._windows_of(content.size_bytes) for content in self._open()]
+        self.windows_by_file = [
+            (f"{self.place.name.rstrip('/')}/{name}", count)
+            for name, count in zip(self.names, counts, strict=True)
+        ]
+        """The path of each file, and how many windows it has."""
         self._ends = list(itertools.accumulate(counts))
         if not self._ends or not self._ends[-1]:
             raise PathNotFoundError(
@@ -489,7 +496,7 @@ class Loader:
         """Let the node of this host know the order of a data set that is in the cache, with the first epoch. Without
         such a node nothing changes."""
         data, is_first, self._is_watched = self.data, not self._is_watched, True
-        if not (is_first and isinstance(data, Samples) and is_cached_path(data.place.name)):
+        if not (is_first and isinstance(data, Samples | TokenWindows) and is_cached_path(data.place.name)):
             return
         try:
             watch(loader, **data.node)

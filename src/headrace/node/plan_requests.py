@@ -10,6 +10,7 @@ from headrace.prefetch.plan_table import PlannedReader, PlanTable
 from headrace.wire.messages import (
     Done,
     PlanEnd,
+    PlanExtents,
     PlanLearn,
     PlanList,
     PlanNames,
@@ -17,6 +18,7 @@ from headrace.wire.messages import (
     PlanProgress,
     PlanRow,
     PlanRows,
+    PlanSamples,
     PlanStart,
     PlanStarted,
 )
@@ -31,6 +33,8 @@ class PlanRequests:
         self.handlers: Mapping[type, Any] = {
             PlanStart: self._start,
             PlanNames: self._name,
+            PlanExtents: self._divide,
+            PlanSamples: self._place,
             PlanOrder: self._order,
             PlanProgress: self._progress,
             PlanLearn: self._learn,
@@ -43,6 +47,14 @@ class PlanRequests:
 
     async def _name(self, request: PlanNames) -> Done:
         await self._plans.name(request)
+        return Done()
+
+    async def _divide(self, request: PlanExtents) -> Done:
+        await self._plans.divide(request)
+        return Done()
+
+    async def _place(self, request: PlanSamples) -> Done:
+        await self._plans.place(request)
         return Done()
 
     async def _order(self, request: PlanOrder) -> Done:

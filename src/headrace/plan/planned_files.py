@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.base.model import FileId
 from headrace.plan.eviction import PlannedVictims
-from headrace.plan.file_numbers import FileNumbers
+from headrace.plan.file_numbers import NO_FILE, FileNumbers
 from headrace.plan.orders import MergedOrders
 
 VICTIMS_OF_A_FETCH = 1024
@@ -55,7 +55,7 @@ class PlannedFiles:
         with self.lock:
             if not len(self.numbers):
                 return list(ids)
-            known = {id for id in ids if self.orders.knows(self.numbers.number_of(id))}
+            known = {id for id in ids if self._is_planned(id)}
             if not known:
                 return list(ids)
             size_of = self._sizes[volume]
@@ -97,6 +97,15 @@ class PlannedFiles:
             results = [victims.catch_up(count) for victims in self._victims.values()]
             return all(results)
 
+    def _is_planned(self, id: FileId) -> bool:
+        number = self.numbers.number_of(id)
+        return number != NO_FILE and self.orders.knows(number)
+
     def _new_victims(self, volume: int) -> PlannedVictims:
+        """Return victims that are whole files: the policy decides about those that are read in extents."""
         numbers, size_of = self.numbers, self._sizes[volume]
-        return PlannedVictims(self.orders, lambda number: size_of(numbers.id_of(number)))
+
+        def size_of_number(number: int) -> int:
+            return 0 if numbers.extent_of(number) is not None else size_of(numbers.id_of(number))
+
+        return PlannedVictims(self.orders, size_of_number)

@@ -1,4 +1,5 @@
-"""Fetch what plans need next into the cache, soonest deadline first, before its readers ask for it.
+"""Fetch what plans need next into the cache, soonest deadline first, before its readers ask for it: whole files, or
+those extents of large ones that come next.
 
 Reads with a waiting reader precede these, at the origin and at peers (`dataplane/concurrency.py`). Nothing is fetched
 for which something would go that is needed sooner. While all readers are ahead, the rate is the smoothest one that
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import NamedTuple
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.tree import NameTree
@@ -35,7 +37,8 @@ WALK_PAUSE_S = 0.02
 """Pause after each turn when all readers are far ahead. A data set that is all cached is passed in a tenth of the time
 of the loop."""
 FILE_BYTES_MAX = 1 << 30
-"""Larger files are not fetched ahead: a reader takes a few samples of each, or reads them from front to back."""
+"""Larger files are not fetched ahead as a whole: a reader takes a few samples of each, or reads them from front to
+back. Nor are larger extents."""
 BUILD_SAMPLES = 4096
 FULL_MARGIN = 0.04
 """Share of the cache's capacity by which fetches stay below the line where eviction ends. Above it a fetch makes
@@ -43,6 +46,19 @@ another file go, and eviction then takes only files that were compared with thos
 RATE_WINDOW_S = 10.0
 SAMPLED_FILES = 16
 """Files after a reader's position whose mean size tells the bytes of a step."""
+
+
+class _FilePart(NamedTuple):
+    """A file that is fetched whole, or an extent of one."""
+
+    entry: Entry
+    start: int
+    end: int
+    is_whole: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
 
 
 class PlannedFetcher:
@@ -60,8 +76,8 @@ class PlannedFetcher:
         self._full_share = watermark_low - FULL_MARGIN
         self._loads = OwnedTasks()
         self._task = OwnedTasks()
-        self._in_flight: dict[FileId, int] = {}
-        self._waiting: dict[FileId, dict[str, tuple[PlannedReader, int]]] = {}
+        self._in_flight: dict[int, int] = {}  # bytes by the number of a file or an extent
+        self._waiting: dict[int, dict[str, tuple[PlannedReader, int]]] = {}
         self._is_behind = False
         self._budget_bytes = 0.0
         self._budget_s = monotonic_s()
@@ -77,7 +93,7 @@ class PlannedFetcher:
 
     @property
     def in_flight(self) -> int:
-        """Return how many files are being fetched."""
+        """Return how many files and extents are being fetched."""
         return len(self._in_flight)
 
     def fetched_bytes_s(self) -> float:
@@ -109,6 +125,8 @@ class PlannedFetcher:
         """Return the rate at which a reader reads, by its step time and the sizes of its next files; 0: not known."""
         if reader.stream is None or reader.step_s is None:
             return 0.0
+        if reader.sample_map.extents:
+            return reader.sample_map.sample_bytes * reader.request.batch_size / reader.step_s
         numbers = [
             number for number in reader.stream.upcoming(reader.stream.position, SAMPLED_FILES) if number
         ]
@@ -181,63 +199,75 @@ class PlannedFetcher:
         assert reader.stream is not None
         upcoming = reader.stream.upcoming(reader.cursor, PASSED_AT_ONCE)
         for number in upcoming or (NO_FILE,):
-            id = self._planned.numbers.id_of(number) if number != NO_FILE else None
-            if id is not None and not self._is_cached(id):
-                return self._begin(reader, number, id)
+            part = None if number == NO_FILE or self._is_cached(number) else self._part_of(number)
+            if part is not None:
+                return self._begin(reader, number, part)
             reader.cursor += 1
         return True
 
-    def _begin(self, reader: PlannedReader, number: int, id: FileId) -> bool:
+    def _part_of(self, number: int) -> _FilePart | None:
+        """Return what a number of a plan stands for. None for a file that is gone, and for what is too long."""
+        entry = self._tree.index.entry(self._planned.numbers.id_of(number))
+        if entry is None:
+            return None
+        size_bytes = entry.version.size_bytes
+        extent = self._planned.numbers.extent_of(number)
+        if extent is None:
+            return _FilePart(entry, 0, size_bytes, is_whole=True) if size_bytes <= FILE_BYTES_MAX else None
+        start, end = extent[0], min(extent[1], size_bytes)
+        return _FilePart(entry, start, end) if 0 < end - start <= FILE_BYTES_MAX else None
+
+    def _begin(self, reader: PlannedReader, number: int, part: _FilePart) -> bool:
         """Begin a fetch, or wait for one that another position has begun. Return False if nothing may be evicted for
         it."""
-        if id not in self._in_flight:
-            entry = self._tree.index.entry(id)
-            size_bytes = 0 if entry is None else entry.version.size_bytes
-            if entry is None or size_bytes > FILE_BYTES_MAX:
-                reader.cursor += 1
-                return True
-            surplus_bytes = self._surplus_bytes(size_bytes)
+        if number not in self._in_flight:
+            surplus_bytes = self._surplus_bytes(part.size_bytes)
             if surplus_bytes > 0 and not self._planned.may_admit(number, surplus_bytes):
                 return False
-            self._in_flight[id] = size_bytes
-            self._waiting[id] = {}
-            self._budget_bytes -= size_bytes
-            self._loads.start(self._load(id))
+            self._in_flight[number] = part.size_bytes
+            self._waiting[number] = {}
+            self._budget_bytes -= part.size_bytes
+            self._loads.start(self._load(number, part))
         position = reader.cursor
-        _, first = self._waiting[id].get(reader.key, (reader, position))
-        self._waiting[id][reader.key] = (reader, min(first, position))
+        _, first = self._waiting[number].get(reader.key, (reader, position))
+        self._waiting[number][reader.key] = (reader, min(first, position))
         reader.pending.discard(first)
         reader.pending.add(min(first, position))  # of several positions the first is enough
         reader.cursor += 1
         return True
 
-    async def _load(self, id: FileId) -> None:
+    async def _load(self, number: int, part: _FilePart) -> None:
         is_loaded = False
         try:
-            entry = self._tree.index.entry(id)
-            if entry is not None:
-                size_bytes = await self._reads.load(entry)
-                self.fetched_files += 1
-                self.fetched_bytes += size_bytes
-                self._fetched.append((monotonic_s(), size_bytes))
-                self._forget_fetched()
+            if part.is_whole:
+                await self._reads.load(part.entry)
+            else:
+                await self._reads.load_part(part.entry, part.start, part.end)
+            self.fetched_files += 1
+            self.fetched_bytes += part.size_bytes
+            self._fetched.append((monotonic_s(), part.size_bytes))
+            self._forget_fetched()
             is_loaded = True
         except HeadraceError as error:
             self.failed_files += 1
             is_loaded = isinstance(error, PathNotFoundError | VersionChangedError)  # of this file alone
-            log.debug("a planned file can't be fetched id=%x error=%s", id, error)
+            log.debug("a planned file can't be fetched id=%x error=%s", part.entry.id, error)
         finally:
-            del self._in_flight[id]
-            for reader, position in self._waiting.pop(id).values():
+            del self._in_flight[number]
+            for reader, position in self._waiting.pop(number).values():
                 if is_loaded:
                     reader.pending.discard(position)
                 else:
                     reader.pause()  # an origin that is away refuses all files as fast as they are asked for
             self._plans.changed.set()
 
-    def _is_cached(self, id: FileId) -> bool:
+    def _is_cached(self, number: int) -> bool:
+        id = self._planned.numbers.id_of(number)
         cached = self._store.index.cached(id)
-        return cached is not None and cached.complete
+        if cached is None or cached.complete:
+            return cached is not None
+        extent = self._planned.numbers.extent_of(number)
+        return extent is not None and self._reads.has(id, *extent)
 
     def _surplus_bytes(self, size_bytes: int) -> int:
         """Return the bytes that are evicted sooner or later for a file of this size, and for those in flight."""

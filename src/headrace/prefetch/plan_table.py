@@ -7,9 +7,8 @@ silence. The objects are used on the node's loop; `PlannedFiles` has the lock fo
 from __future__ import annotations
 
 import asyncio
-import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import UsageError
@@ -19,7 +18,16 @@ from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
 from headrace.prefetch.sample_map import FILES_A_SAMPLE_MAX, FileFinder, SampleMap
-from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
+from headrace.wire.extents import bounds_by_file, numbers_of_bytes
+from headrace.wire.messages import (
+    PlanExtents,
+    PlanLearn,
+    PlanNames,
+    PlanOrder,
+    PlanProgress,
+    PlanSamples,
+    PlanStart,
+)
 
 STREAMS_MAX = 256
 SAMPLES_MAX = 100_000_000
@@ -28,6 +36,7 @@ SILENCE_S = 60.0
 """Seconds after which a stream without a message ends."""
 SAMPLES_A_TURN = 1 << 16
 NAMES_A_TURN = 4096
+EXTENTS_A_TURN = 1 << 15
 LOOKUPS_OF_EVICTED = 8192
 """Samples, names, and uses of evicted files that are looked up before others have their turn: some 10 ms."""
 EPOCHS_AHEAD = 2
@@ -125,10 +134,7 @@ class PlannedReader:
             self._received_epoch, self._received = request.epoch, array("I")
         if (request.epoch, request.first) != (self._received_epoch, len(self._received)):
             raise UsageError("the order of a plan", why=f"its part from {request.first} on does not follow")
-        part = array("I", request.indices)
-        if sys.byteorder == "big":
-            part.byteswap()
-        self._received.extend(part)
+        self._received.extend(numbers_of_bytes("I", request.indices))
         if not request.is_last:
             return None
         order, self._received_epoch, self._received = self._received, -1, array("I")
@@ -179,6 +185,21 @@ class PlannedReader:
     @property
     def _drawn_ahead(self) -> int:
         return DRAWN_BATCHES * self.request.batch_size * self._width
+
+    def next_extent(self, is_evicted: Callable[[int], bool], count_max: int) -> int | None:
+        """Return the first position from the present one on, and before the cursor, whose number is evicted. It looks
+        at count_max positions at most."""
+        if self.stream is None:
+            return None
+        position = self.stream.position
+        ahead = self.stream.upcoming(position, min(count_max, self.cursor - position))
+        return next((position + place for place, number in enumerate(ahead) if is_evicted(number)), None)
+
+    def look_again(self, position: int | None) -> None:
+        """Go back to a position that was evicted before it was read, but not at once."""
+        if position is not None and position < self.cursor:
+            self.cursor = position
+            self.pause()
 
     def pause(self) -> None:
         """Let nothing be fetched for a while."""
@@ -248,12 +269,7 @@ class PlanTable:
 
     async def name(self, request: PlanNames) -> None:
         """Take the names of a data set's files. Raise UsageError for a data set that no stream has announced."""
-        sample_map = self._named.get(request.digest)
-        if sample_map is None:
-            raise UsageError("names of a plan", why="no stream has announced their data set")
-        for reader in self.readers:
-            if reader.sample_map is sample_map:
-                reader.heard_s = monotonic_s()
+        sample_map = self._named_map(request.digest)
         names = request.names.split(b"\0")
         if sample_map.is_named(request.first, len(names)):
             return
@@ -262,12 +278,53 @@ class PlanTable:
             sample_map.name(request.first + start, ids[start : start + NAMES_A_TURN])
             await asyncio.sleep(0)
 
+    async def divide(self, request: PlanExtents) -> None:
+        """Take the extents of a data set's files. Raise UsageError for a data set that no stream has announced."""
+        sample_map = self._named_map(request.digest)
+        counts = numbers_of_bytes("I", request.counts)
+        if sample_map.has_extents(request.first, sum(counts)):
+            return
+        self._check_samples(sum(counts))
+        ids = await self._finder.ids_of(request.names.split(b"\0"))
+        first = request.first
+        for count, id, offsets in zip(
+            counts, ids, bounds_by_file(request.counts, request.bounds), strict=True
+        ):
+            sample_map.divide(first, id, offsets)
+            first += count
+
+    async def place(self, request: PlanSamples) -> None:
+        """Take the extents of consecutive samples. Raise UsageError as `divide`."""
+        sample_map = self._named_map(request.digest)
+        extents, width = numbers_of_bytes("I", request.extents), request.width
+        if sample_map.is_named(request.first, len(extents) // width):
+            return
+        self._check_samples(max(0, width - sample_map.width) * sample_map.samples)
+        step = EXTENTS_A_TURN // width
+        for first in range(0, len(extents) // width, step):
+            sample_map.place(request.first + first, width, extents[first * width : (first + step) * width])
+            await asyncio.sleep(0)
+
+    def _named_map(self, digest: bytes) -> SampleMap:
+        """Return the map of a data set whose files are being named."""
+        sample_map = self._named.get(digest)
+        if sample_map is None:
+            raise UsageError("names of a plan", why="no stream has announced their data set")
+        for reader in self.readers:
+            if reader.sample_map is sample_map:
+                reader.heard_s = monotonic_s()
+        return sample_map
+
+    def _check_samples(self, count: int) -> None:
+        """Raise UsageError if so many more samples, times the files of each, are above the limit."""
+        if self._count_samples() + count > self._samples_max:
+            raise UsageError("a plan", why=f"all plans have {self._samples_max} samples at most")
+
     async def order(self, request: PlanOrder) -> None:
         """Take a part of an order. Raise UsageError for an unknown stream, or a part that does not fit."""
         reader = self._reader(request.stream)
         reader.heard_s = monotonic_s()
-        if self._count_samples() + reader.coming_samples(request) > self._samples_max:
-            raise UsageError("the order of a plan", why=f"all plans have {self._samples_max} samples at most")
+        self._check_samples(reader.coming_samples(request))
         samples = reader.receive(request)
         if samples is not None:
             await self._adopt(reader, request.epoch, samples)
@@ -341,14 +398,18 @@ class PlanTable:
         readers = [reader for reader in self.readers if reader.is_fetched]
         if not readers:
             return
+        lookups = LOOKUPS_OF_EVICTED // len(readers)
         with self.planned.lock:
-            for id in ids[: LOOKUPS_OF_EVICTED // len(readers)]:
-                number = self.planned.numbers.number_of(id)
+            numbers = self.planned.numbers
+            for id in ids[:lookups]:
+                number = numbers.number_of(id)
                 for reader in readers if number else ():
-                    position = None if reader.stream is None else reader.stream.next_position(number)
-                    if position is not None and position < reader.cursor:
-                        reader.cursor = position
-                        reader.pause()
+                    reader.look_again(None if reader.stream is None else reader.stream.next_position(number))
+            divided = {id for id in ids if numbers.is_divided(id)}
+            for reader in readers if divided else ():
+                reader.look_again(
+                    reader.next_extent(lambda number: numbers.id_of(number) in divided, lookups)
+                )
 
     def end_silent(self) -> None:
         """End the streams whose processes have said nothing for a minute."""
@@ -371,9 +432,9 @@ class PlanTable:
         return sample_map
 
     def _count_samples(self) -> int:
-        """Return the samples of all orders and data sets, times the files of each."""
+        """Return the samples of all orders and data sets, times the files of each, and the extents."""
         maps = {id(reader.sample_map): reader.sample_map for reader in self.readers}
-        samples = sum(sample_map.samples * sample_map.width for sample_map in maps.values())
+        samples = sum(kept.samples * kept.width + kept.extents for kept in maps.values())
         return samples + sum(reader.held_samples for reader in self.readers) + self._adopted_samples
 
     def _reader(self, stream: str) -> PlannedReader:

@@ -1,4 +1,4 @@
-"""Know which files each sample of a data set is made of: as the job names them, or as its workers open them."""
+"""Know of which files or extents each sample is made: as the job names them, or as its workers open them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class FileFinder:
 
 
 class SampleMap:
-    """The files of the samples of one data set, by number. is_reliable: no sample has opened other files than the map
-    says.
+    """The files of the samples of one data set, or their extents, by number. is_reliable: no sample has opened other
+    files than the map says.
 
     Each sample has equally many places for files, `width`; places without a file have NO_FILE. Their memory is used
     as they are written: whoever announces many samples and names none takes none.
@@ -79,6 +79,8 @@ class SampleMap:
         self._columns = [mapped_numbers(samples)]
         self._unknown = samples
         self._named = 0  # samples before it are named
+        self._extents = array("I", [NO_FILE])  # their numbers in plans, by those in the data set
+        self._extent_bytes = 0
 
     @property
     def width(self) -> int:
@@ -113,13 +115,53 @@ class SampleMap:
                 if id is not None:
                     self.learn(index, id, width_max=1)
 
+    @property
+    def extents(self) -> int:
+        """Return how many extents of files are known. The samples of such a data set are parts of files."""
+        return len(self._extents) - 1
+
+    @property
+    def sample_bytes(self) -> float:
+        """Return the mean bytes of a sample, if samples are parts of files."""
+        return self._extent_bytes / max(1, self.samples)
+
+    def has_extents(self, first: int, count: int) -> bool:
+        """Return whether these extents are known already. Raise UsageError if others come next."""
+        if first > len(self._extents):
+            raise UsageError(f"extents from {first} on", why=f"those from {len(self._extents)} on come next")
+        return first + count <= len(self._extents)
+
+    def divide(self, first: int, id: FileId | None, offsets: array[int]) -> None:
+        """Append the extents of a file, the first of which has a number in this data set. Those that are known stay.
+        No plan is made for samples of a file without an id."""
+        known, count = len(self._extents) - first, len(offsets) - 1
+        if known >= count:
+            return
+        numbers = range(0) if id is None else self._numbers.divide(id, offsets)
+        self._extents.extend(array("I", numbers or [NO_FILE] * count)[known:])
+        self._extent_bytes += offsets[-1] - offsets[known]
+
+    def place(self, first: int, width: int, extents: array[int]) -> None:
+        """Set the extents of consecutive samples, `width` for each. Raise UsageError for an unknown extent."""
+        if max(extents, default=0) >= len(self._extents):
+            raise UsageError(
+                f"extents of samples from {first} on", why=f"the data set has {len(self._extents) - 1}"
+            )
+        while len(self._columns) < width:
+            self._columns.append(mapped_numbers(self.samples))
+        for column, place in zip(self._columns, range(width), strict=False):
+            numbers = array("I", map(self._extents.__getitem__, extents[place::width]))
+            column[first : first + len(numbers)] = memoryview(numbers)
+        self._named = max(self._named, first + len(extents) // width)
+
     def learn(self, index: int, id: FileId, *, width_max: int = FILES_A_SAMPLE_MAX) -> None:
         """Note that a sample opened a file. width_max: files of a sample for which there is memory.
 
         The map is unreliable from then on if a sample that was known, and has no free place, opens another one. Without
         numbers for more files nothing is learned.
         """
-        number = self._numbers.add(id) if index < self.samples else NO_FILE
+        is_whole = index < self.samples and not self.extents  # else the same file is opened for many samples
+        number = self._numbers.add(id) if is_whole else NO_FILE
         if number == NO_FILE:
             return
         for column in self._columns:

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.base.namespace_path import check_long_names
+from headrace.wire.extents import count_extents
 
 PROTOCOL = 2
 PLAN_TEXT_MAX = 1024
@@ -19,6 +20,8 @@ PLAN_SAMPLES_MAX = 1 << 31
 PLAN_NAMES_MAX = PLAN_LEARNED_MAX = 1 << 16
 """The longest name of a plan, in characters; most samples of a data set; most files that one message names, or that a
 worker reports."""
+PLAN_SAMPLE_EXTENTS_MAX = 8
+"""Most extents of a sample."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -294,6 +297,43 @@ class PlanNames(Message, frozen=True):
         check_plan_range(self.first, count)
         if count > PLAN_NAMES_MAX:
             raise ValueError(f"{count} names in one message: {PLAN_NAMES_MAX} are allowed")
+
+
+class PlanExtents(Message, frozen=True):
+    """Divide files of a data set into extents, of which samples are made. Extents are numbered from 1 on, in the order
+    of the messages. → Done.
+
+    first: number of the first one. names: of the files, as in PlanNames. counts: extents of each file, numbers of 4
+    bytes. bounds: numbers of 8 bytes, for each file one more than its extents: where they begin, ascending, and where
+    the last one ends. All are little-endian. Since protocol 2.
+    """
+
+    digest: bytes
+    first: int
+    names: bytes
+    counts: bytes
+    bounds: bytes
+
+    def __post_init__(self) -> None:
+        files = self.names.count(b"\0") + 1
+        if files > PLAN_NAMES_MAX:
+            raise ValueError(f"{files} files in one message: {PLAN_NAMES_MAX} are allowed")
+        check_plan_range(self.first - 1, count_extents(files, self.counts, self.bounds))
+
+
+class PlanSamples(Message, frozen=True):
+    """Say in which extents consecutive samples lie, from `first` on. extents: `width` numbers of extents for each
+    sample, of 4 bytes, little-endian; 0: no further one. → Done. Since protocol 2."""
+
+    digest: bytes
+    first: int
+    width: int
+    extents: bytes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= PLAN_SAMPLE_EXTENTS_MAX or len(self.extents) % (4 * self.width):
+            raise ValueError("the extents of samples are divided in the middle of one, or too many")
+        check_plan_range(self.first, len(self.extents) // 4)
 
 
 class PlanOrder(Message, frozen=True):
@@ -603,6 +643,8 @@ Request = (
     | GatewayCounts
     | PlanStart
     | PlanNames
+    | PlanExtents
+    | PlanSamples
     | PlanOrder
     | PlanProgress
     | PlanLearn

@@ -151,6 +151,16 @@ _LEARNED = [
     messages.PlanOrder("t", 1, 0, _ORDER, True),
     messages.PlanProgress("t", 1, 1),
 ]
+_DIVIDED = [
+    _START,
+    messages.PlanExtents(
+        b"d", 1, b"/d/1\0/d/2", array("I", [2, 1]).tobytes(), array("Q", [0, 7, 4096, 5, 6]).tobytes()
+    ),
+    messages.PlanSamples(b"d", 0, 2, array("I", [1, 2, 2, 0, 3, 0, 1, 3]).tobytes()),
+    messages.PlanSamples(b"d", 4, 1, array("I", [3, 2, 1, 0]).tobytes()),
+    messages.PlanOrder("s", 0, 0, _ORDER, True),
+    messages.PlanProgress("s", 0, 4),
+]
 
 FUZZERS = [
     Fuzzer(
@@ -163,6 +173,8 @@ FUZZERS = [
             _seed(*_LEARNED),
             _seed(*_KNOWN, *_LEARNED, messages.PlanEnd("s"), messages.PlanList()),
             _seed(*_KNOWN, _START, *_KNOWN[2:], *_LEARNED[2:]),
+            _seed(*_DIVIDED),
+            _seed(*_DIVIDED, *_LEARNED, *_DIVIDED[1:]),
         ],
         words=[b"/d/1", b"/d", b"..", b"\0", b"s", b"t", b"k", b"d"],
         mutate=mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode),

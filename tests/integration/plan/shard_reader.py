@@ -55,7 +55,17 @@ def number_of(sample: dict[str, Any]) -> int:
     return int(sample["__key__"])
 
 
+def declare_operators_of_torchvision() -> None:
+    """Declare the operators that torchvision describes when it is imported. Its own library has them, but the one that
+    package registries have needs a torch with CUDA."""
+    if torch.version.cuda is None:
+        for name in ("nms", "qnms"):
+            schema = "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
+
+
 def numbers_of_streaming(folder: str, workers: int) -> Any:
+    declare_operators_of_torchvision()
     from streaming import MDSWriter, StreamingDataset
 
     if not os.listdir(folder):

@@ -18,12 +18,17 @@ SCRIPT = """
 import json, sys, time
 from headrace.client.connection import Connection
 from headrace.client.discovery import find_node
-from headrace.integrations.torch_data import Loader, Samples
+from headrace.integrations.torch_data import Loader, Samples, TokenWindows
 from headrace.wire.messages import PlanList
 
-loader = Loader(Samples(sys.argv[1]), batch_size=8, workers=2, seed=7)
+def sum_of(batch):
+    return (batch if is_tokens else batch[0])[0].sum().item()
+
+is_tokens = sys.argv[1].endswith("tokens")
+data = TokenWindows(sys.argv[1], window=1 << 15) if is_tokens else Samples(sys.argv[1])
+loader = Loader(data, batch_size=8, workers=2, seed=7)
 batches = iter(loader)
-sums = [next(batches)[0][0].sum().item()]
+sums = [sum_of(next(batches))]
 connection = Connection(find_node(), role="cli")
 for _ in range(500):
     rows = connection.ask(PlanList()).rows
@@ -31,8 +36,8 @@ for _ in range(500):
         break
     time.sleep(0.02)
 row = rows[0] if rows else None
-sums += [batch[0][0].sum().item() for batch in batches]
-sums += [batch[0][0].sum().item() for batch in loader]
+sums += [sum_of(batch) for batch in batches]
+sums += [sum_of(batch) for batch in loader]
 print(json.dumps({"sums": sums, "row": row and [row.state, row.position + row.ahead_samples]}))
 """
 
@@ -43,6 +48,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
     try:
         for number in range(FILES):
             host.put(f"images/{number % 4}/{number}.bin", 2000)
+        for number in range(2):
+            host.put(f"tokens/{number}.bin", 2 << 20)
         host.up()
         yield host
     finally:
@@ -66,6 +73,14 @@ def test_two_epochs_are_planned_as_the_first_one_begins(host: Host) -> None:
     by_mount, by_namespace = load(host, str(host.mount / "images")), load(host, "headrace:///images")
     assert f'"row": ["planned", {2 * FILES}]' in by_mount
     assert by_namespace == by_mount
+
+
+def test_windows_of_large_files_are_planned(host: Host) -> None:
+    """4 MiB of tokens are 64 windows, which are in four extents."""
+    by_mount, by_namespace = load(host, str(host.mount / "tokens")), load(host, "headrace:///tokens")
+    assert '"row": ["planned", 128]' in by_mount
+    assert by_namespace == by_mount
+    assert load(host, str(host.truth / "tokens")).partition('"row"')[0] == by_mount.partition('"row"')[0]
 
 
 def test_a_directory_outside_the_mounts_has_no_plan(host: Host) -> None:

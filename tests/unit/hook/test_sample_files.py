@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -49,28 +48,6 @@ def test_other_data_sets_are_learned() -> None:
     mixed: ConcatDataset[object] = ConcatDataset([Own(), DatasetFolder(["/a"])])
     assert files_of(mixed) is None
     assert not is_known(mixed)
-
-
-def test_rows_of_hugging_face_are_in_arrow_files(tmp_path: Path) -> None:
-    """Each file alone says which rows it has; a data set in memory has none."""
-    datasets: Any = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"number": list(range(50))})
-    assert files_of(rows) is None
-    rows.save_to_disk(tmp_path / "rows", num_shards=3)
-    stored: Any = datasets.load_from_disk(tmp_path / "rows")
-    numbers_by_file = {
-        str(path): set(datasets.Dataset.from_file(str(path))["number"])
-        for path in (tmp_path / "rows").glob("*.arrow")
-    }
-    assert len(numbers_by_file) == 3
-    for data_set in (stored, stored.shuffle(seed=3), stored.select([44, 3, 20])):
-        files = files_of(data_set)
-        assert files is not None
-        assert len(files) == len(data_set)
-        assert is_known(data_set)
-        for index in range(len(data_set)):
-            assert data_set[index]["number"] in numbers_by_file[files[index]]
-        assert files[1:] == [files[index] for index in range(1, len(files))]
 
 
 def test_a_path_of_the_namespace_is_below_the_innermost_mount(tmp_path: Path) -> None:

@@ -93,12 +93,20 @@ class Job:
     """One loader over the files of a node. digest: b"" for a data set that only its workers know."""
 
     def __init__(
-        self, node: PlannedNode, stream: str = "s", *, digest: bytes = b"digest", batch_size: int = 4
+        self,
+        node: PlannedNode,
+        stream: str = "s",
+        *,
+        digest: bytes = b"digest",
+        batch_size: int = 4,
+        samples: int | None = None,
     ) -> None:
         self._plans = node.plans
         self._stream = stream
         self.key = f"key of {stream}"
-        self.start = PlanStart(stream, "train", 0, 1, self.key, digest, len(node.paths), batch_size)
+        self.start = PlanStart(
+            stream, "train", 0, 1, self.key, digest, samples or len(node.paths), batch_size
+        )
         self._paths = node.paths
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, UsageError
-from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
+from headrace.wire.messages import (
+    PlanExtents,
+    PlanLearn,
+    PlanNames,
+    PlanOrder,
+    PlanProgress,
+    PlanSamples,
+    PlanStart,
+)
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.prefetch.job_fixture import Job, PlannedNode
 
@@ -170,6 +179,15 @@ NAMES = st.lists(st.sampled_from([b"/d/1", b"/d", b"/", b"", b"/d/../x", b"\xff"
 MESSAGES = st.one_of(
     st.builds(PlanStart, TEXT, TEXT, NUMBER, NUMBER, TEXT, st.sampled_from([b"", b"d"]), NUMBER, NUMBER),
     st.builds(PlanNames, st.sampled_from([b"", b"d"]), NUMBER, NAMES),
+    st.builds(
+        PlanExtents,
+        st.sampled_from([b"", b"d"]),
+        NUMBER,
+        NAMES,
+        st.sampled_from([b"\1\0\0\0", b"\2\0\0\0", b"\1\0\0\0" * 2, b"\1"]),
+        st.lists(st.integers(0, 9), max_size=5).map(lambda bounds: array("Q", bounds).tobytes()),
+    ),
+    st.builds(PlanSamples, st.sampled_from([b"", b"d"]), NUMBER, st.integers(0, 9), st.binary(max_size=24)),
     st.builds(PlanOrder, TEXT, NUMBER, NUMBER, st.binary(max_size=64), st.booleans()),
     st.builds(PlanProgress, TEXT, NUMBER, NUMBER),
     st.builds(PlanLearn, TEXT, st.lists(NUMBER, max_size=4), NAMES),
@@ -214,6 +232,10 @@ async def answer(node: PlannedNode, message: object) -> None:
             node.plans.start(message)
         case PlanNames():
             await node.plans.name(message)
+        case PlanExtents():
+            await node.plans.divide(message)
+        case PlanSamples():
+            await node.plans.place(message)
         case PlanOrder():
             await node.plans.order(message)
         case PlanProgress():
