@@ -173,8 +173,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts plans seals seals_in_use seal_auto seal_trouble scrub fill peers write cluster "
-        "rebalance sessions gateways"
+        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble scrub fill peers "
+        "write cluster rebalance sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
@@ -182,7 +182,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "run": _fields("job socket"),
     "plan show": _fields(
         "stream job rank world state epoch position samples step_s needed_bytes_s fetched_bytes_s "
-        "ahead_samples ahead_s hits misses hit_share utilization"
+        "ahead_samples ahead_s hits misses model issued right wrong hit_share utilization"
     ),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),

@@ -46,7 +46,7 @@ def show(
             right=("step", "needed", "fetched", "ahead", "hits"),
         )
     else:
-        say("no job reports a plan; start one with `headrace run -- COMMAND`")
+        say("no job reports a plan, and no reads are predicted; start a job with `headrace run -- COMMAND`")
 
 
 def _columns(row: PlanRow) -> dict[str, str]:
@@ -58,9 +58,9 @@ def _columns(row: PlanRow) -> dict[str, str]:
         "position": f"{_bar(row)} {row.position}/{row.samples or '?'}",
         "step": f"{row.step_s:.3f} s" if row.step_s else "",
         "needed": f"{show_size(row.needed_bytes_s)}/s" if row.needed_bytes_s else "",
-        "fetched": f"{show_size(row.fetched_bytes_s)}/s",
-        "ahead": f"{row.ahead_s:.0f} s",
-        "hits": "" if hits is None else f"{hits:.1%}",
+        "fetched": f"{show_size(row.fetched_bytes_s)}/s" if row.stream else "",
+        "ahead": f"{row.ahead_s:.0f} s" if row.stream else "",
+        "hits": _hits_text(row, hits),
         "AU": "" if utilization is None else f"{utilization:.0%}",
     }
 
@@ -74,6 +74,13 @@ def _estimates(row: PlanRow) -> dict[str, float | None]:
         is_ahead = row.ahead_s >= row.step_s * 8 or row.position + row.ahead_samples >= row.samples
         utilization = 1.0 if is_ahead else min(1.0, row.fetched_bytes_s / row.needed_bytes_s)
     return {"hit_share": row.hits / taken if taken else None, "utilization": utilization}
+
+
+def _hits_text(row: PlanRow, hits: float | None) -> str:
+    """Return the share of hits of a plan, or of the predictions that came true."""
+    if row.model or row.issued:
+        return f"{row.right}/{row.right + row.wrong} {row.model}"
+    return "" if hits is None else f"{hits:.1%}"
 
 
 def _bar(row: PlanRow) -> str:

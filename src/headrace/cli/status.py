@@ -101,6 +101,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     if wrong or corrupt:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
     lines += _plan_lines(report.get("plans") or {})
+    lines += _prediction_lines(report.get("predictions") or {})
     lines += _scrub_lines(report.get("scrub") or {})
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, the window allows {fill['concurrency']:.0f}")
@@ -141,6 +142,16 @@ def _plan_lines(plans: dict[str, Any]) -> list[tuple[str, str]]:
     line = f"{plans['streams']} loaders need {show_size(plans['needed_bytes_s'])}/s, "
     line += f"the cache is {_duration(plans['ahead_s_min'])} ahead"
     return [("plans", line), ("", "`headrace plan show` prints each")]
+
+
+def _prediction_lines(predictions: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    for data_set in predictions.get("data_sets", ()):
+        if data_set["issued"]:
+            line = f"{data_set['path']}: {data_set['right']} of {data_set['issued']} predicted files were opened, "
+            line += f"{data_set['wrong']} will not be"
+            lines.append(("predicted", f"{line} ({data_set['model'] or 'no model predicts now'})"))
+    return lines
 
 
 def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""Report file accesses to the node, for its eviction. One thread sends them in batches; lost reports do no harm.
+"""Report file accesses to the node, for eviction and predictions. One thread sends them in batches; lost reports do no
+harm.
 
 `touch` is on the hot path of an open: it costs an append and a comparison. The thread starts with the first touch,
 also in a child after a fork. It sleeps without waking up while nothing is touched.
@@ -7,17 +8,18 @@ also in a child after a fork. It sleeps without waking up while nothing is touch
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from headrace.base.errors import HeadraceError
 from headrace.client.connection import Connections
-from headrace.wire.messages import Touch
+from headrace.wire.messages import TOUCHED_MAX, Touch
 
 log = logging.getLogger(__name__)
 
 BATCH = 4096
 INTERVAL_S = 1.0
-WAITING_MAX = 100_000
+WAITING_MAX = TOUCHED_MAX
 """Ids that are kept while the node does not answer; with one more, all are dropped."""
 
 
@@ -52,6 +54,7 @@ class AccessReporter:
     def _reset(self) -> None:
         self._has_ids, self._has_batch = threading.Event(), threading.Event()
         self._closed = False
+        self._process = int.from_bytes(os.urandom(6))
 
     def _wake(self, count: int) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -71,6 +74,6 @@ class AccessReporter:
 
     def _send(self, ids: list[int]) -> None:
         try:
-            self._connections.ask(Touch(ids=ids), patience_s=0)
+            self._connections.ask(Touch(ids=ids, process=self._process), patience_s=0)
         except HeadraceError as error:
             log.debug("accesses were not reported count=%d error=%s", len(ids), error)

@@ -80,6 +80,11 @@ class Gate:
         self._demand: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._background: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    @property
+    def has_spare(self) -> bool:
+        """Return whether more than half of the window is free, so that a further read delays no other."""
+        return 2 * self.in_flight < int(self.window.limit) and not self._demand
+
     @asynccontextmanager
     async def enter(self, size_bytes: int, *, background: bool) -> AsyncIterator[None]:
         await self._acquire(size_bytes, self._background if background else self._demand)

@@ -59,10 +59,12 @@ class Handle:
 
 
 class HandleCache:
-    """Finds and opens the handles of files by id, and keeps up to IDLE_FILES_MAX of them open. Thread-safe."""
+    """Finds and opens the handles of files by id, and keeps up to IDLE_FILES_MAX of them open. Thread-safe.
+    reports_use: whether a handle that is opened is reported as a use of its file, as the kernel reports no OPEN."""
 
-    def __init__(self, client: ReadingClient) -> None:
+    def __init__(self, client: ReadingClient, *, reports_use: bool = False) -> None:
         self._client = client
+        self._reports_use = reports_use
         self._lock = threading.Lock()
         self._handles: OrderedDict[int, Handle] = OrderedDict()
 
@@ -97,6 +99,8 @@ class HandleCache:
     def put(self, id: FileId, new: Handle) -> Handle:
         """Return the handle to use: the new one, or the one that another thread put first."""
         surplus = []
+        if self._reports_use:
+            self._client.touch(id)
         with self._lock:
             handle = self._handles.setdefault(id, new)
             handle.users += 1

@@ -78,9 +78,9 @@ class Session:
         self._client = client
         self._taking_over = handover.init_flags != 0
         self._inodes = InodeIoModes(handover, self._backings.close)
-        self._files = HandleCache(client)
         if self._taking_over:
             mode = Mode(handover.mode)
+        self._files = HandleCache(client, reports_use=mode is Mode.NOOPEN)
         self._notifier = Notifier(fd)
         self._mountpoints = MountpointNames(client, handover, mountpoints)
         self.operations = self._build_operations(mode)

@@ -61,6 +61,8 @@ from headrace.node.writing import CacheOfLayer, build_persister, build_single
 from headrace.plan.planned_files import PlannedFiles
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import PlanTable
+from headrace.prefetch.predicted_fetcher import PredictedFetcher
+from headrace.prefetch.prediction_table import PredictionTable
 from headrace.seal.catalogue import Catalogue
 from headrace.store.store import Store
 from headrace.wire.messages import (
@@ -138,6 +140,7 @@ class Node:
         self.planned_fetcher = PlannedFetcher(
             *(self.plans, self.reads, store, self.namespace.tree), watermark_low=config.watermark_low
         )
+        self.predictions, self.predicted_fetcher = self._build_predictions()
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
@@ -202,8 +205,21 @@ class Node:
             demote=None if self.write is None else self.write.demote,
         )
 
+    def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher]:
+        table = PredictionTable(self.namespace.tree, self.plans.is_planned)
+        fetcher = PredictedFetcher(
+            *(table, self.planned_fetcher, self.reads, self.gate),
+            store=self.store,
+            tree=self.namespace.tree,
+            watermark_low=self.config.watermark_low,
+        )
+        return table, fetcher
+
     def _build_requests(self) -> Requests:
-        reads, writes = ReadRequests(self.reads, self.store), WriteRequests(self.write, self.cluster)
+        reads, writes = (
+            ReadRequests(self.reads, self.store, self.predictions),
+            WriteRequests(self.write, self.cluster),
+        )
         jobs = JobRequests(self.jobs, writes, self.cluster)
         handlers: Handlers = {
             **NameRequests(self.namespace, self.store, self.config.origin_timeout_s).handlers,
@@ -212,7 +228,7 @@ class Node:
             **MountRequests(self.attachments, self.mounts, self.cluster).handlers,
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
-            **PlanRequests(self.plans, self.planned_fetcher).handlers,
+            **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
@@ -287,6 +303,7 @@ class Node:
             raise
         node.upkeep.start()
         node.planned_fetcher.start()
+        node.predicted_fetcher.start()
         node.jobs.auto_seal.start()
         node.jobs.lazy_seals.start()
         if node.scrub is not None:
@@ -333,6 +350,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.upkeep.stop()
+        await self.predicted_fetcher.stop()
         await self.planned_fetcher.stop()
         await self.jobs.auto_seal.stop()
         await self.jobs.lazy_seals.stop()
@@ -422,6 +440,7 @@ class Node:
             ],
             "seal_auto": self.jobs.auto_seal.status(),
             "plans": self.planned_fetcher.statistics(),
+            "predictions": self.predicted_fetcher.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),

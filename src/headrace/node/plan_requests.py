@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.prefetch.fetcher import PlannedFetcher, ahead_s
 from headrace.prefetch.plan_table import PlannedReader, PlanTable
+from headrace.prefetch.prediction_table import PredictedDataSet, PredictionTable
 from headrace.wire.messages import (
     Done,
     PlanEnd,
@@ -27,9 +28,10 @@ from headrace.wire.messages import (
 class PlanRequests:
     """Hands messages to the plans of a node."""
 
-    def __init__(self, plans: PlanTable, fetcher: PlannedFetcher) -> None:
+    def __init__(self, plans: PlanTable, fetcher: PlannedFetcher, predictions: PredictionTable) -> None:
         self._plans = plans
         self._fetcher = fetcher
+        self._predictions = predictions
         self.handlers: Mapping[type, Any] = {
             PlanStart: self._start,
             PlanNames: self._name,
@@ -74,7 +76,8 @@ class PlanRequests:
         return Done()
 
     async def _list(self, _: PlanList) -> PlanRows:
-        return PlanRows(rows=[self._row(reader) for reader in self._plans.readers])
+        predicted = map(_predicted_row, self._predictions.data_sets)
+        return PlanRows(rows=[*(self._row(reader) for reader in self._plans.readers), *predicted])
 
     def _row(self, reader: PlannedReader) -> PlanRow:
         request = reader.request
@@ -95,3 +98,28 @@ class PlanRequests:
             hits=reader.hits,
             misses=reader.misses,
         )
+
+
+def _predicted_row(data_set: PredictedDataSet) -> PlanRow:
+    predictor, path = data_set.predictor, data_set.directory.decode("utf-8", "replace")
+    return PlanRow(
+        stream="",
+        job=path,
+        rank=0,
+        world=1,
+        state="predicted" if predictor.model_name else "observed",
+        epoch=predictor.epochs,
+        position=predictor.shuffled.position,
+        samples=len(data_set.numbers),
+        step_s=0.0,
+        needed_bytes_s=0.0,
+        fetched_bytes_s=0.0,
+        ahead_samples=0,
+        ahead_s=0.0,
+        hits=0,
+        misses=0,
+        model=predictor.model_name,
+        issued=predictor.issued,
+        right=predictor.right,
+        wrong=predictor.wrong,
+    )

@@ -22,6 +22,7 @@ from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
+from headrace.prefetch.prediction_table import PredictionTable
 from headrace.seal.catalogue import SealId
 from headrace.store.store import Store
 from headrace.wire.messages import (
@@ -118,12 +119,14 @@ def _resolved(entry: Entry) -> Resolved:
 class ReadRequests:
     """Fetch files and ranges into the cache for clients, which then read the cache files."""
 
-    def __init__(self, reads: ReadPath, store: Store) -> None:
+    def __init__(self, reads: ReadPath, store: Store, predictions: PredictionTable) -> None:
         self._reads = reads
         self._store = store
+        self._predictions = predictions
         self.handlers: Handlers = {Open: self._open, FillRange: self._fill, Touch: self._touch}
 
     async def _open(self, request: Open) -> Opened:
+        self._predictions.note_misses([FileId(request.id)])
         return Opened(complete=await self._reads.open(FileId(request.id)), path="")
 
     async def _fill(self, request: FillRange) -> Filled:
@@ -132,7 +135,10 @@ class ReadRequests:
         return Filled(complete=is_complete)
 
     async def _touch(self, request: Touch) -> Done:
-        self._store.touch([FileId(id) for id in request.ids])
+        ids = [FileId(id) for id in request.ids]
+        self._store.touch(ids)
+        if request.process:
+            await self._predictions.note_opens(ids, request.process)
         return Done()
 
     async def open_many(self, request: OpenMany) -> AsyncIterator[Answer]:

@@ -11,7 +11,8 @@ recorded epoch; twice as much for a job that reads files twice, and 1 bit where 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Protocol
 
 from headrace.plan.orders import KnownEpoch
@@ -79,7 +80,8 @@ class PredictionModel(Protocol):
         """Note that the job opened a file."""
 
     def upcoming(self) -> Iterator[int]:
-        """Yield the files that are expected next, in order if it is known."""
+        """Yield the files that are expected next, in order if it is known: each once, also over several calls, until
+        `run` changes."""
 
 
 class SequentialWalk:
@@ -93,7 +95,7 @@ class SequentialWalk:
         self._file_count = file_count
         self._score = Score()
         self._front = -1
-        self._near_count = 0
+        self._near_count = self._cursor = 0
         self.run = 0
 
     @property
@@ -109,11 +111,15 @@ class SequentialWalk:
         self._score.add(is_right=is_near)
         self._front = max(self._front, file) if is_near else file
         self._near_count = self._near_count + 1 if is_near else 0
+        self._cursor = max(self._cursor if is_near else 0, self._front + 1)
         self.run += not is_near
 
     def upcoming(self) -> Iterator[int]:
         # as a kernel's readahead: a walk that has just begun is trusted for little
-        return iter(range(self._front + 1, min(self._file_count, self._front + 1 + 2 * self._near_count)))
+        end = min(self._file_count, self._front + 1 + 2 * self._near_count)
+        while self._cursor < end:
+            self._cursor += 1
+            yield self._cursor - 1
 
 
 class RepeatedOrder:
@@ -124,7 +130,7 @@ class RepeatedOrder:
         self._recording: array[int] | None = array("I") if file_count <= FILES_RECORDED_MAX else None
         self._file_count = file_count
         self._epoch: KnownEpoch | None = None
-        self._position = self._near_count = 0
+        self._position = self._near_count = self._cursor = 0
         self.run = 0
 
     @property
@@ -149,12 +155,14 @@ class RepeatedOrder:
             self._epoch, self._recording = KnownEpoch(0, self._recording), None
         elif self._epoch is not None:
             self._epoch = KnownEpoch(0, self._epoch.order)
-        self._position = 0
+        self._position = self._cursor = 0
 
     def upcoming(self) -> Iterator[int]:
         order = self._epoch.order if self._epoch is not None else array("I")
         end = min(len(order), self._position + 2 * self._near_count)
-        return (order[position] for position in range(self._position, end))
+        while self._cursor < end:
+            self._cursor += 1
+            yield order[self._cursor - 1]
 
     def _compare(self, epoch: KnownEpoch, file: int) -> None:
         least = max(0, self._position - _WINDOW)
@@ -165,6 +173,7 @@ class RepeatedOrder:
             # the front of several workers; a far position is a jump, as of a resumed run
             self._position = max(self._position, position + 1) if is_near else position + 1
         self._near_count = self._near_count + 1 if is_near else 0
+        self._cursor = max(self._cursor if is_near else 0, self._position)
         self.run += not is_near
         if self._score.is_hopeless:
             self._epoch = None
@@ -194,6 +203,11 @@ class ShuffledEpoch:
         if self._repeats_expected < _REPEATS_EXPECTED_LEAST:
             return None
         return max(0.0, 1 - self._repeats / self._repeats_expected)
+
+    @property
+    def position(self) -> int:
+        """Return how many files the job has read in this epoch."""
+        return self._read_count
 
     def has_read(self, file: int) -> bool:
         return _has(self._read, file)
@@ -256,15 +270,26 @@ def _add(bitmap: bytearray, number: int) -> None:
     bitmap[number >> 3] |= 1 << (number & 7)
 
 
+def _is_any(_: int) -> bool:
+    return True
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
 class AccessPredictor:
     """Predicts the files of one data set that one job opens next.
 
     file_count: of the data set. outstanding_max: predictions that were handed out and not opened yet; this bounds what
-    wrong predictions cost.
+    wrong predictions cost. on_given_up: called with each one that is counted as wrong.
     """
 
-    def __init__(self, file_count: int, outstanding_max: int) -> None:
+    def __init__(
+        self, file_count: int, outstanding_max: int, on_given_up: Callable[[int], object] = _ignore
+    ) -> None:
         self._file_count, self._outstanding_max = file_count, outstanding_max
+        self._on_given_up = on_given_up
         self.sequential = SequentialWalk(file_count)
         self.repeated = RepeatedOrder(file_count)
         self.shuffled = ShuffledEpoch(file_count)
@@ -276,6 +301,15 @@ class AccessPredictor:
         """The files that the job opens a second: a mean over about 64 opens."""
         self.right = self.wrong = 0
         """Predictions that were handed out: opened; given up without an open."""
+        self.has_more = False
+        """Whether the last call of `predictions` looked at as many files as it might."""
+        self.epochs = 0
+        """Epochs that have ended."""
+
+    @property
+    def issued(self) -> int:
+        """Return how many predictions were handed out."""
+        return self.right + self.wrong + len(self._outstanding)
 
     @property
     def precision_of_issued(self) -> float | None:
@@ -290,6 +324,12 @@ class AccessPredictor:
                 return model
         return None
 
+    @property
+    def model_name(self) -> str:
+        """Return "sequential", "repeated" or "shuffled"; "" while no model predicts."""
+        names = ("sequential", "repeated", "shuffled")
+        return next((name for name, model in zip(names, self._models(), strict=True) if model.is_on), "")
+
     def open(self, file: int, now_s: float) -> None:
         """Note that the job opened a file. A number that the data set does not have changes nothing, and neither does a
         second open of the same file."""
@@ -300,6 +340,7 @@ class AccessPredictor:
         begun = self.shuffled.ends_with(file)
         if begun is not None:
             self._give_up()
+            self.epochs += 1
             self.shuffled.end_epoch()
             self.repeated.end_epoch(begun)
         for model in self._models():
@@ -314,25 +355,32 @@ class AccessPredictor:
         elif self.model is not self.shuffled:
             self._expire()
 
-    def predictions(self, limit: int) -> list[int]:
+    def predictions(
+        self, limit: int, is_wanted: Callable[[int], bool] = _is_any, *, scan_max: int | None = None
+    ) -> list[int]:
         """Return up to `limit` files that will be opened soon, none of which is outstanding.
 
         Those of a sequential walk and of a repeated order come in their order; those of a shuffled epoch in that of
-        their paths. Empty while no model is on, and while too many predictions have not come true.
+        their paths. Empty while no model is on, and while too many predictions have not come true. A file that is not
+        wanted, as it is cached, is passed over. scan_max: most files that are looked at.
         """
         self._issuer = self._issuer_now()
         limit = min(limit, self._outstanding_max - len(self._outstanding))
+        self.has_more = False
         files: list[int] = []
         if self._issuer is None or limit <= 0:
             return files
         is_ordered = self._issuer[0] is not self.shuffled
         kept = 4 * (self._outstanding_max + _WINDOW) if is_ordered else self._file_count
-        for file in self._issuer[0].upcoming():
-            if file not in self._outstanding and not self.shuffled.has_read(file):
+        scanned = 0
+        for file in islice(self._issuer[0].upcoming(), scan_max):
+            scanned += 1
+            if file not in self._outstanding and not self.shuffled.has_read(file) and is_wanted(file):
                 files.append(file)
                 self._outstanding[file] = self._opens + kept
                 if len(files) == limit:
                     break
+        self.has_more = scanned == scan_max
         return files
 
     def _issuer_now(self) -> tuple[PredictionModel, int] | None:
@@ -345,6 +393,8 @@ class AccessPredictor:
     def _give_up(self) -> None:
         """Count what was predicted and not opened as wrong, and begin again."""
         self.wrong += len(self._outstanding)
+        for file in self._outstanding:
+            self._on_given_up(file)
         self._outstanding.clear()
         self._issuer = None
         self.shuffled.rewind()
@@ -357,6 +407,7 @@ class AccessPredictor:
                 return
             del self._outstanding[file]
             self.wrong += 1
+            self._on_given_up(file)
 
     def _measure(self, now_s: float) -> None:
         if self._opened_at_s is not None:

@@ -96,6 +96,11 @@ class PlannedFetcher:
         """Return how many files and extents are being fetched."""
         return len(self._in_flight)
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a planned reader may wait soon."""
+        return self._is_behind and bool(self._plans.readers)
+
     def fetched_bytes_s(self) -> float:
         """Return the bytes a second that were fetched of late."""
         self._forget_fetched()

@@ -249,6 +249,14 @@ class PlanTable:
     def readers(self) -> list[PlannedReader]:
         return list(self._readers.values())
 
+    def is_planned(self, id: FileId) -> bool:
+        """Return whether a plan knows when a file is read."""
+        if not self._readers:
+            return False
+        with self.planned.lock:
+            number = self.planned.numbers.number_of(id)
+            return bool(number) and self.planned.orders.knows(number)
+
     def start(self, request: PlanStart) -> bool:
         """Begin a stream. Return whether the names of its data set are known. Raise UsageError above a limit."""
         self.end(request.stream)

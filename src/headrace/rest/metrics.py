@@ -198,6 +198,24 @@ METRICS = (
         "Samples of plans whose files were not cached in time.",
         ("plans", "samples_missed"),
     ),
+    Metric(
+        "headrace_prediction_fetched_bytes_total",
+        COUNTER,
+        "Bytes that were fetched for jobs without a plan, before they were read.",
+        ("predictions", "bytes_fetched"),
+    ),
+    Metric(
+        "headrace_prediction_right_bytes_total",
+        COUNTER,
+        "Predicted bytes whose files were opened later.",
+        ("predictions", "bytes_right"),
+    ),
+    Metric(
+        "headrace_prediction_wrong_bytes_total",
+        COUNTER,
+        "Predicted bytes whose files were given up.",
+        ("predictions", "bytes_wrong"),
+    ),
     Metric("headrace_fills_in_flight", GAUGE, "Range reads in progress.", ("fill", "in_flight")),
     Metric(
         "headrace_fills_in_flight_max",

@@ -41,23 +41,30 @@ def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) ->
         os.close(fd)
 
 
+def emptiest_volume(volumes: Sequence[Volume], size_bytes: int, *, high: float) -> Volume | None:
+    """Return the emptiest volume with space for a file below the high watermark, in the first tier that has one. None:
+    something must be evicted."""
+    need = allocated_bytes(size_bytes)
+    roomy = [
+        v for v in volumes if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
+    ]
+    tier = (v for v in roomy if v.tier == roomy[0].tier)
+    return max(tier, key=lambda v: v.capacity_bytes - v.used_bytes, default=None)
+
+
 def choose_volume(
     volumes: Sequence[Volume], size_bytes: int, *, high: float, make_room: Callable[[Volume, int], None]
 ) -> Volume:
     """Return the volume for a file of that size: the emptiest one with space below the high watermark, in the first
     tier that has one. Otherwise the volume where the least must be evicted. Raises NoSpaceError."""
     need = allocated_bytes(size_bytes)
+    emptiest = emptiest_volume(volumes, size_bytes, high=high)
+    if emptiest is not None:
+        return emptiest
     fitting = [volume for volume in volumes if need <= volume.capacity_bytes]
     if not fitting:
         raise NoSpaceError(
             f"a file of {size_bytes} bytes does not fit any cache volume", hint="give one more capacity"
-        )
-    roomy = [
-        v for v in fitting if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
-    ]
-    if roomy:
-        return max(
-            (v for v in roomy if v.tier == roomy[0].tier), key=lambda v: v.capacity_bytes - v.used_bytes
         )
     problem: HeadraceError | None = None
     for volume in sorted(fitting, key=lambda v: v.used_bytes - v.capacity_bytes):

@@ -16,7 +16,7 @@ from headrace.base.model import FileId
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
 from headrace.store.planned_choice import NoPlans, PlannedChoice
-from headrace.store.room import choose_volume
+from headrace.store.room import choose_volume, emptiest_volume
 from headrace.store.spill import note_spilled
 from headrace.store.tenant_limits import TenantLimits
 from headrace.store.usage import allocated_bytes
@@ -105,6 +105,12 @@ class CacheSpace:
             for cached in batch:
                 self._files.accounts.regroup(cached)
         return batch[-1].id if batch else None
+
+    def has_free(self, size_bytes: int, *, share: float) -> bool:
+        """Return whether the volume that a file of that size gets stays below a share of its capacity."""
+        with self._lock:
+            volume = emptiest_volume(self._disks, size_bytes, high=self._high)
+            return volume is not None and volume.used_bytes + size_bytes <= share * volume.capacity_bytes
 
     @property
     def open_volumes(self) -> list[Volume]:

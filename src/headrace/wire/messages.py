@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from headrace.base.model import FILE_ID_MAX
 from headrace.base.namespace_path import check_long_names
 from headrace.wire.extents import count_extents
 
@@ -22,6 +23,12 @@ PLAN_NAMES_MAX = PLAN_LEARNED_MAX = 1 << 16
 worker reports."""
 PLAN_SAMPLE_EXTENTS_MAX = 8
 """Most extents of a sample."""
+
+
+TOUCHED_MAX = 100_000
+"""Most files of one report."""
+PROCESS_MAX = (1 << 48) - 1
+TouchedId = Annotated[int, msgspec.Meta(ge=0, le=FILE_ID_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -82,9 +89,11 @@ class FillRange(Message, frozen=True):
 
 
 class Touch(Message, frozen=True):
-    """Report for eviction that the client opened these files, in this order. → Done."""
+    """Report that the client opened these files, in this order: for eviction, and for predictions. process: a random
+    number of the process; 0: opens that are not predicted. → Done."""
 
-    ids: list[int]
+    ids: Annotated[list[TouchedId], msgspec.Meta(max_length=TOUCHED_MAX)]
+    process: Annotated[int, msgspec.Meta(ge=0, le=PROCESS_MAX)] = 0
 
 
 class Forgot(Message, frozen=True):
@@ -425,7 +434,11 @@ class PlanRow(msgspec.Struct, frozen=True):
     """The state of one stream. samples: of the epoch. needed_bytes_s: what its deadlines ask of the cache.
     fetched_bytes_s: of all streams of the node. ahead_samples, ahead_s: how far all that comes next is in the cache.
     hits, misses: samples of this epoch whose file was in the cache when they were taken, or not. state: "planned",
-    "learning" (the files are not known yet), or "unreliable" (the files turned out to be others)."""
+    "learning" (the files are not known yet), or "unreliable" (the files turned out to be others).
+
+    A data set that is read without a plan has a row, too. job is its path, and position counts the files that were
+    opened in this epoch. issued, right and wrong count its predictions, and model says which one predicts. Its state is
+    "predicted", or "observed" while no model predicts."""
 
     stream: str
     job: str
@@ -442,6 +455,10 @@ class PlanRow(msgspec.Struct, frozen=True):
     ahead_s: float
     hits: int
     misses: int
+    model: str = ""
+    issued: int = 0
+    right: int = 0
+    wrong: int = 0
 
 
 class PlanRows(Message, frozen=True):

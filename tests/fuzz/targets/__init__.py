@@ -24,6 +24,7 @@ _MODULES = {
     "mounts": ("mount-requests",),
     "plans": ("plans",),
     "policies": ("policies",),
+    "predictions": ("predictions",),
     "file_changes": ("file-changes",),
     "disks": (
         "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",

@@ -18,6 +18,7 @@ from headrace.node.plan_requests import PlanRequests
 from headrace.plan.planned_files import PlannedFiles
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import EPOCHS_AHEAD, STREAMS_MAX, PlanTable
+from headrace.prefetch.prediction_table import PredictionTable
 from headrace.wire import frame, messages
 from headrace.wire.messages import Message
 from tests.fuzz.fuzzer import Fuzzer
@@ -70,7 +71,8 @@ def _node() -> tuple[asyncio.AbstractEventLoop, PlanTable, PlanRequests]:
     plans = PlanTable(planned, files, samples_max=_SAMPLES_MAX)
     nothing: Any = None
     fetcher = PlannedFetcher(plans, nothing, nothing, files.tree, watermark_low=0.9)
-    return asyncio.new_event_loop(), plans, PlanRequests(plans, fetcher)
+    predictions = PredictionTable(files.tree, plans.is_planned)
+    return asyncio.new_event_loop(), plans, PlanRequests(plans, fetcher, predictions)
 
 
 def _tell(data: bytes) -> None:

@@ -56,10 +56,11 @@ class ReadPathFixture:
             whole_file_after_bytes=64 * MIB,
             verify_origin=verify_origin,
         )
+        self.gate = Gate(Window(maximum=8), bytes_max=64 * MIB)
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            SourceFactory(Gate(Window(maximum=8), bytes_max=64 * MIB), timeout_s=5),
+            SourceFactory(self.gate, timeout_s=5),
             self.disk,
             settings,
             on_complete=self.whole.extend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +14,8 @@ from headrace.origin.memory import MemoryOrigin
 from headrace.plan.planned_files import PlannedFiles
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import SAMPLES_MAX, PlannedReader, PlanTable
+from headrace.prefetch.predicted_fetcher import PredictedFetcher
+from headrace.prefetch.prediction_table import PredictionTable
 from headrace.wire.messages import PlanLearn, PlanNames, PlanOrder, PlanProgress, PlanStart
 from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
 
@@ -51,14 +53,23 @@ class PlannedNode:
             self.reads.namespace.tree,
             watermark_low=0.9,
         )
+        self.predictions = PredictionTable(self.reads.namespace.tree, self.plans.is_planned)
+        self.predicted = PredictedFetcher(
+            *(self.predictions, self.fetcher, self.reads.reads, self.reads.gate),
+            store=self.reads.store,
+            tree=self.reads.namespace.tree,
+            watermark_low=0.9,
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         async with self.reads.running():
             self.fetcher.start()
+            self.predicted.start()
             try:
                 yield self
             finally:
+                await self.predicted.stop()
                 await self.fetcher.stop()
 
     def id_of(self, number: int) -> FileId | None:
@@ -81,12 +92,31 @@ class PlannedNode:
         virtual, except while disks work."""
         passed = quiet = 0
         while passed < seconds * 10 or quiet < 10:
-            before = self.fetcher.fetched_files
+            before = self.fetched_files
             await asyncio.sleep(0.1)
             while self.reads.store.space.evict_if_needed():
                 pass
             passed += 1
-            quiet = quiet + 1 if self.fetcher.fetched_files == before and not self.fetcher.in_flight else 0
+            in_flight = self.fetcher.in_flight + self.predicted.in_flight
+            quiet = quiet + 1 if self.fetched_files == before and not in_flight else 0
+
+    @property
+    def fetched_files(self) -> int:
+        """Return how many files were fetched ahead."""
+        return self.fetcher.fetched_files + self.predicted.fetched_files
+
+    async def open(self, numbers: Iterable[int], process: int = 1) -> int:
+        """Open files as a process without a plan does, and report it. Return how many were not cached."""
+        misses = 0
+        for number in numbers:
+            entry = await self.reads.namespace.resolver.resolve(self.paths[number])
+            cached = self.reads.store.index.cached(entry.id)
+            if cached is None or not cached.complete:
+                misses += 1
+                self.predictions.note_misses([entry.id])
+                await self.reads.reads.open(entry.id)
+            await self.predictions.note_opens([entry.id], process)
+        return misses
 
 
 class Job:
