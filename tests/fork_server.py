@@ -2,17 +2,19 @@
 
 The imports take most of the processor time of a command (0.1 s) and of a node (0.2 s), and the suite starts thousands
 of both. A fork is a process of its own: a real child of the one that starts it, with its own arguments, environment,
-directory, umask, session and descriptors, also as /proc shows them. What a fork can't imitate is executed as usual:
-other programs, other settings of Python, a function before exec. So are all processes where this one is not root.
+directory, umask, session and descriptors, also as /proc shows them. `nsenter --net` before a command applies to the
+fork, and so does a function of Headrace before exec (functools.partial). What a fork can't imitate is executed as
+usual: other programs, other settings of Python. So are all processes where this one is not root.
 
-`up` starts a node, an FD store and gateways. These are forks, too, of a twin that `up` forks before it runs anything:
-they have no state of `up`. Tests of the entry points, of the packages and of the security of starts don't use this
-module.
+`up` starts a node, an FD store and gateways, and the FD store starts sessions. These are forks, too, of a twin that
+`up` or the FD store forks before it runs anything: they have no state of it. Tests of the entry points, of the packages
+and of the security of starts don't use this module.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import ctypes
 import fcntl
@@ -22,6 +24,7 @@ import importlib
 import io
 import json
 import os
+import pickle
 import platform
 import resource
 import runpy
@@ -30,7 +33,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, AnyStr, cast
 
 MODULES = {
@@ -45,7 +48,7 @@ MODULES = {
 """What is forked: the name on the command line, and the module that is run by it."""
 
 STARTERS = ("up", "mount")
-"""Commands that start further processes."""
+"""Commands that start further processes; so do FD stores."""
 
 _PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "HEADRACE_FAILPOINT")
 """Variables that a process reads when it starts, or when it imports its modules."""
@@ -62,6 +65,8 @@ _AREA_BYTES = 100_000
 _MESSAGE_BYTES_MAX = 200_000
 _FDS_MAX = 64
 ANSWER_WITHIN_S = 60.0
+_CLONE_NEWNET = 0x40000000
+_NETWORK_WORDS = ("nsenter", "--net=")
 
 libc = ctypes.PyDLL(None, use_errno=True)
 
@@ -69,10 +74,25 @@ libc = ctypes.PyDLL(None, use_errno=True)
 def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
     """Return module and arguments of a command that can be forked."""
     words = [os.fspath(word) for word in words]
-    if not all(isinstance(word, str) for word in words) or words[0] != sys.executable:
+    if not all(isinstance(word, str) for word in words) or words[:1] != [sys.executable]:
         return None
     words = words[2:] if words[1] == "-P" else words[1:]
     return (words[1], words[2:]) if words[0] == "-m" and words[1] in MODULES else None
+
+
+def split_network(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the file of the network namespace in which `nsenter` runs a command ("": none), and the command."""
+    program, option = _NETWORK_WORDS
+    if len(words) > 2 and words[0] == program and str(words[1]).startswith(option):
+        return words[1].removeprefix(option), words[2:]
+    return "", words
+
+
+def starts_processes(module: str, arguments: Sequence[str]) -> bool:
+    """Return whether a command starts further processes."""
+    return module == "headrace.fuse.fd_store" or (
+        module == "headrace" and bool({*arguments[:1]} & {*STARTERS})
+    )
 
 
 def program_settings(environment: dict[str, str]) -> dict[str, str]:
@@ -115,21 +135,25 @@ class ForkingPopen(subprocess.Popen[AnyStr]):
     def _execute_child(self, *words: Any) -> None:
         given = dict(zip(_POPEN_NAMES, words, strict=False))
         environment = dict(os.environ if given["env"] is None else given["env"])
-        command = None
-        if not isinstance(given["args"], (str, bytes)) and not any(
+        words_given: Sequence[str] = [] if isinstance(given["args"], (str, bytes)) else list(given["args"])
+        network, command = split_network(words_given)
+        before = _pickled(given["preexec_fn"])
+        can_fork = not any(
             given[name] not in (None, False, -1)
-            for name in ("executable", "preexec_fn", "shell", "gid", "gids", "uid", "umask", "process_group")
-        ):
-            command = parse_command(given["args"])
-        connection = server_connection() if command is not None else None
-        if command is None or connection is None or not connection.can_fork(environment):
+            for name in ("executable", "shell", "gid", "gids", "uid", "umask", "process_group")
+        )
+        can_fork = can_fork and before is not None and parse_command(command) is not None
+        connection = server_connection() if can_fork else None
+        if connection is None or not connection.can_fork(environment):
             super()._execute_child(*words)  # type: ignore[misc]
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         fds = {number: number if end == -1 else end for number, end in enumerate(ends)}
         fds |= {fd: fd for fd in given["pass_fds"]}
         order = {
-            "command": [os.fspath(word) for word in given["args"]],
+            "command": [os.fspath(word) for word in command],
+            "network": network,
+            "before": before,
             "environment": environment,
             "directory": os.path.abspath(given["cwd"] or os.getcwd()),
             "umask": _umask(),
@@ -155,6 +179,14 @@ def run(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[
             process.kill()
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _pickled(function: Callable[[], object] | None) -> str | None:
+    """Return the text of a function before exec for an order, "" for none; None if it can't be sent."""
+    if function is None:
+        return ""
+    is_known = isinstance(function, functools.partial) and function.func.__module__.startswith("headrace.")
+    return base64.b64encode(pickle.dumps(function)).decode() if is_known else None
 
 
 def _umask() -> int:
@@ -324,7 +356,7 @@ def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str,
     order = json.loads(message)
     command = parse_command(order["command"])
     assert command is not None
-    if command[0] == "headrace" and command[1][:1] and command[1][0] in STARTERS:
+    if starts_processes(*command):
         own_end, twin_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             for file in (connection, own_end):
@@ -333,6 +365,7 @@ def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str,
                 os.close(fd)
             return serve(twin_end, area, cloning)
         twin_end.close()
+        own_end = _move_above(own_end, _lowest_free(order["fds"], fds))
         _fork_connection.append(Connection(own_end, program_settings(order["environment"])))
         vars(subprocess)["Popen"] = ForkingPopen
     connection = become(order, fds, area, connection)
@@ -344,9 +377,9 @@ def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str,
 def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket.socket) -> socket.socket:
     """Take over what the order says of a process that begins. Return the connection, which may have moved."""
     targets: list[int] = order["fds"]
-    lowest = max([2, *targets, *fds]) + 1
+    lowest = _lowest_free(targets, fds)
     moved = [_duplicate_above(fd, lowest) for fd in fds]
-    connection = socket.socket(fileno=_duplicate_above(connection.detach(), lowest))
+    connection = _move_above(connection, lowest)
     for fd, target in zip(moved, targets, strict=True):
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
@@ -356,12 +389,32 @@ def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket
     os.umask(order["umask"])
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["files"]))
     area.replace(order["command"], order["environment"])
+    _enter_network(order["network"])
+    if order["before"]:
+        pickle.loads(base64.b64decode(order["before"]))()
     if order["command"][1] != "-P":
         sys.path.insert(0, order["directory"])
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = _opened_again(vars(sys)[f"__{name}__"], mode)
         vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
     return connection
+
+
+def _enter_network(path: str) -> None:
+    if path:
+        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if libc.setns(namespace, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+
+
+def _lowest_free(targets: Sequence[int], fds: Sequence[int]) -> int:
+    """Return a number above all descriptors of an order, where they are and where they will be."""
+    return max([2, *targets, *fds]) + 1
+
+
+def _move_above(connection: socket.socket, lowest: int) -> socket.socket:
+    return socket.socket(fileno=_duplicate_above(connection.detach(), lowest))
 
 
 def _duplicate_above(fd: int, lowest: int) -> int:

@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from itertools import combinations
 
 import pytest
 
+from headrace.fuse.servers import Role, Servers
 from tests.faults.conftest import MakeHost
 from tests.integration.cli.host import MIB, READER, Host, wait_until
 
@@ -96,6 +98,26 @@ def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
     assert up.wait() == 0
     assert "Traceback" not in up.said
     host.assert_nothing_left()
+
+
+def test_the_next_fd_store_is_known_before_it_runs(make_host: MakeHost) -> None:
+    """Its session may die meanwhile, and then `up` would start a second FD store, and the mount had two sessions."""
+    host = make_host()
+    host.put("f", MIB)
+    up = host.up()
+    earlier = host.wait_pid("holder")
+    kill(earlier)
+    pid = 0
+    while pid in (0, earlier):  # without a pause: its modules are imported in 0.1 s
+        pid = host.pid_of("holder")
+    os.kill(pid, signal.SIGSTOP)
+    with contextlib.closing(Servers.open(str(host.run_folder), str(host.mount))) as servers:
+        assert servers.pids(Role.FD_STORE) == [pid]
+    os.kill(pid, signal.SIGCONT)
+    kill(host.wait_pid("session"))
+    host.assert_right()
+    host.ok("down")
+    assert up.wait() == 0
 
 
 def test_a_command_waits_for_a_node_that_is_started_again(make_host: MakeHost) -> None:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from headrace.base import capabilities
@@ -107,7 +108,7 @@ class FdStore:
             pass_fds=fds,
             start_new_session=True,
             # in the child before exec, so that the mount has a lock at any moment when this process is killed
-            preexec_fn=lambda: self._servers.enter(Role.SESSION),
+            preexec_fn=partial(self._servers.enter, Role.SESSION),
         )
         session_end.close()
         if self._backings is not None:

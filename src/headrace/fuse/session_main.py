@@ -16,6 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headrace.base.descriptor_limit import raise_descriptor_limit
@@ -116,7 +117,14 @@ class FdStoreWatch:
         command += ["--adopt-pid", str(os.getpid())]
         command += ["--lock-fd", str(a.lock_fd)]
         fds = (a.fuse_fd, a.handover_fd, fd_store_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
-        subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+        servers = Servers(a.lock_fd, a.mountpoint)
+        subprocess.Popen(
+            command,
+            pass_fds=fds,
+            start_new_session=True,
+            # before exec, as `headrace up` starts an FD store of its own when the mount has no lock
+            preexec_fn=partial(servers.enter, Role.FD_STORE),
+        )
         fd_store_end.close()
         self._control.close()
         self._control = own_end

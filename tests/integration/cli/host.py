@@ -6,6 +6,7 @@ Whatever may hang on a mount is done by other processes, with a limit: this one 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -156,7 +157,7 @@ class Host:
 
     def put(self, name: str, size_bytes: int, seed: int = 0) -> bytes:
         """A file of random bytes at the origin, replaced as a whole."""
-        data = random.Random(f"{name} {seed}").randbytes(size_bytes)
+        data = random_bytes(f"{name} {seed}", size_bytes)
         path = self.truth / name
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -262,10 +263,10 @@ class Host:
             device.unmount(path, detach=True, abort=True)
 
     def kill_all(self) -> None:
-        """One that was not killed yet may have started another, and one at its exec has no environment to be seen."""
+        """One that was not killed yet may have started another."""
         quiet = 0
-        while quiet < 5:
-            pids = self.processes()
+        while quiet < 3:
+            pids = processes.marked(str(self.run_folder))
             quiet = 0 if pids else quiet + 1
             for pid in pids:
                 try:
@@ -273,6 +274,12 @@ class Host:
                 except ProcessLookupError:
                     pass
             time.sleep(0.01)
+
+
+@functools.lru_cache(maxsize=16)
+def random_bytes(seed: str, size_bytes: int) -> bytes:
+    """Return the same bytes for a seed: most hosts begin with the same files."""
+    return random.Random(seed).randbytes(size_bytes)
 
 
 def send(pid: int, number: int) -> None:

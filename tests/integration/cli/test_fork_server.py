@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headrace.fuse.servers import Role, Servers
 from tests import fork_server
 from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import Host, wait_until
@@ -106,6 +110,63 @@ def test_the_processes_of_up_are_its_children(host: Host) -> None:
     up.signal(9)
     assert up.wait() == -9
     wait_until(lambda: not os.path.exists(f"/proc/{twin}/fd/0"))
+
+
+class SessionStatus:
+    """Holds what others see of the session of a mount, but for its mountpoint."""
+
+    def __init__(self, host: Host, mountpoint: Path) -> None:
+        with contextlib.closing(Servers.open(str(host.run_folder), str(mountpoint))) as servers:
+            (self.pid,) = servers.pids(Role.SESSION)
+            (self.fd_store_pid,) = servers.pids(Role.FD_STORE)
+        with open(f"/proc/{self.pid}/status", "rb") as lines:
+            status = dict(line.split(b":", 1) for line in lines)
+        self.fields = {name: status[name.encode()] for name in STATUS if name != "PPid"}
+        self.parent_pid = int(status[b"PPid"])
+        self.leads_its_session = os.getsid(self.pid) == self.pid
+        self.words = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")[:4]
+        self.files = len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def test_a_forked_session_is_as_an_executed_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock, parent, process session and status; an FD store that is killed leaves both sessions serving."""
+    mountpoints = [host.base / "executed", host.base / "forked"]
+    for mountpoint in mountpoints:
+        mountpoint.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server, "parse_command", lambda _: None)
+        host.up(host.truth, mountpoints[0], cache=f"{host.base / 'other-cache'}:1GiB")
+    host.up(host.truth, mountpoints[1])
+    executed, forked = (SessionStatus(host, mountpoint) for mountpoint in mountpoints)
+    assert [forked.fields, forked.words, forked.files] == [executed.fields, executed.words, executed.files]
+    for session in (executed, forked):
+        assert session.parent_pid == session.fd_store_pid
+        assert session.leads_its_session
+        os.kill(session.fd_store_pid, signal.SIGKILL)
+    for mountpoint in mountpoints:
+        host.assert_right(mount=mountpoint)
+
+
+def test_a_network_namespace_and_a_function_before_exec(place: Path) -> None:
+    """A fork enters the namespace as nsenter does, and takes the lock that a function before exec takes."""
+    name = f"fork-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    command = ["nsenter", f"--net=/run/netns/{name}", sys.executable, "-P", "-m", "headrace.node"]
+    command += ["--config-json", str(place / "pipe")]
+    lock_fd = os.open(place, os.O_RDONLY)
+    servers = Servers(lock_fd, "/mnt")
+    process = ForkingPopen(
+        command, pass_fds=[lock_fd], preexec_fn=functools.partial(servers.enter, Role.SESSION)
+    )
+    try:
+        assert Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0] == sys.executable.encode()
+        assert os.stat(f"/proc/{process.pid}/ns/net").st_ino == os.stat(f"/run/netns/{name}").st_ino
+        assert servers.pids(Role.SESSION) == [process.pid]
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(lock_fd)
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 def test_what_a_fork_can_not_imitate_is_executed() -> None:
