@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.base.token_bucket import TokenBucket
 from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
 from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 PAID_AT_ONCE_BYTES = 8 << 20
-BURST_S = 0.25  # unused allowance is saved for this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +26,6 @@ class OriginLimits:
     requests_per_s: float = 0.0
     bytes_per_s: float = 0.0
     concurrency_max: int = 0
-
-
-class TokenBucket:
-    """Is a token bucket that may have debt. A caller reserves at once, and then waits. Callers are therefore served in
-    order, and an amount larger than the bucket still passes."""
-
-    def __init__(self, rate_per_s: float) -> None:
-        self._rate_per_s = rate_per_s
-        self._level = rate_per_s * BURST_S
-        self._at_s = monotonic_s()
-        self._lock = threading.Lock()
-
-    def reserve(self, amount: float) -> float:
-        """Take the amount and return the seconds to wait before using it. May be called from any thread."""
-        with self._lock:
-            now_s = monotonic_s()
-            full = max(self._rate_per_s * BURST_S, 1.0)
-            self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
-            self._at_s = now_s
-            self._level -= amount
-            return max(0.0, -self._level / self._rate_per_s)
-
-    def refund(self, amount: float) -> None:
-        with self._lock:
-            self._level += amount
 
 
 class _PacedSource:
@@ -68,7 +42,7 @@ class _PacedSource:
         return self._inner.size_bytes
 
     def pread(self, start: int, end: int) -> Body:
-        wait_s = self._bucket.reserve(end - start)
+        wait_s = self._bucket.reserve(end - start, monotonic_s())
         if wait_s > 0 and wait_s >= self._deadline.left_s():
             self._bucket.refund(end - start)
             raise DeadlineExceededError(
@@ -84,8 +58,8 @@ class ThrottleOrigin(WrapperOrigin):
 
     def __init__(self, inner: Origin, limits: OriginLimits) -> None:
         super().__init__(inner)
-        self._requests = TokenBucket(limits.requests_per_s) if limits.requests_per_s else None
-        self._bytes = TokenBucket(limits.bytes_per_s) if limits.bytes_per_s else None
+        self._requests = TokenBucket(limits.requests_per_s, monotonic_s()) if limits.requests_per_s else None
+        self._bytes = TokenBucket(limits.bytes_per_s, monotonic_s()) if limits.bytes_per_s else None
         self._slots = asyncio.Semaphore(limits.concurrency_max) if limits.concurrency_max else None
 
     async def read_range(
@@ -147,7 +121,8 @@ class ThrottleOrigin(WrapperOrigin):
         """Reserve one request of that size, and wait. A call that is refused or cancelled reserves nothing."""
         charges = [(self._requests, 1), (self._bytes, size_bytes)]
         payments = [(bucket, amount) for bucket, amount in charges if bucket is not None]
-        wait_s = max((bucket.reserve(amount) for bucket, amount in payments), default=0.0)
+        now_s = monotonic_s()
+        wait_s = max((bucket.reserve(amount, now_s) for bucket, amount in payments), default=0.0)
         try:
             if wait_s > 0 and wait_s >= deadline.left_s():
                 raise DeadlineExceededError(

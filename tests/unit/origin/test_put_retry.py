@@ -16,12 +16,13 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.model import Attributes, ObjectInfo
+from headrace.base.token_bucket import BURST_S
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Absent, Condition, Origin
 from headrace.origin.retry import PATIENCE_S, RetryOrigin
 from headrace.origin.source import BytesPutSource
-from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
+from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.testing.virtual_loop import skipped_s
 from tests.faulty_origin import FaultyOrigin, PlannedFault
 

@@ -8,8 +8,9 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Version
+from headrace.base.token_bucket import BURST_S
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
+from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.testing.virtual_loop import pass_time, skipped_s
 from tests.faulty_origin import FaultyOrigin, PlannedFault
 

@@ -1,0 +1,92 @@
+"""Divide a budget of an origin among the nodes of a cluster: requests or bytes a second.
+
+Each node publishes what it needs and the rate that it takes, and computes its rate from what it knows of the others. It
+lowers its rate at once. It raises it by its part of what nobody takes, publishes that, and uses it at its next exchange
+only, when the others know. So the nodes keep within the budget without a leader, as long as a record arrives within one
+exchange. While records can't be written or read, every node keeps its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headrace.policy.dues import Entitlement, dues
+
+LEAST_DEMAND_SHARE = 0.01
+"""The part of an equal share that a node without demand holds, so that its first requests wait for no exchange."""
+RECOVERY_SHARE_S = 0.02
+"""The share of the budget that comes back in each second after an overload."""
+LEAST_FACTOR = 0.05
+REPEAT_S = 1.0
+"""Answers of overload within that time are of one overload: they belong to requests that were in flight."""
+
+
+class NodeRate(NamedTuple):
+    """The record that a node publishes for one budget. demand: a second, also what waits. rate: that it takes. factor:
+    the share of the budget that the origin bears, by the answers that this node got."""
+
+    demand: float
+    rate: float
+    factor: float = 1.0
+    share: float = 1.0
+
+
+def least_rate(limit: float, nodes: int) -> float:
+    """Return the rate that every node may use without asking. It is above 0."""
+    return LEAST_DEMAND_SHARE * limit / nodes
+
+
+def rate_of(node: str, limit: float, records: Mapping[str, NodeRate]) -> float:
+    """Return the rate that a node takes from now on. records: of all live nodes, the node's own one included."""
+    bearable = limit * min(record.factor for record in records.values())
+    least = least_rate(bearable, len(records))
+    due = dues(
+        bearable,
+        {name: Entitlement(share=record.share) for name, record in records.items()},
+        {name: max(record.demand, least) for name, record in records.items()},
+    )
+    rate = records[node].rate
+    if due[node] <= rate:
+        return due[node]
+    unused = bearable - sum(record.rate for record in records.values())
+    lacking = sum(max(0.0, due[name] - record.rate) for name, record in records.items())
+    return rate + max(0.0, unused) * (due[node] - rate) / lacking if unused < lacking else due[node]
+
+
+class NodeBudget:
+    """A node's part of one budget. rate: what it may use now, at first an equal share."""
+
+    def __init__(self, node: str, rate: float) -> None:
+        self.rate = rate
+        self._node = node
+        self._taken = rate
+
+    def exchange(
+        self, limit: float, records: Mapping[str, NodeRate], *, demand: float, factor: float
+    ) -> NodeRate:
+        """Update the rate. Return the record to publish. records: of the other live nodes; share 1 for this one."""
+        own = NodeRate(demand, self._taken, factor)
+        taken = rate_of(self._node, limit, {**records, self._node: own})
+        self.rate = max(min(taken, self._taken), least_rate(limit * factor, len(records) + 1))
+        self._taken = taken
+        return own._replace(rate=taken)
+
+
+class OverloadFactor:
+    """Halve at an answer of overload (429 or 503), and recover by a constant share a second, as TCP does."""
+
+    def __init__(self) -> None:
+        self._factor = 1.0
+        self._changed_s = float("-inf")
+
+    def record_overload(self, now_s: float) -> None:
+        if now_s - self._changed_s >= REPEAT_S or self._factor == 1.0:
+            self._factor = max(LEAST_FACTOR, self.factor(now_s) / 2)
+            self._changed_s = now_s
+
+    def factor(self, now_s: float) -> float:
+        """Return the share of the budget that the origin bears."""
+        if self._factor == 1.0:
+            return 1.0
+        return min(1.0, self._factor + RECOVERY_SHARE_S * (now_s - self._changed_s))

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.base.token_bucket import TokenBucket
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.001, 2), st.integers(1, 50)), max_size=100), st.floats(1, 100))
+def test_amounts_pass_at_the_rate_after_a_burst(calls: list[tuple[float, int]], rate: float) -> None:
+    bucket, now_s, taken = TokenBucket(rate, 0.0, burst_s=0.5), 0.0, 0
+    for pause_s, amount in calls:
+        now_s += pause_s
+        taken += amount
+        now_s += bucket.reserve(amount, now_s)
+        assert taken <= max(1.0, rate * 0.5) + rate * now_s + 1e-6
+
+
+def test_a_changed_rate_is_for_what_is_reserved_afterwards() -> None:
+    bucket = TokenBucket(10, 0.0, burst_s=0.1)
+    assert [bucket.reserve(1, 0.0), bucket.reserve(1, 0.0)] == [0, pytest.approx(0.1)]
+    bucket.set_rate(1, 0.0)
+    assert bucket.reserve(1, 0.0) == pytest.approx(2)
+    bucket.set_rate(100, 1.0)
+    assert bucket.reserve(0, 2.0) == 0
