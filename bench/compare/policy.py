@@ -1,0 +1,48 @@
+"""Policies: tenants, limits, time to live, admission, miss-ratio curves and budgets.
+
+Prints two Markdown tables (goals, numbers) and writes `bench/results/policy-<date>.json` and `.md`. In all cases but
+`limit`, which has a store on a disk, only `headrace.policy` and the eviction of the store run, in simulated time. What
+each case does is said in `policybench/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from nodebench import program
+from nodebench.machine import Workplace
+from nodebench.results import Results
+from policybench import budgets, cases, expiry, goals, limits
+
+CASES: dict[str, Callable[[cases.Bench], None]] = {
+    "tenants": cases.tenants,
+    "limit": limits.limit,
+    "admission": cases.admission,
+    "curve": cases.curve,
+    "budget": budgets.budget,
+    "expiry": expiry.expiry,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = program.parser_of(__doc__, CASES, scale_of="all counts", folder_for=program.ON_A_DISK)
+    program.add_limit(parser, minutes=20)
+    return program.parse(parser, CASES, root_for="it makes its folder as the other benchmarks do")
+
+
+def main() -> int:
+    given = arguments()
+
+    def build(place: Workplace, results: Results) -> cases.Bench:
+        return cases.Bench(place, results, given.scale, given.repeat)
+
+    return program.run_bench("policy", given, CASES, build, goals.goals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

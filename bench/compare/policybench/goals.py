@@ -1,0 +1,57 @@
+"""The goals of policies that a simulation can show."""
+
+from __future__ import annotations
+
+from nodebench.report import Goal
+from nodebench.results import Results
+
+from .budgets import MOST, USED
+from .cases import CURVE_ERROR, GUARANTEE_LOST, HITS_LOST, SHARED_HITS, WRITES
+from .expiry import LATENESS, MEMORY, PROCESSOR
+from .limits import EXCEEDED
+
+TRACES = ("popular", "popular, half scans", "shuffled epochs")
+BY_TENANT = "by tenant, S3-FIFO"
+SCAN_HEAVY = tuple(
+    f"popular files {files} x the cache, {scans} scanned for each read"
+    for files in (1, 4)
+    for scans in (1, 3)
+)
+LOADS = ("demands that differ", "loads that begin and end")
+
+
+def goals(results: Results) -> list[Goal]:
+    return [
+        *(
+            Goal(f"{SHARED_HITS}, {trace}", 0.99, True, results.median(SHARED_HITS, f"{BY_TENANT}, {trace}"))
+            for trace in ("popular", "epochs")
+        ),
+        *(
+            Goal(
+                f"{GUARANTEE_LOST}, {trace}",
+                0,
+                False,
+                results.median(GUARANTEE_LOST, f"{BY_TENANT}, {trace}"),
+                "files",
+            )
+            for trace in ("popular", "epochs")
+        ),
+        Goal(EXCEEDED, 0.01, False, results.median(EXCEEDED, "headrace")),
+        Goal(LATENESS, 2, False, results.median(LATENESS, "timer wheel"), "s"),
+        Goal(PROCESSOR, 0.01, False, results.median(PROCESSOR, "timer wheel")),
+        Goal(MEMORY, 24, False, results.median(MEMORY, "timer wheel"), "B a file"),
+        *(
+            Goal(f"{WRITES}, {name}", 0.5, False, results.median(WRITES, f"S3-FIFO, {name}"))
+            for name in SCAN_HEAVY
+        ),
+        *(
+            Goal(f"{HITS_LOST}, {name}", 0.01, False, results.median(HITS_LOST, f"S3-FIFO, {name}"))
+            for name in SCAN_HEAVY
+        ),
+        *(
+            Goal(f"{CURVE_ERROR}, {name}", 2, False, results.median(CURVE_ERROR, name), "points")
+            for name in TRACES
+        ),
+        *(Goal(f"{USED}, {name}", 0.9, True, results.median(USED, name)) for name in LOADS),
+        *(Goal(f"{MOST}, {name}", 1.02, False, results.median(MOST, name)) for name in LOADS),
+    ]
