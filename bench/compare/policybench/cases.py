@@ -106,7 +106,7 @@ def admission(bench: Bench) -> None:
     """Popular files, once and four times as many as fit, and behind each of their reads files that are read once."""
     capacity = bench.count(FILES)
     for seed, name, files, scans in itertools.product(range(bench.repeat), POLICIES, (1, 4), (1, 3)):
-        reads = list(with_scans(popular(40 * capacity, files * capacity, seed), scans))
+        reads = list(with_scans(popular(10 * capacity, files * capacity, seed), scans))
         hits, written = admitted(reads, capacity, name, ghosts=None)
         hits_later, written_later = admitted(
             reads, capacity, name, ghosts=SecondReads(8 * capacity, window_s=len(reads))

@@ -11,7 +11,7 @@ from headrace.store.groups import FileGroups
 
 
 class BorrowedFirst:
-    """The files of one volume. Borrowed files, which other nodes own, are evicted first; the owned ones by group.
+    """The files of one volume. Borrowed files, which other nodes own, have no group, and are evicted first.
 
     name: of build_policy. part: the volume's share of the node's capacity.
     """
@@ -72,5 +72,5 @@ class BorrowedFirst:
         return self._borrowed.victims(bytes_needed, is_pinned)
 
     def regroup(self, id: FileId) -> None:
-        """Move a file to its new group."""
+        """Move an owned file to its new group."""
         self._owned.regroup(id)

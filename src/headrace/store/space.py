@@ -77,12 +77,13 @@ class CacheSpace:
         """Report files at the next report, so that readers open them again. The caller holds the lock."""
         self._unreported += ids
 
-    def choose(self, id: FileId, size_bytes: int, *, spilled: bool) -> Volume:
+    def choose(self, id: FileId, size_bytes: int, *, borrowed: bool, spilled: bool) -> Volume:
         """Return the volume for a new file, and remember its group. Raises NoSpaceError."""
         if spilled:
             return self._open_spill()
         groups = self._files.accounts.groups
-        groups.assign(id)
+        if not borrowed:
+            groups.assign(id)
         try:
             self._keep_limit(id, allocated_bytes(size_bytes))
             make_room = partial(self.make_room, keep=id)

@@ -138,7 +138,7 @@ class Store:
         with self._lock:
             self._files.forget_writer(entry.id)
             self._files.discard([entry.id])
-            volume = self.space.choose(entry.id, entry.version.size_bytes, spilled=spilled)
+            volume = self.space.choose(entry.id, entry.version.size_bytes, borrowed=borrowed, spilled=spilled)
             writer = CacheWriter.create(volume, entry.id, entry.version, self.space)
             failpoint.hit("create.files")
             record = self._files.record(entry, volume, complete=False, borrowed=borrowed)
@@ -209,7 +209,7 @@ class Store:
             with self._lock:
                 self._files.discard([entry.id for entry, _ in files])
                 for entry, _ in files:
-                    volumes.append(self._reserve(entry, spilled=spilled))
+                    volumes.append(self._reserve(entry, borrowed=entry.id in borrowed, spilled=spilled))
             for (entry, body), volume in zip(files, volumes, strict=True):
                 self._write_small(volume, entry.id, body, None if entry.id in codes else extras.get(entry.id))
                 failpoint.hit("small.written")
@@ -281,10 +281,10 @@ class Store:
         self.space.report_evicted()
         return True
 
-    def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
+    def _reserve(self, entry: Entry, *, borrowed: bool, spilled: bool) -> Volume:
         self.index.state.heed_clock()
         size_bytes = entry.version.size_bytes
-        volume = self.space.choose(entry.id, size_bytes, spilled=spilled)
+        volume = self.space.choose(entry.id, size_bytes, borrowed=borrowed, spilled=spilled)
         if spilled:
             self.space.make_room(volume, allocated_bytes(size_bytes))
         self._files.accounts.reserve(entry.id, volume, allocated_bytes(size_bytes))

@@ -25,7 +25,7 @@ completes the file. Such a part has a position in the policy."""
 
 
 class Accounts:
-    """The accounts of a store. policies: of each volume. groups: of the files on the disks; the spill has one group.
+    """The accounts of a store. policies: of each volume. groups: of the owned files on the disks.
     planned: hears of each complete file. pinned, sealed: files that must not be evicted."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Accounts:
         self._volumes = volumes
         self._pools: set[int] = set()  # of volume and group, that the plans know
         for volume in volumes:
-            self.choose(volume.number, lambda _: False, 0, [])
+            self._pool_of(volume.number, 0)
         self.pinned: set[FileId] = set()
         self.sealed = SealedIds()
         # incomplete files: id → volume, allocated bytes; those that grew last come last
@@ -79,17 +79,22 @@ class Accounts:
         self, volume: int, is_kept: Callable[[FileId], bool], group: int, ids: list[FileId]
     ) -> list[FileId]:
         """Let the plans choose among the files of a group, instead of the victims of its policy."""
+        return self._planned.choose(self._pool_of(volume, group), ids, is_kept)
+
+    def _pool_of(self, volume: int, group: int) -> int:
+        """Return the number by which the plans know the files of a group on a volume. They learn it at the first
+        use."""
         pool = volume + group * len(self._volumes)
         if pool not in self._pools:
             self._pools.add(pool)
             self._planned.add_volume(pool, partial(self.policies[volume].size_in, group))
-        return self._planned.choose(pool, ids, is_kept)
+        return pool
 
     def regroup(self, cached: CachedFile) -> None:
         """Ask for the group of a file again."""
         id, policy = cached.id, self.policies[cached.volume]
         volume = self._volumes[cached.volume]
-        if volume.tier == SPILL or id in self._reserved:
+        if cached.borrowed or volume.tier == SPILL or id in self._reserved:
             return
         size_bytes = self._partial[id][1] if id in self._partial else policy.size_of(id)
         self.groups.charge(id, -size_bytes)
@@ -135,8 +140,8 @@ class Accounts:
     def add(self, cached: CachedFile) -> None:
         """Add a file from its record and its volume."""
         volume = self._volumes[cached.volume]
-        if volume.tier != SPILL:
-            self.groups.assign(cached.id)
+        if volume.tier != SPILL and not cached.borrowed:
+            self._pool_of(volume.number, self.groups.assign(cached.id))
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
             self.policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
@@ -178,8 +183,15 @@ class Accounts:
 
     def set_borrowed(self, cached: CachedFile) -> None:
         """Update the policy after a complete file's record changed in `borrowed`."""
-        policy = self.policies[cached.volume]
-        policy.insert(cached.id, policy.remove(cached.id), borrowed=cached.borrowed)
+        id, volume, policy = cached.id, self._volumes[cached.volume], self.policies[cached.volume]
+        size_bytes = policy.remove(id)
+        self._charge(id, volume, -size_bytes)
+        if cached.borrowed or volume.tier == SPILL:
+            self.groups.forget(id)
+        else:
+            self.groups.assign(id)
+        self._charge(id, volume, size_bytes)
+        policy.insert(id, size_bytes, borrowed=cached.borrowed)
 
     def _place(self, partial: CachedFile, size_bytes: int) -> None:
         """Add a part of a large file to the policy of complete files."""

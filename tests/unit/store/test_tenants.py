@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from headrace.base.errors import NoSpaceError
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.plan.orders import PlannedStream
+from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.dues import Entitlement
 from headrace.policy.tenant_division import TenantDivision
 from headrace.store.space import SpaceRules
@@ -30,8 +33,9 @@ class TenantsByName:
         self.is_known = True
         self.division = TenantDivision(self._group_of, CAPACITY_BYTES)
         self.tenants: dict[FileId, str] = {}
+        self.planned = PlannedFiles()
         volume = Volume(0, str(folder / "volume"), CAPACITY_BYTES, "ssd")
-        rules = SpaceRules(division=self.division)
+        rules = SpaceRules(division=self.division, planned=self.planned)
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="boot-1", rules=rules)
 
     def _group_of(self, id: FileId) -> EvictionGroup:
@@ -132,6 +136,39 @@ def test_groups_follow_a_change_of_policy(cache: TenantsByName) -> None:
         last = cache.store.space.regroup(last)
     for tenant in ("a", "b"):
         assert cache.used_bytes(tenant) == cache.bytes_on_disk(tenant)
+
+
+def test_plans_choose_within_the_tenant_that_loses(cache: TenantsByName) -> None:
+    """A plan reads the files of both tenants. Tenant b is above its due, and loses those that it needs last."""
+    ids = {tenant: [cache.add(tenant, number) for number in range(100)] for tenant in ("a", "b")}
+    cache.division.update({"a": Entitlement(guaranteed=100 * FILE_BYTES)})
+    soonest_first = [*ids["b"], *ids["a"]]
+    numbers = array("I", (cache.planned.numbers.add(id) for id in soonest_first))
+    cache.planned.orders.add("job", PlannedStream(numbers, 1))
+    while not cache.planned.orders.build(4096) or not cache.planned.catch_up():
+        pass
+    space = cache.store.space
+    with cache.store._lock:
+        evicted = space._evict(cache.store.disks[0], 30 * FILE_BYTES, spare=0)
+    assert set(evicted) == set(ids["b"][-30:])
+    with cache.store._lock:
+        evicted = space._evict(cache.store.disks[0], 200 * FILE_BYTES, spare=0)
+    assert set(evicted) == set(ids["b"][:-30])
+    assert cache.bytes_on_disk("a") == 100 * FILE_BYTES
+
+
+def test_borrowed_files_have_no_tenant(cache: TenantsByName) -> None:
+    cache.division.update({"a": Entitlement(limit=FILE_BYTES)})
+    entry = named(cache.store, b"a.1", FILE_BYTES)
+    cache.tenants[entry.id] = "a"
+    for tenant_bytes, is_borrowed in ((0, True), (FILE_BYTES, False), (0, True), (FILE_BYTES, False)):
+        if cache.store.index.cached(entry.id) is None:
+            cache.store.complete_small_many([(entry, bytes(FILE_BYTES))], borrowed={entry.id})
+        cache.store.set_borrowed(entry.id, borrowed=is_borrowed)
+        assert cache.used_bytes("a") == tenant_bytes
+    cache.add("a", 2)
+    assert cache.used_bytes("a") == FILE_BYTES
+    assert cache.store.index.cached(entry.id) is None
 
 
 def test_a_restart_counts_the_same(cache: TenantsByName) -> None:

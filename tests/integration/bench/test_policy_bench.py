@@ -1,0 +1,40 @@
+"""The simulation of policies at a small size: what is counted meets its goals. Times and memory do not matter here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+COMPARE = Path(__file__).resolve().parents[3] / "bench" / "compare"
+
+pytestmark = pytest.mark.timeout(110)
+
+
+@pytest.mark.parametrize(
+    ("module", "case", "count"),
+    [
+        ("cases", "tenants", 4),
+        ("cases", "admission", 8),
+        ("cases", "curve", 3),
+        ("limits", "limit", 1),
+        ("expiry", "expiry", 3),
+    ],
+)
+def test_goals_are_met(
+    module: str, case: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(COMPARE))
+    cases: Any = importlib.import_module("policybench.cases")
+    goals: Any = importlib.import_module("policybench.goals")
+    results: Any = importlib.import_module("nodebench.results").Results()
+    bench = cases.Bench(SimpleNamespace(root=str(tmp_path)), results, 0.02, 1)
+    getattr(importlib.import_module(f"policybench.{module}"), case)(bench)
+    verdicts = {goal.text: goal.verdict for goal in goals.goals(results)}
+    measured = {text: verdict for text, verdict in verdicts.items() if verdict != "not measured"}
+    assert len(measured) == count
+    counted = {text: verdict for text, verdict in measured.items() if "memory" not in text}
+    assert set(counted.values()) == {"met"}, counted
