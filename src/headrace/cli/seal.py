@@ -355,9 +355,9 @@ def remove(
     node = known_node(socket, cache)
     if seal not in node.catalogue.seals():
         node.catalogue.record(seal)  # raises PathNotFoundError
+    node.catalogue.change_places(seal, lambda _: [])  # first, so that no kill leaves a place that comes back
     for mountpoint in reversed(mounts_of(node.catalogue, seal)):
         unmount_seal(mountpoint)
-    node.catalogue.set_places(seal, [])
     if node.is_running:
         start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})
         watch(start, node.socket, ("unseal", str(seal)), is_shown=False)

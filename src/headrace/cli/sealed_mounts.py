@@ -150,13 +150,12 @@ class SealNode:
             os.makedirs(place.mountpoint, exist_ok=True)
             if not os.path.ismount(place.mountpoint) and os.listdir(place.mountpoint):
                 raise MountError(f"cannot mount at {place.mountpoint}", why="the directory is not empty")
-        before = self.catalogue.places(record.seal)
-        others = [other for other in before if other.mountpoint != place.mountpoint]
-        self.catalogue.set_places(record.seal, [*others, place])
+        before = [kept for kept in self.catalogue.places(record.seal) if kept.mountpoint == place.mountpoint]
+        self._record(record.seal, place.mountpoint, [place])
         try:
             self._mount_view(record, place)
         except BaseException:
-            self.catalogue.set_places(record.seal, before)
+            self._record(record.seal, place.mountpoint, before)
             raise
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
@@ -174,7 +173,7 @@ class SealNode:
         for place in self.places(None, record.path, in_place=True, shared=False):
             if source_on_top(place.mountpoint):
                 continue  # a user mounted a seal there
-            self.catalogue.set_places(record.seal, [place])
+            self._record(record.seal, place.mountpoint, [place])
             self._mount_view(record, place)
             if record.seal not in self.catalogue.seals():
                 unmount_seal(place.mountpoint)
@@ -204,15 +203,19 @@ class SealNode:
     def _mount_view(self, record: SealRecord, place: Place) -> None:
         """Mount the seal's present generation, unless it is mounted there already."""
         from headrace.cli.lazy_layer import lazy_layer
-        from headrace.seal.mounted import serves, source_on_top
+        from headrace.seal.mounted import is_exchanged, serves, source_on_top
         from headrace.seal.places import mount_seal
+        from headrace.seal.replaced_file import locked
 
-        if serves(source_on_top(place.mountpoint), self.catalogue, record):
-            return
-        self._keep_names(place)
-        log_path = self.states[0].log if self.states else ""
-        with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:
-            mount_seal(self.catalogue, record, self.folders, place, layer)
+        with locked(self.catalogue.folder):
+            if serves(source_on_top(place.mountpoint), self.catalogue, record) and not is_exchanged(
+                place.mountpoint
+            ):
+                return
+            self._keep_names(place)
+            log_path = self.states[0].log if self.states else ""
+            with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:
+                mount_seal(self.catalogue, record, self.folders, place, layer)
 
     def _keep_names(self, place: Place) -> None:
         """Have the session of the mount below a place keep its name, also if the origin has lost the directory."""
@@ -233,8 +236,13 @@ class SealNode:
     def _take_place_from_others(self, mounted: SealId, place: Place) -> None:
         for other, seal in self.known_places():
             if seal != mounted and other.mountpoint == place.mountpoint:
-                kept = [kept for kept in self.catalogue.places(seal) if kept.mountpoint != place.mountpoint]
-                self.catalogue.set_places(seal, kept)
+                self._record(seal, place.mountpoint, [])
+
+    def _record(self, seal: SealId, mountpoint: str, places: list[Place]) -> None:
+        """Replace the place that a seal has at a mountpoint."""
+        self.catalogue.change_places(
+            seal, lambda before: [*(kept for kept in before if kept.mountpoint != mountpoint), *places]
+        )
 
 
 def running_node(socket: str | None, cache: str | None, path: str | None) -> SealNode:

@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import socket
+from contextlib import suppress
 
 import msgspec
 
@@ -68,11 +69,17 @@ def remove_state(folder: str, pid: int) -> None:
 
 
 def remove_replaced(folder: str, state: RunState) -> None:
-    """Remove the state files that dead processes left for the mount or node of this state."""
+    """Remove the state files that dead processes left for the mount or node of this state, and those that they did not
+    finish."""
     for other in read_states(folder):
         same = other.mountpoint == state.mountpoint if state.mountpoint else other.socket == state.socket
         if same and other.pid != state.pid and not other.alive():
             remove_state(folder, other.pid)
+    for name in os.listdir(folder):
+        pid = name.removesuffix(".json.new")
+        if pid != name and pid.isdecimal() and not began_at(int(pid)):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
 
 
 def lab_file(folder: str) -> str:

@@ -25,7 +25,7 @@ import shutil
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO, Literal, TypeVar, cast
@@ -43,6 +43,7 @@ from headrace.base.errors import (
 )
 from headrace.base.private_folder import make_private, private
 from headrace.seal.mount import is_in_use
+from headrace.seal.replaced_file import locked, remove_unfinished, replace_file, sync
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
 from headrace.seal.unpacked_list import write_unpacked
 
@@ -209,9 +210,15 @@ class Catalogue:
         except PathNotFoundError:
             return []
 
-    def set_places(self, seal: SealId, places: list[Place]) -> None:
-        """Replace the places of a seal, durably."""
-        _replace(self.path(seal, "places.json"), msgspec.json.encode(places))
+    def change_places(self, seal: SealId, change: Callable[[list[Place]], list[Place]]) -> None:
+        """Replace the places of a seal by what `change` makes of them, durably. Waits for other processes that do so.
+        Raises PathNotFoundError."""
+        try:
+            with locked(os.path.join(self.folder, str(seal))):
+                places = change(self.places(seal))
+                replace_file(self.path(seal, "places.json"), msgspec.json.encode(places))
+        except FileNotFoundError as error:
+            raise _missing(seal) from error
 
     def path(self, seal: SealId, name: str) -> str:
         return os.path.join(self.folder, str(seal), name)
@@ -235,15 +242,17 @@ class Catalogue:
         with draft.create("seal.json") as out:
             out.write(msgspec.json.encode(record) + b"\n")
         for name in os.listdir(draft.folder):
-            _sync(os.path.join(draft.folder, name))
-        _sync(draft.folder)
+            sync(os.path.join(draft.folder, name))
+        sync(draft.folder)
+        failpoint.hit("seal.draft")
         try:
             os.rename(draft.folder, os.path.join(self.folder, str(draft.seal)))
         except OSError as error:
             if os.path.exists(os.path.join(self.folder, str(draft.seal))):
                 raise _exists(draft.seal) from error
             raise
-        _sync(self.folder)
+        failpoint.hit("seal.published")
+        sync(self.folder)
 
     def renew(self, record: SealRecord) -> None:
         """Make the list, the ids and the image of a generation the seal, durably, and remove those before it. An image
@@ -251,9 +260,9 @@ class Catalogue:
         seal = record.seal
         before = self.record(seal)
         for name in _OF_GENERATION:
-            _sync(self.path(seal, record.file_name(name)))
+            sync(self.path(seal, record.file_name(name)))
         failpoint.hit("seal.generation")
-        _replace(self.path(seal, "seal.json"), msgspec.json.encode(record))
+        replace_file(self.path(seal, "seal.json"), msgspec.json.encode(record))
         failpoint.hit("seal.renewed")
         for name in ("list", "ids"):
             with suppress(FileNotFoundError):
@@ -296,6 +305,7 @@ class Catalogue:
             if name.startswith(".") and not name.startswith(_REMOVED):
                 shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
         for seal in self.seals():
+            remove_unfinished(os.path.join(self.folder, str(seal)))
             with suppress(HeadraceError, OSError):  # a damaged seal stays as it is
                 _remove_other_generations(self, self.record(seal))
         return self.remove_unused()
@@ -306,7 +316,8 @@ class Catalogue:
             os.rename(os.path.join(self.folder, str(seal)), removed)
         except FileNotFoundError as error:
             raise _missing(seal) from error
-        _sync(self.folder)
+        failpoint.hit("seal.removed")
+        sync(self.folder)
         return removed
 
     def _removed(self) -> list[str]:
@@ -366,15 +377,6 @@ def _seal_of(name: str) -> SealId | None:
         return None
 
 
-def _sync(path: str) -> None:
-    """Write a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _missing(seal: SealId) -> PathNotFoundError:
     return PathNotFoundError(
         f"seal {seal}", why="this node has no such seal", hint="see `headrace seal list`"
@@ -394,16 +396,6 @@ def _read(seal: SealId, path: str, kind: type[Kind]) -> Kind:
     except msgspec.MsgspecError as error:
         name = os.path.basename(path)
         raise InvalidImageError(f"seal {seal}", why=f"{name}: {error}", hint="seal again") from error
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Replace a file durably."""
-    with open(f"{path}.new", "wb", opener=private) as out:
-        out.write(content + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    os.rename(f"{path}.new", path)
-    _sync(os.path.dirname(path))
 
 
 def _generations(folder: str, name: str) -> list[str]:

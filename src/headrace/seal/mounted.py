@@ -58,6 +58,13 @@ def seals_below(top: str) -> list[str]:
     return [path for path, _ in _views() if is_at_or_below(path, top)]
 
 
+def is_exchanged(mountpoint: str) -> bool:
+    """Return whether two seals are mounted at one path, on top of each other: the lower one is about to take the place
+    of the other one."""
+    rows = [row for row in mount_table() if row.mountpoint == mountpoint]
+    return len(rows) > 1 and _is_view(rows[-1]) and _is_view(rows[-2])
+
+
 def source_on_top(mountpoint: str) -> str:
     """Return the device of the seal that is the last mount at a path; "" where the last mount is no seal."""
     row = mounted_at(mountpoint)

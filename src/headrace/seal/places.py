@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
+from headrace.base import failpoint
 from headrace.base.errors import MountError
 from headrace.base.mount_api import closing_descriptor, detach
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.mount import attach_view, open_image, open_view
-from headrace.seal.mounted import source_of, source_on_top
+from headrace.seal.mounted import is_exchanged, source_of, source_on_top
 from headrace.seal.stored_image import open_stored_image
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,7 +36,10 @@ def mount_seal(
 ) -> None:
     """Mount a seal; it takes the place of another seal, or of an earlier view of this one. volumes: of the node. layer:
     of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
-    open sees what is under both. Raises InvalidImageError or MountError."""
+    open sees what is under both. Only one process may mount at a place at a time. Raises InvalidImageError or
+    MountError."""
+    while is_exchanged(place.mountpoint):
+        unmount_seal(place.mountpoint)  # a process was killed before it did this
     replaced = source_on_top(place.mountpoint)
     seal = record.seal
     label = source_of(catalogue, record, layer and (layer.pid, layer.began))
@@ -48,6 +52,7 @@ def mount_seal(
         data = folders if layer is None else [*folders, layer.root]
         view = stack.enter_context(closing_descriptor(open_view(image, data, source=label, cover=cover)))
         attach_view(view, target, beneath=bool(replaced))
+        failpoint.hit("seal.beneath")
         if replaced:
             unmount_seal(place.mountpoint)
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from headrace.base import failpoint
 from headrace.base.cache_names import data_name, lazy_name
 from headrace.base.errors import HeadraceError, InvalidImageError
 from headrace.base.private_folder import private
@@ -56,6 +57,7 @@ def _write_again(catalogue: Catalogue, record: SealRecord, path: str) -> None:
             raise InvalidImageError(
                 f"seal {record.seal}", why="its list and ids give another image", hint="seal again"
             )
+        failpoint.hit("seal.image")
         os.rename(draft, path)
     finally:
         if os.path.lexists(draft):

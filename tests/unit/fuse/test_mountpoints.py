@@ -133,8 +133,9 @@ def test_only_places_of_users_below_the_mount_are_kept(tmp_path: Path) -> None:
         with catalogue.draft(seal) as draft:
             record = SealRecord("a", version, "/", "", "", 0, 0, 0.0, 2, automatic=automatic)
             catalogue.publish(draft, record)
-        places = [Place(f"/mnt/data{version}", in_place=True), Place("/mnt", in_place=True)]
-        catalogue.set_places(seal, [*places, Place("/mnt/at"), Place("/mntother/data", in_place=True)])
+        in_place = [f"/mnt/data{version}", "/mnt", "/mntother/data"]
+        places = [Place("/mnt/at"), *(Place(path, in_place=True) for path in in_place)]
+        catalogue.change_places(seal, places.__add__)
     assert sealed_paths(catalogue, "/mnt") == [b"/data1"]
     (tmp_path / "seals/a@1/places.json").write_bytes(b"{")
     assert sealed_paths(catalogue, "/mnt") == []

@@ -180,7 +180,7 @@ async def test_the_next_run_takes_a_seal_over_and_one_without_auto_removes_it(no
 
 async def test_a_seal_of_a_user_in_place_is_left_alone(node: AutoSealFixture) -> None:
     await node.run("seal", "/d")
-    node.catalogue.set_places(SealId("a", 1), [Place("/mnt/d", in_place=True)])
+    node.catalogue.change_places(SealId("a", 1), lambda _: [Place("/mnt/d", in_place=True)])
     await node.list_and_load()
     node.restart_jobs()
     await node.until(lambda: node.row["why"] == "seal a@1 is mounted over it")

@@ -135,7 +135,7 @@ async def test_an_image_is_not_written_of_other_ids(node: SealingFixture) -> Non
 
 async def test_a_version_that_is_to_be_mounted_keeps_its_image(node: SealingFixture) -> None:
     await node.run("seal")
-    node.catalogue.set_places(SEAL, [Place("/mnt/a")])
+    node.catalogue.change_places(SEAL, lambda _: [Place("/mnt/a")])
     await node.run("seal", seal="a@2")
     assert node.stored("image") is not None
 

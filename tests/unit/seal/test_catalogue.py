@@ -115,9 +115,9 @@ def test_places_are_replaced_as_a_whole(catalogue: Catalogue) -> None:
     publish(catalogue)
     assert catalogue.places(SEAL) == []
     places = [Place("/mnt/images", in_place=True), Place("/other", shared=True)]
-    catalogue.set_places(SEAL, places)
+    catalogue.change_places(SEAL, lambda _: places)
     assert catalogue.places(SEAL) == places
-    catalogue.set_places(SEAL, [])
+    catalogue.change_places(SEAL, lambda _: [])
     assert catalogue.places(SEAL) == []
     assert not any(name.endswith(".new") for name in os.listdir(f"{catalogue.folder}/images@3"))
 
