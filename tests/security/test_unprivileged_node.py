@@ -3,6 +3,7 @@ what that user leaves in its folders leads root nowhere."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.integration.cli.host import Host, Up, wait_until
+from tests.integration.cli.host import Host, Up, wait_until, with_settings
 from tests.security.nobody import LIBRARY, NOBODY, WALK, as_nobody, as_user, below
 from tests.security.unprivileged import (
     NODE_USER,
@@ -328,3 +329,24 @@ def test_what_can_t_be_is_refused_in_one_line(lowered: Host) -> None:
     wait_until(lambda: set(lowered.processes()) == before[1], hint=lambda: f"{lowered.processes()}")
     assert lowered.mounts() == before[0]
     assert [entry.name for entry in full.iterdir()] == ["index"]
+
+
+def test_only_root_mounts_seals_and_each_command_says_so_in_a_line(shared_base: Path) -> None:
+    base = shared_base / "seals"
+    base.mkdir()
+    with unprivileged_host(base) as host:
+        host.put("d/file", 3000)
+        with with_settings(host, seal="auto"):
+            done = host.headrace(
+                "up", host.truth, host.mount, "--user", USER, "--cache", f"{host.cache}:64MiB"
+            )
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "only root can mount seals, and this node runs as another user" in done.stderr
+        up_as_user(host)
+        host.ok("seal", "/d", "--as", "d@1")
+        lines = [line for line in host.ok("status").splitlines() if line.startswith("seals")]
+        assert lines == ["seals   none can be mounted: only root can mount seals"]
+        assert host.json("status")["seal_trouble"] == "only root can mount seals"
+        assert (
+            base64.b64decode(host.json("cat", "/d@1/file")["base64"]) == (host.truth / "d/file").read_bytes()
+        )

@@ -123,7 +123,10 @@ def break_claim(
     from headrace.wire.messages import BreakClaim
 
     ask(BreakClaim(path=path, force=force), socket, cache)
-    print_json({"path": path}) if json else say(f"the claim is broken: {path}")
+    if json:
+        print_json({"path": path})
+    else:
+        say(f"the claim is broken: {path}; its holder persists nothing there before it is started again")
 
 
 def _log_to_stderr(level: str) -> None:

@@ -124,6 +124,12 @@ def _seal_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             ("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}{missing}")
         )
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
+    automatic = report.get("seal_auto", ())
+    lines += [
+        ("sealing", f"{row['path']} is not sealed: {row['why']}") for row in automatic if not row["seal"]
+    ]
+    if report.get("seal_trouble") and (automatic or report.get("seals")):
+        lines.append(("seals", f"none can be mounted: {report['seal_trouble']}"))
     for name in report.get("seals_in_use", ()):
         lines.append(("seal", f"{name} was removed, and is still open in a process or container"))
     return lines
@@ -182,6 +188,11 @@ def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
                 f"uploads are behind: writers are delayed by {write['throttle_pause_s']:.2f} s for each file",
             )
         )
+    lines += [
+        ("claim", f"{claim['path']}: {claim['trouble']}")
+        for claim in write.get("claims", ())
+        if claim["trouble"]
+    ]
     if "copies_on" in write:
         lines.append(
             ("copies", f"on {', '.join(write['copies_on']) or 'no other node: writers wait for the origin'}")

@@ -18,7 +18,7 @@ from headrace.base.trusted_owner import is_trusted
 from headrace.seal.digest import verify_image
 
 _WHY = {
-    errno.ENOTBLK: "this kernel mounts no EROFS image from a file (Linux 6.12 does)",
+    errno.ENOTBLK: "no EROFS image can be mounted from a file of this file system (Linux 6.12 can, but not on tmpfs)",
     errno.ENODEV: "this kernel has no EROFS, or no overlayfs",
     errno.ENOSYS: "this kernel has no mount API (Linux 5.2 has)",
     errno.EPERM: "mounting needs root (CAP_SYS_ADMIN)",

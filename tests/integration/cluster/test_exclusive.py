@@ -3,7 +3,6 @@ dead or cut off."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
@@ -14,12 +13,9 @@ from tests.integration.persist.conftest import Writer, settled, tree_of
 
 from .cluster_fixture import ClusterFixture, same
 from .conftest import MakeCluster
+from .exclusive_nodes import LEASE_S, NEVER_S, OUT, claims, held, refused, wait_held
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(180)]
-
-NEVER_S = 600
-OUT = "off,/out=back,exclusive"
-LEASE_S = 2
 
 
 def holder_of(cluster: ClusterFixture) -> Host:
@@ -29,31 +25,6 @@ def holder_of(cluster: ClusterFixture) -> Host:
     cluster.up(cluster.add(write="off"))
     cluster.wait_members(2)
     return holder
-
-
-def refused(cluster: ClusterFixture, host: Host) -> str:
-    """Return why `up` fails: one line."""
-    done = up(cluster, host)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    return done.stderr
-
-
-def up(cluster: ClusterFixture, host: Host) -> subprocess.CompletedProcess[str]:
-    return host.headrace("up", cluster.truth, host.mount, "--cache", f"{host.cache}:256MiB")
-
-
-def claims(host: Host) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = host.status()["write"]["claims"]
-    return rows
-
-
-def held(host: Host) -> bool:
-    return claims(host) == [{"path": "/out", "trouble": ""}]
-
-
-def wait_held(host: Host) -> None:
-    """A lease of two seconds may lapse for a moment on a busy machine. The claim is then read again."""
-    wait_until(lambda: held(host), 30)
 
 
 def test_others_see_names_and_bytes_that_are_not_persisted(make_cluster: MakeCluster) -> None:

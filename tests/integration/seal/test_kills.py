@@ -17,9 +17,9 @@ from headrace.seal.catalogue import Catalogue
 from headrace.seal.mounted import mountpoints
 from tests.integration.cli.host import Host, Up, wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
-
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "3"))
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180 + 30 * EXAMPLES)]
+
 STEPS = {
     "seal.draft": 1,
     "seal.published": 1,
@@ -95,7 +95,9 @@ class Work:
         self.run("seal", "/images", "--in-place", "--as", "images@2", done="exists already")
         self.run("seal", "mount", "images@2", "--in-place")
         assert self._mounted() == self.bodies[1]
-        self.run("seal", "/images", "--as", "images@3", done="exists already")  # the first one loses its image
+        self.run(
+            "seal", "/images", "--as", "images@3", done="exists already"
+        )  # the first one loses its image
         self.run("seal", "mount", "images@1", "--in-place")
         assert self._mounted() == self.bodies[0]
 
