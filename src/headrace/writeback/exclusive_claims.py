@@ -202,7 +202,7 @@ def _not_empty(top: bytes, foreign: _Foreign) -> UsageError:
     return UsageError(
         f"exclusive directory {os.fsdecode(top)}",
         why=f"the origin has {count} names there that this node did not write, {os.fsdecode(foreign[0])} among them",
-        hint="name a directory that is empty at the origin, or leave out exclusive",
+        hint="name a directory that is empty at the origin, or leave out exclusive: see docs/semantics/exclusive.md",
     )
 
 

@@ -171,6 +171,35 @@ def test_sealed_files_outlive_their_objects_and_full_caches(host: Host) -> None:
     host.ok("free", "/images")
 
 
+def test_an_overlay_over_a_seal_is_a_clone(host: Host) -> None:
+    """Programs change files, names and modes there. The seal and the origin stay as they are."""
+    host.up()
+    sealed, clone = host.base / "sealed", host.base / "clone"
+    host.ok("seal", "/images", "--at", sealed)
+    folders = {name: host.base / name for name in ("upper", "work", "clone")}
+    for folder in folders.values():
+        folder.mkdir()
+    layers = f"lowerdir={sealed},upperdir={folders['upper']},workdir={folders['work']}"
+    subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", clone], check=True)
+    try:
+        before = (clone / "0/5.bin").read_bytes()
+        with (clone / "0/5.bin").open("r+b") as file:
+            file.write(b"changed")
+        (clone / "0/6.bin").chmod(0o600)
+        (clone / "0/7.bin").rename(clone / "renamed")
+        (clone / "0/8.bin").unlink()
+        (clone / "1/new").write_bytes(b"new")
+        host.kill_all()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        assert (clone / "0/5.bin").read_bytes() == b"changed" + before[7:]
+        assert (clone / "renamed").read_bytes() == (host.truth / "images/0/7.bin").read_bytes()
+        assert sorted(os.listdir(clone / "0")) == [f"{number}.bin" for number in (0, 1, 2, 3, 4, 5, 6, 9)]
+        for path in (host.truth / "images").rglob("*.bin"):
+            assert (sealed / path.relative_to(host.truth / "images")).read_bytes() == path.read_bytes()
+    finally:
+        device.unmount(str(clone), detach=True)
+
+
 def test_damage_is_found(host: Host) -> None:
     host.up()
     host.ok("seal", "/images")
