@@ -40,7 +40,7 @@ class GroupPolicy:
         return self._policies[number if number < len(self._policies) else 0]
 
     def insert(self, id: FileId, size_bytes: int) -> None:
-        self.remove(id)
+        """Add a file that is not here."""
         number = self._groups.number_of(id)
         while number >= len(self._policies):
             self._policies.append(build_policy(self._name))
@@ -49,7 +49,8 @@ class GroupPolicy:
         self._bytes[number] += size_bytes
 
     def touch(self, id: FileId) -> None:
-        self._policy_of(id).touch(id)
+        policy = self._policy_of(id) if len(self._policies) > 1 else self._policies[0]
+        policy.touch(id)
 
     def remove(self, id: FileId) -> int:
         """Remove a file and return its size."""
@@ -61,7 +62,8 @@ class GroupPolicy:
         return size_bytes
 
     def size_of(self, id: FileId) -> int:
-        return self._policy_of(id).size_of(id)
+        policy = self._policy_of(id) if len(self._policies) > 1 else self._policies[0]
+        return policy.size_of(id)
 
     def size_in(self, number: int, id: FileId) -> int:
         """Return the bytes of a file of that group; 0 for any other."""
