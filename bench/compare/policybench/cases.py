@@ -14,6 +14,7 @@ from nodebench.telling import Telling
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
+from headrace.base.priority import Priority
 from headrace.policy.admission import SecondReads
 from headrace.policy.dues import Entitlement
 from headrace.policy.miss_ratio import MissRatioCurve
@@ -67,7 +68,9 @@ def tenants(bench: Bench) -> None:
     reads others once, as many as 10 caches hold."""
     capacity = bench.count(FILES)
     own = capacity * 2 // 5
-    division = TenantDivision(lambda id: EvictionGroup(0, "B" if id >= SCANNED else "A"), capacity)
+    division = TenantDivision(
+        lambda id: EvictionGroup(Priority.NORMAL, "B" if id >= SCANNED else "A"), capacity
+    )
     division.update({"A": Entitlement(guaranteed=own)})
     divisions: dict[str, SpaceDivision] = {"by tenant": division, "one group": OneGroup()}
     for seed in range(bench.repeat):

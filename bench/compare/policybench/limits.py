@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import ROOT_ID, Entry, FileId, Version
+from headrace.base.priority import Priority
 from headrace.policy.dues import Entitlement
 from headrace.policy.tenant_division import TenantDivision
 from headrace.store.space import SpaceRules
@@ -24,7 +25,7 @@ def limit(bench: Bench) -> None:
     """They write four times what the limit permits. The store is asked after each file."""
     for run in range(bench.repeat):
         limit_bytes = bench.count(1000, 100) * FILE_BYTES
-        division = TenantDivision(lambda _: EvictionGroup(0, "A"), 4 * limit_bytes)
+        division = TenantDivision(lambda _: EvictionGroup(Priority.NORMAL, "A"), 4 * limit_bytes)
         division.update({"A": Entitlement(limit=limit_bytes)})
         folder = os.path.join(bench.place.root, f"store-{run}")
         volume = Volume(0, folder, 4 * limit_bytes, "ssd")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace.base.priority import Priority
+
 
 class EvictionGroup(NamedTuple):
-    """The files that compete with each other for space. priority: groups of a lower one give way first. tenant: empty
-    for files of none."""
+    """The files that compete with each other for space. tenant: empty for files of none."""
 
-    priority: int = 0
+    priority: Priority = Priority.NORMAL
     tenant: str = ""

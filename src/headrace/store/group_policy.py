@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
+from headrace.base.priority import Priority
 from headrace.store.eviction import IsPinned, Policy, build_policy
 from headrace.store.groups import FileGroups
 
@@ -93,7 +94,7 @@ class GroupPolicy:
             used[request.incoming] = used.get(request.incoming, 0) + request.bytes_needed
         victims: list[FileId] = []
         bytes_left = request.bytes_needed
-        for priority in sorted({group.priority for group in self._groups.groups}):
+        for priority in sorted(Priority, reverse=True):
             if bytes_left <= 0:
                 break
             for tenant, ids in self._losers(priority, bytes_left, used, request).items():
@@ -107,7 +108,7 @@ class GroupPolicy:
         """Return files of one tenant, the lowest priority first."""
         victims: list[FileId] = []
         bytes_left = request.bytes_needed
-        for number, _ in sorted(self._members(tenant), key=lambda member: member[1].priority):
+        for number, _ in sorted(self._members(tenant), key=lambda member: -member[1].priority):
             if bytes_left > 0:
                 ids = self._victims_in(number, bytes_left, request)
                 victims += ids
@@ -125,7 +126,7 @@ class GroupPolicy:
         return used
 
     def _losers(
-        self, priority: int, bytes_needed: int, used: Mapping[str, int], request: SpaceRequest
+        self, priority: Priority, bytes_needed: int, used: Mapping[str, int], request: SpaceRequest
     ) -> dict[str, list[FileId]]:
         """Return the victims of one priority, by tenant. A group with less to give than it should lose, because files
         are kept, is asked for less, and the others for more."""

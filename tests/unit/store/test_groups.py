@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
+from headrace.base.priority import Priority
 from headrace.policy.dues import Entitlement
 from headrace.policy.tenant_division import TenantDivision
 from headrace.testing.shared_cache import SharedCache
@@ -19,7 +20,7 @@ TENANTS = ("", "a", "b", "c")
 
 def group_of(id: FileId) -> EvictionGroup:
     """Ids of a tenant begin at a million times its number; odd hundreds of thousands are of low priority."""
-    return EvictionGroup(-(id // 100_000 % 2), TENANTS[id // 1_000_000])
+    return EvictionGroup(Priority(1 + id // 100_000 % 2), TENANTS[id // 1_000_000])
 
 
 def file_of(tenant: str, number: int, *, is_low: bool = False) -> FileId:

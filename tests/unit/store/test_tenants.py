@@ -12,6 +12,7 @@ import pytest
 from headrace.base.errors import NoSpaceError
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.base.priority import Priority
 from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.dues import Entitlement
@@ -39,7 +40,7 @@ class TenantsByName:
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="boot-1", rules=rules)
 
     def _group_of(self, id: FileId) -> EvictionGroup:
-        return EvictionGroup(0, self.tenants.get(id, "")) if self.is_known else EvictionGroup()
+        return EvictionGroup(Priority.NORMAL, self.tenants.get(id, "")) if self.is_known else EvictionGroup()
 
     def add(self, tenant: str, number: int, size_bytes: int = FILE_BYTES) -> FileId:
         """Cache a small file of a tenant. Raises NoSpaceError."""
