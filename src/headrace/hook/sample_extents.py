@@ -74,6 +74,11 @@ def _of_subset(data_set: Any, depth: int) -> SampleExtents | None:
     return None if extents is None else _chosen(extents, data_set.indices)
 
 
+def _of_wrapper(data_set: Any, depth: int) -> SampleExtents | None:
+    """Return the extents of a data set that changes what another one does, but not what it reads."""
+    return extents_of(data_set.dataset, depth + 1)
+
+
 def _chosen(extents: SampleExtents, indices: Any) -> SampleExtents:
     """Choose samples of another data set."""
     chosen = sys.modules["numpy"].asarray(indices)
@@ -285,6 +290,7 @@ _KNOWN: dict[tuple[str, str], Callable[[Any, int], SampleExtents | None]] = {
     ("headrace.integrations.torch_data", "TokenWindows"): _of_windows,
     ("megatron.core.datasets.gpt_dataset", "GPTDataset"): _of_megatron,
     ("megatron.core.datasets.blended_dataset", "BlendedDataset"): _of_blend,
+    ("megatron.training.datasets.data_samplers", "RandomSeedDataset"): _of_wrapper,
     ("torch.utils.data.dataset", "Subset"): _of_subset,
     ("torch.utils.data.dataset", "ConcatDataset"): _of_concatenation,
 }
@@ -302,6 +308,7 @@ def has_extents(data_set: Any, depth: int = 0) -> bool:
 
 
 _WRAPPERS = {
+    ("megatron.training.datasets.data_samplers", "RandomSeedDataset"),
     ("megatron.core.datasets.blended_dataset", "BlendedDataset"),
     ("torch.utils.data.dataset", "Subset"),
     ("torch.utils.data.dataset", "ConcatDataset"),

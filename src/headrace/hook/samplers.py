@@ -27,7 +27,7 @@ COPY_S_MAX = 2.0
 _COPIED_AT_ONCE = 1024
 KNOWN = (
     *("torch", "torchvision", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"),
-    *("lightning_fabric", "timm", "headrace"),
+    *("lightning_fabric", "timm", "headrace", "megatron"),
 )
 """Packages whose samplers never wait for another rank. A copy of one that does could make a job hang."""
 _SHARED = ("data_source", "dataset", "data_set", "_dataset")
@@ -187,7 +187,7 @@ def _innermost(sampler: Any) -> Any:
 def batch_size_of(index_sampler: Any) -> int:
     """Return the samples of a batch. Some samplers of batches say it by that within."""
     for _ in range(_DEPTH_MAX):
-        size = getattr(index_sampler, "batch_size", None)
+        size = getattr(index_sampler, "batch_size", getattr(index_sampler, "micro_batch_size", None))
         if isinstance(size, int):
             return max(1, size)
         index_sampler = inner_of(index_sampler)

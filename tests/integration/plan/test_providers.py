@@ -33,8 +33,13 @@ OWN_ENVIRONMENTS = {
     "transformers": ["transformers>=5,<6", "accelerate>=1.15,<2"],
     "streaming": ["mosaicml-streaming>=0.13,<0.14", "torchvision==0.28.*"],
     "litdata": ["litdata>=0.2.76,<0.3", "torchvision==0.28.*"],
+    "megatron": [
+        *("--ignore-requires-python", "--no-binary=megatron-core"),
+        *("megatron-core>=0.19,<0.20", "triton>=3,<4"),
+    ],
 }
-"""torchvision of the torch that is installed; else pip brings another torch."""
+"""torchvision of the torch that is installed; else pip brings another torch. megatron-core has wheels for Python 3.12
+only, so it is built."""
 SHARDS = 12
 NOT_THIS_EPOCH = "own sampler 0: resumed"
 """The run whose order can't be known: the sampler drew random numbers before it was asked, and can't be copied."""
@@ -132,6 +137,8 @@ def check_runs(planned: dict[str, Any], plain: dict[str, Any], ranks: int) -> No
         ("lightning", 2),
         ("transformers", 1),
         ("transformers", 2),
+        ("megatron", 1),
+        ("megatron", 2),
     ],
 )
 def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int, tmp_path: Path) -> None:
