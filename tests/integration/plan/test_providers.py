@@ -45,6 +45,20 @@ NOT_THIS_EPOCH = "own sampler 0: resumed"
 """The run whose order can't be known: the sampler drew random numbers before it was asked, and can't be copied."""
 NOT_IN_RANKS = "own: "
 """How the names of runs begin whose sampler is the program's own, and may wait for other ranks."""
+RESUMED_FILES = 88
+"""Files of which two ranks read 20 each. The rest can be divided by one, two and three ranks."""
+STREAMED = """
+import datasets, json, sys, torch
+from torch.utils.data import DataLoader
+rows = datasets.load_from_disk(sys.argv[1]).to_iterable_dataset(num_shards=3).shuffle(seed=3, buffer_size=10)
+epochs = []
+for workers in (0, 2):
+    for epoch in range(2):
+        rows.set_epoch(epoch)
+        loader = DataLoader(rows, batch_size=7, num_workers=workers)
+        epochs.append([number for batch in loader for number in batch["number"].tolist()])
+print(json.dumps(epochs))
+"""
 LEFT = ("begun", "left: epoch 0")
 """How the names of runs end that leave their epoch early."""
 
@@ -76,13 +90,18 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def run_ranks(command: list[str], ranks: int, *, is_planned: bool, mount: str = "/no/mount") -> list[Any]:
-    """Run a program as some ranks, and return what they print. The plan's node is away: only the hook is tested."""
-    planned = {
+def environment_of_hook(mount: str) -> dict[str, str]:
+    """Return the environment that loads the hook, below a mount. Its node is away."""
+    return {
         "HEADRACE_PLAN_SOCKET": "/no/such/node",
         "HEADRACE_PLAN_MOUNTS": json.dumps([[mount, "/"]]),
         "PYTHONPATH": str(SITE),
     }
+
+
+def run_ranks(command: list[str], ranks: int, *, is_planned: bool, mount: str = "/no/mount") -> list[Any]:
+    """Run a program as some ranks, and return what they print. The plan's node is away: only the hook is tested."""
+    planned = environment_of_hook(mount)
     group = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -153,6 +172,60 @@ def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int, tm
         if package == "accelerate":
             runs = planned["runs"]
             assert runs["seedable True: epoch 0"]["later"] == runs["seedable True: epoch 1"]["given"]
+
+
+@pytest.mark.parametrize("loader", ["torchdata", "torch", "headrace"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_job_that_goes_on_with_other_ranks_opens_what_is_learned(
+    loader: str, ranks: int, tmp_path: Path
+) -> None:
+    """Two ranks read half an epoch. Then so many ranks read the rest, or what the loader takes for it."""
+    if loader == "torchdata":
+        python_with(loader)
+    folder, states = tmp_path / "files", tmp_path / "states"
+    folder.mkdir()
+    states.mkdir()
+    for number in range(RESUMED_FILES):
+        (folder / f"{number:03}").write_bytes(b"x")
+    program = [sys.executable, "-m", "tests.integration.plan.resumer", loader]
+    begun = run_ranks([*program, "begin", str(folder), str(states)], 2, is_planned=True, mount=str(folder))
+    for rank in begun:
+        assert len(rank["opened"]) == 20
+        assert rank["learned"][:20] == rank["opened"]
+    words = [*program, "resume", str(folder), str(states)]
+    resumed = run_ranks(words, ranks, is_planned=True, mount=str(folder))
+    plain = run_ranks(words, ranks, is_planned=False)
+    for rank, rank_without_hook in zip(resumed, plain, strict=True):
+        assert rank["opened"]
+        assert rank["learned"] == rank["opened"] == rank_without_hook["opened"]
+    if loader == "torch" or (loader == "headrace" and ranks == 2):
+        opened = [path for rank in (*begun, *resumed) for path in rank["opened"]]
+        assert len(set(opened)) == len(opened) == RESUMED_FILES
+
+
+def test_an_iterable_data_set_of_hugging_face_runs_as_without_the_hook(tmp_path: Path) -> None:
+    """It has no plan, and the hook says so once."""
+    datasets: Any = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"number": list(range(60))}).save_to_disk(tmp_path / "rows", num_shards=3)
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", STREAMED, tmp_path / "rows"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+            env=os.environ | environment,
+        )
+        for environment in ({}, environment_of_hook(str(tmp_path)))
+    ]
+    plain, planned = outputs
+    assert planned.stdout == plain.stdout
+    assert len(json.loads(plain.stdout)) == 4
+    said = [line for line in planned.stderr.splitlines() if line.startswith("headrace")]
+    assert said == [
+        "headrace: a loader runs without a plan: IterableDataset has no order that a sampler knows"
+    ]
+    assert "headrace" not in plain.stderr
 
 
 def put_tars(folder: Path) -> None:
