@@ -92,7 +92,6 @@ class PredictedFetcher:
             await self._table.changed.wait()
             self._table.changed.clear()
             try:
-                await self._table.build()
                 for data_set in self._table.data_sets:
                     await self._fetch(data_set)
             except HeadraceError as error:

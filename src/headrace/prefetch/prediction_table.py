@@ -109,14 +109,13 @@ class PredictionTable:
     def __init__(self, tree: NameTree, is_planned: Callable[[FileId], bool]) -> None:
         self.budget = PredictionBudget(monotonic_s())
         self.changed = asyncio.Event()
-        """Set when there may be something to build or to fetch."""
+        """Set when there may be something to fetch."""
         self._tree = tree
         self._is_planned = is_planned
         self._missed: OrderedDict[FileId, None] = OrderedDict()
         self._missed_s = 0.0
         self._data_sets: OrderedDict[tuple[int, bytes], PredictedDataSet] = OrderedDict()
         self._first_misses: OrderedDict[int, deque[FileId]] = OrderedDict()
-        self._to_build: OrderedDict[int, bytes] = OrderedDict()
         self._refused: OrderedDict[bytes, float] = OrderedDict()
         self._ended = [0, 0, 0]
 
@@ -144,55 +143,50 @@ class PredictionTable:
         self._missed_s = monotonic_s()
 
     async def note_opens(self, ids: Sequence[FileId], process: int) -> None:
-        """Note the files that a process opened, in this order. Costs nothing while nothing misses."""
+        """Note the files that a process opened, in this order. Counts the files of a data set that they show: that
+        takes seconds for a million. Costs nothing while nothing misses."""
         now_s = monotonic_s()
         if self._missed and now_s - self._missed_s > MISSES_FORGOTTEN_S:
             self._missed.clear()
         for start in range(0, len(ids), OPENS_A_TURN):
-            own = [key for key in self._data_sets if key[0] == process]
-            if not self._missed and not own:
+            if not self._missed and not any(owner == process for owner, _ in self._data_sets):
                 return
             for id in ids[start : start + OPENS_A_TURN]:
-                self._note_open(id, process, own, now_s)
+                directory = self._note_open(id, process, now_s)
+                if directory is not None:
+                    await self._build(process, directory)
             self.changed.set()
             await asyncio.sleep(0)
 
-    async def build(self) -> None:
-        """Count the files of data sets that were found since the last call."""
-        while self._to_build:
-            process, directory = self._to_build.popitem(last=False)
-            await self._build(process, directory)
-
-    def _note_open(self, id: FileId, process: int, own: Sequence[tuple[int, bytes]], now_s: float) -> None:
+    def _note_open(self, id: FileId, process: int, now_s: float) -> bytes | None:
+        """Note an open. Return the directory of a data set that is to be built, if it shows one."""
         is_miss = id in self._missed
         if is_miss:
             del self._missed[id]
         if self._is_planned(id):
-            return
-        for key in own:
-            data_set = self._data_sets.get(key)
-            number = 0 if data_set is None else data_set.numbers.number_of(id)
-            if data_set is not None and number:
+            return None
+        for key, data_set in reversed(self._data_sets.items()):
+            number = data_set.numbers.number_of(id) if key[0] == process else 0
+            if number:
                 data_set.open(number, now_s, is_miss=is_miss)
                 self._data_sets.move_to_end(key)
                 if data_set.is_cached:
                     self._forget(key)
-                return
-        if is_miss:
-            self._note_first_miss(id, process)
+                return None
+        return self._note_first_miss(id, process) if is_miss else None
 
-    def _note_first_miss(self, id: FileId, process: int) -> None:
-        """Note a miss outside the data sets of a process. After some of them their data set is built."""
+    def _note_first_miss(self, id: FileId, process: int) -> bytes | None:
+        """Note a miss outside the data sets of a process. After some of them return the directory of their data
+        set."""
         ids = self._first_misses.setdefault(process, deque(maxlen=FIRST_MISSES))
         self._first_misses.move_to_end(process)
         if len(self._first_misses) > PROCESSES_MAX:
             self._first_misses.popitem(last=False)
         ids.append(id)
         if len(ids) < FIRST_MISSES:
-            return
+            return None
         directory = self._directory_of(ids, process)
-        if directory is not None and self._may_build(directory, process):
-            self._to_build[process] = directory
+        return directory if directory is not None and self._may_build(directory, process) else None
 
     def _directory_of(self, ids: Iterable[FileId], process: int) -> bytes | None:
         """Return the directory of a process's data set that has these files; None if they are gone."""

@@ -68,7 +68,6 @@ async def _answer(table: PredictionTable, requests: list[Message]) -> None:
             table.note_misses([FileId(request.id)])
         elif isinstance(request, Touch):
             await table.note_opens([FileId(id) for id in request.ids], request.process)
-            await table.build()
         assert len(table.data_sets) <= DATA_SETS_MAX
         assert len(table._first_misses) <= PROCESSES_MAX
         for data_set in table.data_sets:

@@ -146,3 +146,37 @@ async def test_two_processes_are_two_jobs(node: PlannedNode) -> None:
         assert len(node.predictions.data_sets) <= 2
         walks = [data_set for data_set in node.predictions.data_sets if data_set.predictor.sequential.is_on]
         assert len(walks) == 1
+
+
+async def test_a_walk_through_directories_is_one_data_set(tmp_path: Path) -> None:
+    """With the third of its directories, their parent is the data set."""
+    node = PlannedNode(tmp_path, FILES)
+    for number in range(FILES):
+        node.reads.origin.delete(f"d/{number}")
+        node.paths[number] = b"/d/%d/%03d" % (number // 50, number)
+        node.reads.origin.hold(f"d/{number // 50}/{number:03}", number.to_bytes(4, "little") * 250)
+    async with node.running():
+        for number in range(0, FILES, 50):
+            directory = await node.reads.namespace.resolver.resolve(b"/d/%d" % (number // 50))
+            await node.reads.namespace.listings.list(directory.id)
+        await node.open(range(140))
+        assert [data_set.directory for data_set in node.predictions.data_sets] == [b"/d"]
+        await node.settle()
+        await node.open(range(140, FILES))
+        (data_set,) = node.predictions.data_sets
+        assert data_set.predictor.right > 100
+        assert data_set.predictor.wrong == 0
+
+
+async def test_opens_of_one_report_are_all_noted(node: PlannedNode) -> None:
+    """A fast job opens all files before its first report arrives."""
+    async with node.running():
+        order = shuffled(1)
+        entries = [await node.reads.namespace.resolver.resolve(node.paths[number]) for number in order[:80]]
+        ids = [entry.id for entry in entries]
+        node.predictions.note_misses(ids)
+        for id in ids:
+            await node.reads.reads.open(id)
+        await node.predictions.note_opens(ids, 1)
+        await node.settle()
+        assert node.cached() == set(range(FILES))
