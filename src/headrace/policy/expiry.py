@@ -14,7 +14,8 @@ from headrace.base.model import FileId
 from headrace.policy.id_table import IdTable
 
 ExpiresAt = Callable[[FileId], float | None]
-"""Takes a file and returns the second at which it expires, by what is known now; None: never, or the file is gone."""
+"""Takes a file and returns the second at which it expires, by what is known now; None or infinite: never, or the file
+is gone."""
 
 _LEVEL_BITS = 6
 _LEVELS = 5
@@ -44,7 +45,10 @@ class TimerWheel:
         return self._ids.find(id) is not None
 
     def set(self, id: FileId, at_s: float) -> None:
-        """Set when a file expires, at the earliest. An earlier call for the file is replaced."""
+        """Set when a file expires, at the earliest; infinite: never. An earlier call for the file is replaced."""
+        if math.isinf(at_s):
+            self.remove(id)
+            return
         node = self._ids.find(id)
         if node is None:
             node = self._extend(self._ids.add(id))
@@ -65,6 +69,7 @@ class TimerWheel:
         """
         expired: list[FileId] = []
         while self.examined_to_s < math.floor(now_s) and limit > 0:
+            self._pass_empty_slots(math.floor(now_s))
             second = self.examined_to_s + 1
             for level in range(_LEVELS - 1, 0, -1):
                 limit -= self._cascade(level, second >> _LEVEL_BITS * level, limit, expires_at)
@@ -77,6 +82,13 @@ class TimerWheel:
                     level, (self.examined_to_s >> _LEVEL_BITS * level) + 1, limit, expires_at
                 )
         return expired
+
+    def _pass_empty_slots(self, now: int) -> None:
+        """Go on to the next slot with files: a clock may be set years ahead."""
+        if self._heads[0] or now - self.examined_to_s < _NEAR_SLOTS:
+            return
+        starts = (min(heads) << _LEVEL_BITS * level for level, heads in enumerate(self._heads) if heads)
+        self.examined_to_s = max(self.examined_to_s, min([now - 1, *(start - 1 for start in starts)]))
 
     def _examine(
         self, second: int, limit: int, now_s: float, expires_at: ExpiresAt, expired: list[FileId]
@@ -92,12 +104,12 @@ class TimerWheel:
                 return count
             id = self._ids.id_of(node)
             at_s = expires_at(id)
-            if at_s is not None and at_s > now_s:
+            if at_s is not None and now_s < at_s < math.inf:
                 self._unlink(node)
                 self._link(node, at_s)
                 continue
             self._forget(id, node)
-            if at_s is not None:
+            if at_s is not None and at_s <= now_s:
                 expired.append(id)
         return limit
 
@@ -114,7 +126,7 @@ class TimerWheel:
                 return count
             id = self._ids.id_of(node)
             at_s = expires_at(id)
-            if at_s is None:
+            if at_s is None or math.isinf(at_s):
                 self._forget(id, node)
                 continue
             self._unlink(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from headrace.base.model import FileId
 from headrace.store.group_policy import SpaceRequest
@@ -11,6 +12,7 @@ from headrace.store.index import Index
 from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
+_PARTIALS_SEARCHED = 1000  # of all tenants, for the files of one: a search for more would hold the lock
 Step = Callable[[Volume, int, FileId | None], list[FileId]]
 """Takes a volume, the bytes needed and the file that needs them, which stays. Returns files that together have the
 bytes, or all there are."""
@@ -68,7 +70,7 @@ class Victims:
         """Return files of one tenant as a step does: idle incomplete ones, then owned ones by its groups' policies."""
         groups, policy = self._accounts.groups, self._accounts.policies[volume.number]
         victims: list[FileId] = []
-        for id, number, size_bytes in self._accounts.partials():
+        for id, number, size_bytes in islice(self._accounts.partials(), _PARTIALS_SEARCHED):
             if bytes_needed <= 0:
                 break
             is_idle = id != keep and number == volume.number and not self._must_stay(id)

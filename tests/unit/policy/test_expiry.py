@@ -90,6 +90,27 @@ def test_files_of_a_far_slot_move_before_it_begins() -> None:
     assert asked <= 10
 
 
+def test_a_clock_that_is_set_ahead_passes_empty_years_at_once() -> None:
+    wheel, expiry = TimerWheel(0), {FileId(number): 1000.0 ** (number % 4) for number in range(200)}
+    for id, at_s in expiry.items():
+        wheel.set(id, at_s)
+    expired = set[FileId]()
+    for _ in range(1000):
+        expired.update(wheel.due(1e12, 100, expiry.get))
+    assert expired == set(expiry)
+    assert wheel.examined_to_s == 10**12
+
+
+def test_a_file_that_never_expires_is_not_kept() -> None:
+    wheel = TimerWheel(0)
+    wheel.set(FileId(1), 10)
+    wheel.set(FileId(1), math.inf)
+    wheel.set(FileId(2), 10)
+    assert len(wheel) == 1
+    assert wheel.due(20, 1000, lambda _: math.inf) == []
+    assert len(wheel) == 0
+
+
 def test_an_epoch_of_seconds_has_no_end() -> None:
     wheel = TimerWheel(0)
     wheel.set(FileId(7), 10.0**9)
