@@ -69,7 +69,7 @@ def tenants(bench: Bench) -> None:
     capacity = bench.count(FILES)
     own = capacity * 2 // 5
     division = TenantDivision(
-        lambda id: EvictionGroup(Priority.NORMAL, "B" if id >= SCANNED else "A"), capacity
+        lambda id: EvictionGroup(Priority.NORMAL, ("B" if id >= SCANNED else "A",)), capacity
     )
     division.update({"A": Entitlement(guaranteed=own)})
     divisions: dict[str, SpaceDivision] = {"by tenant": division, "one group": OneGroup()}

@@ -25,7 +25,7 @@ def limit(bench: Bench) -> None:
     """They write four times what the limit permits. The store is asked after each file."""
     for run in range(bench.repeat):
         limit_bytes = bench.count(1000, 100) * FILE_BYTES
-        division = TenantDivision(lambda _: EvictionGroup(Priority.NORMAL, "A"), 4 * limit_bytes)
+        division = TenantDivision(lambda _: EvictionGroup(Priority.NORMAL, ("A",)), 4 * limit_bytes)
         division.update({"A": Entitlement(limit=limit_bytes)})
         folder = os.path.join(bench.place.root, f"store-{run}")
         volume = Volume(0, folder, 4 * limit_bytes, "ssd")

@@ -8,7 +8,8 @@ from headrace.base.priority import Priority
 
 
 class EvictionGroup(NamedTuple):
-    """The files that compete with each other for space. tenant: empty for files of none."""
+    """The files that compete with each other for space. tenants: the one that they belong to comes last, after its
+    parents; empty for files of none."""
 
     priority: Priority = Priority.NORMAL
-    tenant: str = ""
+    tenants: tuple[str, ...] = ()

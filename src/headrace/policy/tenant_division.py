@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
-from headrace.policy.dues import DEFAULT_ENTITLEMENT, Entitlement, FairPart, divide
+from headrace.policy.dues import DEFAULT_ENTITLEMENT, NO_TENANT, Entitlement, FairPart, divide
+
+Tenants = tuple[str, ...]
+"""A tenant after its parents, as in EvictionGroup."""
 
 
 class TenantDivision:
@@ -19,9 +22,16 @@ class TenantDivision:
         self._usable_bytes = usable_bytes
         self._entitlements: Mapping[str, Entitlement] = {}
 
-    def update(self, entitlements: Mapping[str, Entitlement]) -> None:
-        """Replace what the tenants may have, in bytes of this node. Call `CacheSpace.regroup` afterwards."""
-        guaranteed = sum(entitlement.guaranteed for entitlement in entitlements.values())
+    def update(
+        self, entitlements: Mapping[str, Entitlement], parents: Mapping[str, str] | None = None
+    ) -> None:
+        """Replace what the tenants may have, in bytes of this node. parents: of tenants that have one; their guarantees
+        are within the parent's. Call `CacheSpace.regroup` afterwards."""
+        guaranteed = sum(
+            entitlement.guaranteed
+            for tenant, entitlement in entitlements.items()
+            if tenant not in (parents or {})
+        )
         kept = min(1.0, self._usable_bytes / guaranteed) if guaranteed else 1.0
         self._entitlements = {
             tenant: Entitlement(
@@ -40,19 +50,41 @@ class TenantDivision:
         return None if limit is None else int(limit)
 
     def losses(
-        self, bytes_needed: int, used: Mapping[str, int], evictable: Mapping[str, int], *, part: float
+        self, bytes_needed: int, used: Mapping[Tenants, int], evictable: Mapping[Tenants, int], *, part: float
+    ) -> dict[Tenants, int]:
+        """Return what each tenant loses: those furthest above their dues are lowered to one level. Parents are compared
+        first, with all that their children use; then the children of each."""
+        losses: dict[Tenants, int] = {}
+        pending = [(bytes_needed, 0, list(used))]
+        while pending:
+            bytes_needed, depth, candidates = pending.pop()
+            children: dict[str, list[Tenants]] = {}
+            for tenants in candidates:
+                children.setdefault(tenants[depth] if depth < len(tenants) else NO_TENANT, []).append(tenants)
+            for name, loss_bytes in self._shared_loss(bytes_needed, children, used, evictable, part).items():
+                if len(children[name]) > 1 and loss_bytes:
+                    pending.append((loss_bytes, depth + 1, children[name]))
+                elif loss_bytes:
+                    losses[children[name][0]] = loss_bytes
+        return losses
+
+    def _shared_loss(
+        self,
+        bytes_needed: int,
+        children: Mapping[str, list[Tenants]],
+        used: Mapping[Tenants, int],
+        evictable: Mapping[Tenants, int],
+        part: float,
     ) -> dict[str, int]:
-        """Return what each tenant loses: those furthest above their dues are lowered to one level."""
-        parts = {}
-        for tenant, evictable_bytes in evictable.items():
-            entitlement = self._entitlements.get(tenant, DEFAULT_ENTITLEMENT)
-            parts[tenant] = FairPart(
-                entitlement.guaranteed * part,
-                entitlement.share,
-                used[tenant] - evictable_bytes,
-                used[tenant],
-            )
-        left = divide(sum(used[tenant] for tenant in parts) - bytes_needed, parts)
+        """Divide a loss among the tenants of one parent."""
+        parts: dict[str, FairPart] = {}
+        for name, members in children.items():
+            used_bytes = sum(used[tenants] for tenants in members)
+            least_bytes = used_bytes - sum(evictable.get(tenants, 0) for tenants in members)
+            entitlement = self._entitlements.get(name, DEFAULT_ENTITLEMENT)
+            parts[name] = FairPart(entitlement.guaranteed * part, entitlement.share, least_bytes, used_bytes)
+        left = divide(sum(part.most for part in parts.values()) - bytes_needed, parts)
         return {
-            tenant: min(evictable[tenant], math.ceil(used[tenant] - left[tenant] - 1e-3)) for tenant in parts
+            name: min(int(part.most - part.least), math.ceil(part.most - left[name] - 1e-3))
+            for name, part in parts.items()
         }

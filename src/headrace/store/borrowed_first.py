@@ -64,9 +64,9 @@ class BorrowedFirst:
         owned = self._owned.victims(replace(rest, choose=lambda _, ids: ids))
         return request.choose(0, victims + owned)
 
-    def tenant_victims(self, tenant: str, request: SpaceRequest) -> list[FileId]:
-        """Return victims among a tenant's owned files."""
-        return self._owned.tenant_victims(tenant, request)
+    def tenant_victims(self, request: SpaceRequest) -> list[FileId]:
+        """Return victims among the owned files of the tenant that the request is within."""
+        return self._owned.victims(request)
 
     def borrowed_victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
         return self._borrowed.victims(bytes_needed, is_pinned)

@@ -3,14 +3,14 @@ in each group by its own policy."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
 from headrace.base.priority import Priority
 from headrace.store.eviction import IsPinned, Policy, build_policy
-from headrace.store.groups import FileGroups
+from headrace.store.groups import FileGroups, Tenants
 
 _ROUNDS_MAX = 16
 Choose = Callable[[int, list[FileId]], list[FileId]]
@@ -20,12 +20,13 @@ Choose = Callable[[int, list[FileId]], list[FileId]]
 @dataclass(frozen=True, slots=True)
 class SpaceRequest:
     """Bytes that are needed on a volume. incoming: the tenant that needs them, which loses its own files beyond its
-    due; None if they are for nobody. choose: of plans."""
+    due; None if they are for nobody. choose: of plans. within: a tenant; only its files, and its children's, may go."""
 
     bytes_needed: int
     is_kept: IsPinned
-    incoming: str | None
+    incoming: Tenants | None
     choose: Choose
+    within: str | None = None
 
 
 class GroupPolicy:
@@ -87,7 +88,7 @@ class GroupPolicy:
 
     def victims(self, request: SpaceRequest) -> list[FileId]:
         """Return files that together have the bytes, or all that may go. No other tenant falls below its guarantee."""
-        if not self.is_divided:
+        if not self.is_divided and request.within is None:
             return request.choose(0, self._policies[0].victims(request.bytes_needed, request.is_kept))
         used = self._used()
         if request.incoming is not None:
@@ -97,70 +98,77 @@ class GroupPolicy:
         for priority in sorted(Priority, reverse=True):
             if bytes_left <= 0:
                 break
-            for tenant, ids in self._losers(priority, bytes_left, used, request).items():
+            for tenants, ids in self._losers(priority, bytes_left, used, request).items():
                 victims += ids
                 size_bytes = sum(map(self.size_of, ids))
-                used[tenant] -= size_bytes
+                used[tenants] -= size_bytes
                 bytes_left -= size_bytes
         return victims
 
-    def tenant_victims(self, tenant: str, request: SpaceRequest) -> list[FileId]:
-        """Return files of one tenant, the lowest priority first."""
-        victims: list[FileId] = []
-        bytes_left = request.bytes_needed
-        for number, _ in sorted(self._members(tenant), key=lambda member: -member[1].priority):
-            if bytes_left > 0:
-                ids = self._victims_in(number, bytes_left, request)
-                victims += ids
-                bytes_left -= sum(map(self.size_of, ids))
-        return victims
-
-    def _members(self, tenant: str) -> list[tuple[int, EvictionGroup]]:
-        groups = self._groups.groups[: len(self._policies)]
-        return [(number, group) for number, group in enumerate(groups) if group.tenant == tenant]
-
-    def _used(self) -> dict[str, int]:
-        used: dict[str, int] = {}
+    def _used(self) -> dict[Tenants, int]:
+        used: dict[Tenants, int] = {}
         for group, size_bytes in zip(self._groups.groups, self._bytes, strict=False):
-            used[group.tenant] = used.get(group.tenant, 0) + size_bytes
+            used[group.tenants] = used.get(group.tenants, 0) + size_bytes
         return used
 
     def _losers(
-        self, priority: Priority, bytes_needed: int, used: Mapping[str, int], request: SpaceRequest
-    ) -> dict[str, list[FileId]]:
+        self, priority: Priority, bytes_needed: int, used: Mapping[Tenants, int], request: SpaceRequest
+    ) -> dict[Tenants, list[FileId]]:
         """Return the victims of one priority, by tenant. A group with less to give than it should lose, because files
         are kept, is asked for less, and the others for more."""
         numbers = {
-            group.tenant: number
+            group.tenants: number
             for number, group in enumerate(self._groups.groups[: len(self._policies)])
             if group.priority == priority and self._bytes[number]
+            if request.within is None or request.within in group.tenants
         }
-        slack = {tenant: self._slack(tenant, used[tenant], request.incoming) for tenant in numbers}
-        evictable = {tenant: min(self._bytes[number], slack[tenant]) for tenant, number in numbers.items()}
-        victims: dict[str, list[FileId]] = {}
+        held = _with_children(used)
+        evictable = {
+            tenants: min(self._bytes[number], self._slack(tenants, held, request.incoming))
+            for tenants, number in numbers.items()
+        }
+        victims: dict[Tenants, list[FileId]] = {}
         for _ in range(_ROUNDS_MAX):
             losses = self._groups.division.losses(bytes_needed, used, evictable, part=self._part)
             victims.clear()
-            is_short = False
-            for tenant, loss_bytes in losses.items():
+            is_short, left = False, dict(held)
+            for tenants, loss_bytes in losses.items():
                 if loss_bytes <= 0:
                     continue
-                ids = self._victims_in(numbers[tenant], loss_bytes, request)
+                ids = self._victims_in(numbers[tenants], loss_bytes, request)
                 size_bytes = sum(map(self.size_of, ids))
-                while size_bytes > slack[tenant]:
+                slack_bytes = self._slack(tenants, left, request.incoming)
+                while size_bytes > slack_bytes:
                     size_bytes -= self.size_of(ids.pop())
+                for tenant in tenants:
+                    left[tenant] -= size_bytes
                 if size_bytes < loss_bytes:
-                    evictable[tenant], is_short = size_bytes, True
-                victims[tenant] = ids
+                    evictable[tenants], is_short = size_bytes, True
+                victims[tenants] = ids
             if not is_short:
                 break
         return victims
 
-    def _slack(self, tenant: str, used_bytes: int, incoming: str | None) -> int:
-        """Return what a tenant may lose at most. Its guarantee does not bind the tenant itself."""
-        if tenant == incoming:
-            return used_bytes
-        return max(0, used_bytes - int(self._groups.division.guaranteed_bytes(tenant) * self._part))
+    def _slack(self, tenants: Tenants, held: Mapping[str, int], incoming: Tenants | None) -> int:
+        """Return what a tenant may lose at most. A guarantee does not bind who has it, or is within it."""
+        guaranteed_bytes = self._groups.division.guaranteed_bytes
+        return min(
+            (
+                max(0, held[tenant] - int(guaranteed_bytes(tenant) * self._part))
+                for tenant in tenants
+                if tenant not in (incoming or ())
+            ),
+            default=sys.maxsize,
+        )
 
     def _victims_in(self, number: int, bytes_needed: int, request: SpaceRequest) -> list[FileId]:
         return request.choose(number, self._policies[number].victims(bytes_needed, request.is_kept))
+
+
+def _with_children(used: Mapping[Tenants, int]) -> dict[str, int]:
+    """Return the bytes of each tenant and its children."""
+    held: dict[str, int] = {}
+    for tenants, size_bytes in used.items():
+        for tenant in tenants:
+            held[tenant] = held.get(tenant, 0) + size_bytes
+    return held

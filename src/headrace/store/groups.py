@@ -9,6 +9,9 @@ from typing import Protocol
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import FileId
 
+Tenants = tuple[str, ...]
+"""A tenant after its parents, as in EvictionGroup."""
+
 
 class SpaceDivision(Protocol):
     """Knows the group of each file, and what each tenant may have. Its answers may change: see `CacheSpace.regroup`.
@@ -25,12 +28,12 @@ class SpaceDivision(Protocol):
         ...
 
     def losses(
-        self, bytes_needed: int, used: Mapping[str, int], evictable: Mapping[str, int], *, part: float
-    ) -> dict[str, int]:
+        self, bytes_needed: int, used: Mapping[Tenants, int], evictable: Mapping[Tenants, int], *, part: float
+    ) -> dict[Tenants, int]:
         """Return how many bytes each tenant loses: what is needed, or all that is evictable.
 
-        used: bytes of each tenant on a volume, which has `part` of the node's capacity. evictable: the most that each
-        may lose, at most what it uses.
+        used: bytes of each tenant on a volume, without its children; the volume has `part` of the node's capacity.
+        evictable: the most that each may lose, at most what it uses; nothing where it is missing.
         """
         ...
 
@@ -48,9 +51,9 @@ class OneGroup:
         return None
 
     def losses(
-        self, bytes_needed: int, used: Mapping[str, int], evictable: Mapping[str, int], *, part: float
-    ) -> dict[str, int]:
-        return {tenant: min(size_bytes, bytes_needed) for tenant, size_bytes in evictable.items()}
+        self, bytes_needed: int, used: Mapping[Tenants, int], evictable: Mapping[Tenants, int], *, part: float
+    ) -> dict[Tenants, int]:
+        return {tenants: min(size_bytes, bytes_needed) for tenants, size_bytes in evictable.items()}
 
 
 FIRST_GROUP = EvictionGroup()
@@ -86,27 +89,25 @@ class FileGroups:
     def number_of(self, id: FileId) -> int:
         return self._numbers.get(id, 0)
 
-    def tenant_of(self, id: FileId) -> str:
-        return self.groups[self._numbers.get(id, 0)].tenant
+    def tenants_of(self, id: FileId) -> Tenants:
+        return self.groups[self._numbers.get(id, 0)].tenants
 
     def charge(self, id: FileId, count: int) -> None:
         """Add bytes to what the tenant of a file uses; a negative count frees them."""
-        number = self._numbers.get(id, 0)
-        if number:
-            tenant = self.groups[number].tenant
+        for tenant in self.tenants_of(id):
             self._used[tenant] = self._used.get(tenant, 0) + count
 
     def tenants(self) -> set[str]:
         """Return the tenants that have, or had, a file."""
-        return {group.tenant for group in self.groups} - {""}
+        return {tenant for group in self.groups for tenant in group.tenants}
 
     def used_bytes(self, tenant: str) -> int:
-        """Return the bytes of a tenant's files, also of those that are being written."""
+        """Return the bytes of the files of a tenant and its children, also of those that are being written."""
         return self._used.get(tenant, 0)
 
     def excess_bytes(self, tenant: str, count: int = 0) -> int:
         """Return by how much a tenant is above its limit with `count` bytes more; 0 if it is not."""
-        limit_bytes = self.division.limit_bytes(tenant) if tenant else None
+        limit_bytes = self.division.limit_bytes(tenant)
         if limit_bytes is None:
             return 0
         return max(0, self.used_bytes(tenant) + count - limit_bytes)

@@ -19,24 +19,29 @@ class TenantLimits:
         self._groups = files.accounts.groups
 
     def make_room(self, id: FileId, count: int) -> list[FileId]:
-        """Evict files of the tenant that a file belongs to, so that it can grow by `count` bytes. Return them. Nothing
-        is evicted for a file that is larger than the limit."""
-        tenant = self._groups.tenant_of(id)
-        excess_bytes = self._groups.excess_bytes(tenant, count)
-        if not excess_bytes or excess_bytes > self._groups.used_bytes(tenant):
+        """Evict files of the tenants that a file belongs to, so that it can grow by `count` bytes. Return them. Nothing
+        is evicted for a file that is larger than a limit."""
+        tenants = self._groups.tenants_of(id)
+        limits = {tenant: self._groups.division.limit_bytes(tenant) for tenant in tenants}
+        if any(limit_bytes is not None and count > limit_bytes for limit_bytes in limits.values()):
             return []
-        spare_bytes = (self._groups.division.limit_bytes(tenant) or 0) // _SPARE_OF_LIMIT
-        return self._evict(tenant, excess_bytes + min(count, spare_bytes), keep=id)
+        evicted: list[FileId] = []
+        for tenant in reversed(tenants):  # what its own limit frees counts for its parents
+            excess_bytes = self._groups.excess_bytes(tenant, count)
+            if excess_bytes:
+                spare_bytes = min(count, (limits[tenant] or 0) // _SPARE_OF_LIMIT)
+                evicted += self._evict(tenant, excess_bytes + spare_bytes, keep=id)
+        return evicted
 
     def check(self, id: FileId, count: int) -> None:
-        """Raise NoSpaceError if a file can't grow by `count` bytes within the limit of its tenant."""
-        tenant = self._groups.tenant_of(id)
-        if self._groups.excess_bytes(tenant, count):
-            raise NoSpaceError(
-                f"tenant {tenant} is at its limit",
-                why=f"{count} bytes are needed and none of its cached files can be evicted",
-                hint="unpin files of the tenant, or raise its limit",
-            )
+        """Raise NoSpaceError if a file can't grow by `count` bytes within the limits of its tenants."""
+        for tenant in self._groups.tenants_of(id):
+            if self._groups.excess_bytes(tenant, count):
+                raise NoSpaceError(
+                    f"tenant {tenant} is at its limit",
+                    why=f"{count} bytes are needed and none of its cached files can be evicted",
+                    hint="unpin files of the tenant, or raise its limit",
+                )
 
     def trim(self, step_bytes: int) -> list[FileId]:
         """Evict a step of what each tenant has above its limit: the limit was lowered, or written files were added.

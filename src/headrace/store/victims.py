@@ -62,33 +62,33 @@ class Victims:
         return self.of_policy(volume, volume.used_bytes) + self.partial_idle(volume, volume.used_bytes)
 
     def of_policy(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
-        incoming = None if keep is None else self._accounts.groups.tenant_of(keep)
-        request = self._request(volume, bytes_needed, keep, incoming)
-        return self._accounts.policies[volume.number].victims(request)
+        return self._accounts.policies[volume.number].victims(self._request(volume, bytes_needed, keep))
 
     def of_tenant(self, volume: Volume, tenant: str, bytes_needed: int, keep: FileId | None) -> list[FileId]:
-        """Return files of one tenant as a step does: idle incomplete ones, then owned ones by its groups' policies."""
+        """Return files of one tenant and its children as a step does: idle incomplete ones, then owned ones by the
+        policies of its groups."""
         groups, policy = self._accounts.groups, self._accounts.policies[volume.number]
         victims: list[FileId] = []
         for id, number, size_bytes in islice(self._accounts.partials(), _PARTIALS_SEARCHED):
             if bytes_needed <= 0:
                 break
             is_idle = id != keep and number == volume.number and not self._must_stay(id)
-            if is_idle and id not in policy and groups.tenant_of(id) == tenant:
+            if is_idle and id not in policy and tenant in groups.tenants_of(id):
                 victims.append(id)
                 bytes_needed -= size_bytes
         if bytes_needed > 0:
-            victims += policy.tenant_victims(tenant, self._request(volume, bytes_needed, keep, tenant))
+            victims += policy.tenant_victims(self._request(volume, bytes_needed, keep, tenant))
         return victims
 
     def _request(
-        self, volume: Volume, bytes_needed: int, keep: FileId | None, incoming: str | None
+        self, volume: Volume, bytes_needed: int, keep: FileId | None, within: str | None = None
     ) -> SpaceRequest:
         def is_kept(id: FileId) -> bool:
             return id == keep or self._must_stay(id)
 
         choose = partial(self._accounts.choose, volume.number, is_kept)
-        return SpaceRequest(bytes_needed, is_kept, incoming, choose)
+        incoming = None if keep is None else self._accounts.groups.tenants_of(keep)
+        return SpaceRequest(bytes_needed, is_kept, incoming, choose, within)
 
     def _must_stay(self, id: FileId) -> bool:
         return self._accounts.is_kept(id) or self._is_open(id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.base.model import FileId
 from headrace.store.borrowed_first import BorrowedFirst
 from headrace.store.group_policy import SpaceRequest
-from headrace.store.groups import FileGroups, SpaceDivision
+from headrace.store.groups import FileGroups, SpaceDivision, Tenants
 
 
 class SharedCache:
@@ -25,14 +25,15 @@ class SharedCache:
             self._policy.touch(id)
             return True
         self.groups.assign(id)
-        tenant = self.groups.tenant_of(id)
-        excess_bytes = self.groups.excess_bytes(tenant, size_bytes)
-        if excess_bytes:
-            self._evict(self._policy.tenant_victims(tenant, self._request(excess_bytes, tenant)))
+        tenants = self.groups.tenants_of(id)
+        for tenant in reversed(tenants):
+            excess_bytes = self.groups.excess_bytes(tenant, size_bytes)
+            if excess_bytes:
+                self._evict(self._policy.tenant_victims(self._request(excess_bytes, tenants, tenant)))
         over_bytes = self.used_bytes + size_bytes - self._capacity_bytes
         if over_bytes > 0:
-            self._evict(self._policy.victims(self._request(over_bytes, tenant)))
-        is_beyond = self.groups.excess_bytes(tenant, size_bytes) > 0
+            self._evict(self._policy.victims(self._request(over_bytes, tenants)))
+        is_beyond = any(self.groups.excess_bytes(tenant, size_bytes) for tenant in tenants)
         if is_beyond or self.used_bytes + size_bytes > self._capacity_bytes:
             self.groups.forget(id)
             return False
@@ -53,15 +54,17 @@ class SharedCache:
         self.groups.charge(id, self.resident[id])
 
     def tenant_bytes(self) -> dict[str, int]:
-        """Return the bytes of each tenant's files, counted anew."""
+        """Count the bytes of each tenant's files; those of none are of the tenant ""."""
         counted: dict[str, int] = {}
         for id, size_bytes in self.resident.items():
-            tenant = self.groups.tenant_of(id)
-            counted[tenant] = counted.get(tenant, 0) + size_bytes
+            for tenant in self.groups.tenants_of(id) or ("",):
+                counted[tenant] = counted.get(tenant, 0) + size_bytes
         return counted
 
-    def _request(self, bytes_needed: int, incoming: str | None) -> SpaceRequest:
-        return SpaceRequest(bytes_needed, self.pinned.__contains__, incoming, lambda _, ids: ids)
+    def _request(
+        self, bytes_needed: int, incoming: Tenants | None, within: str | None = None
+    ) -> SpaceRequest:
+        return SpaceRequest(bytes_needed, self.pinned.__contains__, incoming, lambda _, ids: ids, within)
 
     def _evict(self, ids: list[FileId]) -> None:
         for id in ids:

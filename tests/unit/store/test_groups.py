@@ -20,7 +20,8 @@ TENANTS = ("", "a", "b", "c")
 
 def group_of(id: FileId) -> EvictionGroup:
     """Ids of a tenant begin at a million times its number; odd hundreds of thousands are of low priority."""
-    return EvictionGroup(Priority(1 + id // 100_000 % 2), TENANTS[id // 1_000_000])
+    tenant = TENANTS[id // 1_000_000]
+    return EvictionGroup(Priority(1 + id // 100_000 % 2), (tenant,) if tenant else ())
 
 
 def file_of(tenant: str, number: int, *, is_low: bool = False) -> FileId:
@@ -148,12 +149,57 @@ def test_a_change_of_groups_keeps_what_is_used() -> None:
     assert cache.tenant_bytes() == {"a": 350, "b": 350}
 
 
+def of_parents(policy: str = "s3fifo", **entitlements: Entitlement) -> SharedCache:
+    """Return a cache whose tenants a and b have the parent "ab"."""
+
+    def group_of_child(id: FileId) -> EvictionGroup:
+        priority, tenants = group_of(id)
+        return EvictionGroup(priority, ("ab", *tenants) if tenants in (("a",), ("b",)) else tenants)
+
+    division = TenantDivision(group_of_child, CAPACITY)
+    division.update(entitlements, {"a": "ab", "b": "ab"})
+    return SharedCache(CAPACITY, division, policy=policy)
+
+
+def test_a_parent_is_compared_before_its_children() -> None:
+    cache = of_parents()
+    for number in range(2 * CAPACITY):
+        for tenant in ("a", "b", "c"):
+            cache.read(file_of(tenant, number))
+    held = cache.tenant_bytes()
+    assert [abs(held[tenant] - due) <= 2 for tenant, due in (("a", 250), ("b", 250), ("c", 500))] == [
+        True
+    ] * 3
+    assert held["ab"] == held["a"] + held["b"]
+
+
+def test_a_limit_of_a_parent_holds_for_all_its_children() -> None:
+    cache = of_parents(ab=Entitlement(limit=300), a=Entitlement(guaranteed=100))
+    fill(cache, "c", 500)
+    fill(cache, "a", 200)
+    fill(cache, "b", 500)
+    assert cache.tenant_bytes() == {"c": 500, "ab": 300, "a": 200, "b": 100}
+    fill(cache, "b", 1000)
+    assert cache.tenant_bytes()["c"] == 500
+    assert cache.groups.used_bytes("ab") == 300
+
+
+def test_the_guarantee_of_a_parent_is_for_its_children_together() -> None:
+    cache = of_parents(ab=Entitlement(guaranteed=600))
+    fill(cache, "a", 300)
+    fill(cache, "b", 300)
+    fill(cache, "c", 3 * CAPACITY)
+    assert cache.tenant_bytes() == {"ab": 600, "a": 300, "b": 300, "c": 400}
+    cache.trim(700)
+    assert cache.tenant_bytes() == {"ab": 600, "a": 300, "b": 300}
+
+
 READS = st.lists(
     st.tuples(st.sampled_from(TENANTS), st.integers(0, 40), st.booleans(), st.sampled_from([1, 7, 30, 150])),
     max_size=120,
 )
 ENTITLEMENTS = st.dictionaries(
-    st.sampled_from(TENANTS[1:]),
+    st.sampled_from([*TENANTS[1:], "ab"]),
     st.builds(
         Entitlement,
         guaranteed=st.integers(0, 300),
@@ -171,7 +217,7 @@ def test_guarantees_and_limits_always_hold(
     reads: list[tuple[str, int, bool, int]],
     pinned: set[int],
 ) -> None:
-    cache = shared(policy, **entitlements)
+    cache = of_parents(policy, **entitlements)
     cache.pinned.update(file_of("a", number) for number in pinned)
     sizes: dict[FileId, int] = {}
     for tenant, number, is_low, size_bytes in reads:
@@ -179,9 +225,9 @@ def test_guarantees_and_limits_always_hold(
         before = cache.tenant_bytes()
         cache.read(id, sizes.setdefault(id, size_bytes))
         after = cache.tenant_bytes()
-        assert sum(after.values()) == cache.used_bytes <= CAPACITY
+        assert sum(size for name, size in after.items() if name != "ab") == cache.used_bytes <= CAPACITY
         for name, entitlement in entitlements.items():
-            if name != tenant:
+            if name not in cache.groups.division.group_of(id).tenants:
                 assert after.get(name, 0) >= min(before.get(name, 0), entitlement.guaranteed)
             if entitlement.limit is not None:
                 assert after.get(name, 0) <= entitlement.limit

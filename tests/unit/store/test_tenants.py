@@ -40,7 +40,8 @@ class TenantsByName:
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="boot-1", rules=rules)
 
     def _group_of(self, id: FileId) -> EvictionGroup:
-        return EvictionGroup(Priority.NORMAL, self.tenants.get(id, "")) if self.is_known else EvictionGroup()
+        is_known = self.is_known and id in self.tenants
+        return EvictionGroup(Priority.NORMAL, (self.tenants[id],)) if is_known else EvictionGroup()
 
     def add(self, tenant: str, number: int, size_bytes: int = FILE_BYTES) -> FileId:
         """Cache a small file of a tenant. Raises NoSpaceError."""
