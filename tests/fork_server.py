@@ -3,8 +3,9 @@
 The imports take most of the processor time of a command (0.1 s) and of a node (0.2 s), and the suite starts thousands
 of both. A fork is a process of its own: a real child of the one that starts it, with its own arguments, environment,
 directory, umask, session and descriptors, also as /proc shows them. `nsenter --net` before a command applies to the
-fork, and so does a function of Headrace before exec (functools.partial). What a fork can't imitate is executed as
-usual: other programs, other settings of Python. So are all processes where this one is not root.
+fork, and so does a function of Headrace before exec (functools.partial). Scripts and `-c` programs run in forks, too.
+What a fork can't imitate is executed as usual: other programs, other settings of Python. So are all processes where
+this one is not root.
 
 `up` starts a node, an FD store and gateways, and the FD store starts sessions. These are forks, too, of a twin that
 `up` or the FD store forks before it runs anything: they have no state of it. Tests of the entry points, of the packages
@@ -33,7 +34,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, AnyStr, cast
 
 MODULES = {
@@ -50,7 +52,7 @@ MODULES = {
 STARTERS = ("up", "mount")
 """Commands that start further processes; so do FD stores."""
 
-_PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "HEADRACE_FAILPOINT")
+_PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 """Variables that a process reads when it starts, or when it imports its modules."""
 
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -72,12 +74,14 @@ libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return module and arguments of a command that can be forked."""
+    """Return what a command that can be forked runs, and its arguments: a module, a script's path, or "-c"."""
     words = [os.fspath(word) for word in words]
     if not all(isinstance(word, str) for word in words) or words[:1] != [sys.executable]:
         return None
     words = words[2:] if words[1] == "-P" else words[1:]
-    return (words[1], words[2:]) if words[0] == "-m" and words[1] in MODULES else None
+    if words[0] == "-m":
+        return (words[1], words[2:]) if words[1] in MODULES else None
+    return (words[0], words[1:]) if words[0] == "-c" or words[0].startswith("/") else None
 
 
 def split_network(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -110,11 +114,7 @@ class Connection:
 
     def can_fork(self, environment: dict[str, str]) -> bool:
         """Return whether a fork would begin as a process with this environment does."""
-        return (
-            os.getpid() == self._owner
-            and "HEADRACE_FAILPOINT" not in environment
-            and program_settings(environment) == self._settings
-        )
+        return os.getpid() == self._owner and program_settings(environment) == self._settings
 
     def fork(self, order: dict[str, Any], fds: Sequence[int]) -> int:
         """Return the process id of a new child of this process. fds: what the order's `fds` names, in its order."""
@@ -126,7 +126,8 @@ class Connection:
         return int(answer)
 
 
-_POPEN_NAMES = subprocess.Popen._execute_child.__code__.co_varnames[1:]  # type: ignore[attr-defined]
+_Popen = subprocess.Popen
+_POPEN_NAMES = _Popen._execute_child.__code__.co_varnames[1:]  # type: ignore[attr-defined]
 
 
 class ForkingPopen(subprocess.Popen[AnyStr]):
@@ -181,6 +182,16 @@ def run(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Make all code of this process that starts processes by subprocess fork the server where that is possible."""
+    vars(subprocess)["Popen"] = ForkingPopen
+    try:
+        yield
+    finally:
+        vars(subprocess)["Popen"] = _Popen
+
+
 def _pickled(function: Callable[[], object] | None) -> str | None:
     """Return the text of a function before exec for an order, "" for none; None if it can't be sent."""
     if function is None:
@@ -211,7 +222,7 @@ def _start_server() -> Connection | None:
     own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own_end.settimeout(ANSWER_WITHIN_S)
     with server_end:
-        process = subprocess.Popen(
+        process = _Popen(
             [sys.executable, "-P", __file__, str(server_end.fileno())],
             pass_fds=[server_end.fileno()],
             stdin=subprocess.DEVNULL,
@@ -356,6 +367,7 @@ def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str,
     order = json.loads(message)
     command = parse_command(order["command"])
     assert command is not None
+    _enter_network(order["network"])
     if starts_processes(*command):
         own_end, twin_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
@@ -389,15 +401,20 @@ def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket
     os.umask(order["umask"])
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["files"]))
     area.replace(order["command"], order["environment"])
-    _enter_network(order["network"])
+    importlib.reload(importlib.import_module("headrace.base.failpoint"))  # it reads the environment
     if order["before"]:
         pickle.loads(base64.b64decode(order["before"]))()
     if order["command"][1] != "-P":
-        sys.path.insert(0, order["directory"])
+        sys.path.insert(0, _path_of_modules(order["command"][1], order["directory"]))
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = _opened_again(vars(sys)[f"__{name}__"], mode)
         vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
     return connection
+
+
+def _path_of_modules(option: str, directory: str) -> str:
+    """Return where Python looks first for modules, by the first word of its command line."""
+    return {"-m": directory, "-c": ""}.get(option, os.path.dirname(option))
 
 
 def _enter_network(path: str) -> None:
@@ -461,11 +478,24 @@ def _main() -> tuple[str, list[str]]:
     return serve(connection, area, cloning)
 
 
+def _run(program: str, arguments: list[str]) -> None:
+    """Run what `parse_command` returned as Python does."""
+    if program == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(main))
+        return
+    sys.argv = [program, *arguments]
+    if program in MODULES:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
+
+
 if __name__ == "__main__":
-    module, arguments = _main()
-    sys.argv = [module, *arguments]
+    command = _main()
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        _run(*command)
     except SystemExit as end:
         _end(end.code)
     _end(0)

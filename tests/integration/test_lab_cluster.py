@@ -18,6 +18,7 @@ import pytest
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.lab import network, processes
 from headrace.lab.lab import Lab, LabPlan
+from tests.fork_server import forking
 
 pytestmark = [
     pytest.mark.fuse,
@@ -60,7 +61,7 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with Lab(str(tmp_path / "lab.json")) as lab:
+    with forking(), Lab(str(tmp_path / "lab.json")) as lab:
         yield lab
     assert not (tmp_path / "lab.json").exists()
 

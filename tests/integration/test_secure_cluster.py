@@ -12,6 +12,7 @@ import pytest
 
 from headrace.lab import network
 from headrace.lab.lab import Lab, LabPlan
+from tests.fork_server import forking
 
 pytestmark = [
     pytest.mark.fuse,
@@ -50,7 +51,7 @@ def test_three_hosts(tmp_path: Path) -> None:
         "tls_key": f"{etc}/{{node}}/key.pem",
         "tls_authority": f"{etc}/{{node}}/authority.pem",
     }
-    with Lab(str(tmp_path / "lab.json")) as lab:
+    with forking(), Lab(str(tmp_path / "lab.json")) as lab:
         lab.up(LabPlan(nodes=3, origin=str(origin), settings=settings))
         commands += len(NODES)  # headrace up, on each
         for number in (1, 2, 3):

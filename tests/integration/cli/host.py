@@ -169,12 +169,12 @@ class Host:
         self, *names: str, mode: str = "read", mount: Path | None = None, limit_s: float = LIMIT_S
     ) -> dict[str, dict[str, Any]]:
         """By another process, held against the truth: name → bytes, error, wrong (the offset, -1 for none)."""
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, READER, mode, mount or self.mount, self.truth, *names],
             capture_output=True,
             timeout=limit_s,
-            check=True,
         )
+        done.check_returncode()
         return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
 
     def assert_right(

@@ -100,6 +100,36 @@ def test_output_and_status(place: Path) -> None:
         assert forked.stderr == executed.stderr
 
 
+PROGRAM = """
+import os, sys
+print(__name__, sys.argv, sys.path[0], os.getcwd(), sys.modules["__main__"].__dict__ is globals())
+sys.exit(len(sys.argv) if sys.argv[1:] != ["text"] else "a text")
+"""
+
+
+def test_programs_and_scripts(place: Path) -> None:
+    """Arguments, first path of modules, output and status are those of an executed Python."""
+    script = place / "script.py"
+    script.write_text(PROGRAM)
+    for words in (["-c", PROGRAM, "a", "b"], ["-c", PROGRAM, "text"], [str(script), "a"], ["-c", "1 / 0"]):
+        command = [sys.executable, *words]
+        executed = subprocess.run(command, capture_output=True, check=False, cwd=place)
+        forked = fork_server.run(command, capture_output=True, cwd=place)
+        assert (forked.returncode, forked.stdout) == (executed.returncode, executed.stdout)
+        assert forked.stderr.splitlines()[-1:] == executed.stderr.splitlines()[-1:]
+
+
+def test_a_failpoint_ends_a_fork(place: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from headrace.base.failpoint import hit; hit('a'); hit('b'); print('on')",
+    ]
+    for step, status in (("b", -signal.SIGKILL), ("a:2", 0), ("", 0)):
+        forked = fork_server.run(command, env=os.environ | {"HEADRACE_FAILPOINT": step}, capture_output=True)
+        assert forked.returncode == status
+
+
 def test_the_processes_of_up_are_its_children(host: Host) -> None:
     up = host.up()
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children")
@@ -174,9 +204,9 @@ def test_what_a_fork_can_not_imitate_is_executed() -> None:
     assert connection is not None
     environment = dict(os.environ)
     assert connection.can_fork(environment)
-    for name in ("HEADRACE_FAILPOINT", "PYTHONPATH", "LC_ALL"):
+    for name in ("PYTHONPATH", "LC_ALL"):
         assert not connection.can_fork(environment | {name: "/other"})
     assert fork_server.parse_command([sys.executable, "-m", "headrace", "ls"]) == ("headrace", ["ls"])
-    for words in (["-m", "http.server"], ["-c", "pass"], ["-I", "-m", "headrace"]):
+    for words in (["-m", "http.server"], ["-I", "-m", "headrace"], ["relative.py"], ["-S", "-c", "pass"]):
         assert fork_server.parse_command([sys.executable, *words]) is None
     assert fork_server.parse_command(["/usr/bin/python3", "-m", "headrace"]) is None

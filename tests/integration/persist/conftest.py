@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
 from tests.integration.cli.host import Host, wait_until
 
@@ -34,16 +35,15 @@ class Writer:
         self.mount = mount
 
     def run(self, code: str, *, limit_s: float = LIMIT_S) -> str:
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-c", "import os, json, errno\n" + code],
             cwd=self.mount,
             capture_output=True,
             text=True,
             timeout=limit_s,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def start(self, code: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
