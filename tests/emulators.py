@@ -35,6 +35,7 @@ from headrace.testing.servers import (
 )
 from tests.gcs_front import GcsFront, gcs_front
 
+MOTO_PAGE = 100
 _AZURITE_ACCOUNT = "devstoreaccount1"
 # Azurite's own well-known key, printed in its manual: not a secret.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -42,14 +43,20 @@ _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K
 
 @contextlib.contextmanager
 def moto_s3() -> Iterator[S3Server]:
-    """Run moto's S3, in memory. It checks no credentials."""
+    """Run moto's S3, in memory. It checks no credentials. Its listings have pages of MOTO_PAGE entries."""
     program = find_program("moto_server", hint="pip install 'moto[server]'")
     port = free_ports(1)[0]
     endpoint, bucket = f"http://127.0.0.1:{port}", "data"
-    with (
-        server_folder(None) as where,
-        running([program, "-H", "127.0.0.1", "-p", str(port)], where) as process,
-    ):
+    words = [
+        "/usr/bin/env",
+        f"MOTO_S3_DEFAULT_MAX_KEYS={MOTO_PAGE}",
+        program,
+        "-H",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
+    with server_folder(None) as where, running(words, where) as process:
         wait_until(lambda: http_status(port, "GET", "/") > 0, process, where)
         wait_until(lambda: http_status(port, "PUT", f"/{bucket}") == 200, process, where)
         store = s3_store(endpoint, bucket, "headrace", "headrace-secret")

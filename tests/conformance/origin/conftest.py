@@ -170,10 +170,10 @@ def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
         "s3-seaweedfs": lambda: on_server(
             server("seaweedfs_server"), Traits(strange_names=_BACKSLASH, makes_buckets=True)
         ),
-        "s3-moto": lambda: on_server(server("moto_server"), Traits()),
+        "s3-moto": lambda: on_server(server("moto_server"), Traits(page=emulators.MOTO_PAGE)),
         # fake-gcs-server answers 500 where GCS answers 404
         "gcs": lambda: on_server(server("gcs_server"), Traits(missing_bucket=OriginUnavailableError)),
-        "azure": lambda: on_server(server("azure_server"), Traits(strange_names=_BACKSLASH)),
+        "azure": lambda: on_server(server("azure_server"), Traits(strange_names=_BACKSLASH, page=100)),
         "web": lambda: on_server(server("web_server"), _WEB),
     }
     return makers[request.param]()

@@ -15,7 +15,6 @@ from headrace.lab import network, services
 from headrace.lab.lab import Lab, LabPlan
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import ServerMissing
-from tests.fork_server import forking
 from tests.integration.diagnose.conftest import first_cause
 from tests.integration.diagnose.job_fork_server import JobForkServer
 
@@ -36,7 +35,7 @@ READ = 40
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     base = tmp_path_factory.mktemp("lab")
     try:
-        with forking(), Lab(str(base / "lab.json")) as lab:
+        with Lab(str(base / "lab.json")) as lab:
             lab.up(
                 LabPlan(
                     nodes=2,
