@@ -347,7 +347,7 @@ def remove(
     """
     from headrace.cli.job_progress import watch
     from headrace.seal.catalogue import SealId
-    from headrace.seal.mounted import mounts_of
+    from headrace.seal.mounted import is_of, mounts_of, source_on_top
     from headrace.seal.places import unmount_seal
     from headrace.wire.messages import JobStart
 
@@ -357,6 +357,10 @@ def remove(
         node.catalogue.record(seal)  # raises PathNotFoundError
     node.catalogue.change_places(seal, lambda _: [])  # first, so that no kill leaves a place that comes back
     for mountpoint in reversed(mounts_of(node.catalogue, seal)):
+        if not is_of(source_on_top(mountpoint), node.catalogue, seal):
+            raise MountError(
+                f"cannot unmount {mountpoint}", why="another file system is mounted over the seal"
+            )
         unmount_seal(mountpoint)
     if node.is_running:
         start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import (
     HeadraceError,
-    MountError,
     NodeUnavailableError,
     PathNotFoundError,
     UsageError,
@@ -146,10 +145,10 @@ class SealNode:
     def mount(self, record: SealRecord, place: Place) -> None:
         """Mount a seal. Its place is recorded first, so that each mount has a record. Another seal loses the place only
         after this one is mounted. Raises MountError if the directory is not empty."""
+        from headrace.seal.places import make_mountpoint
+
         if not place.in_place:
-            os.makedirs(place.mountpoint, exist_ok=True)
-            if not os.path.ismount(place.mountpoint) and os.listdir(place.mountpoint):
-                raise MountError(f"cannot mount at {place.mountpoint}", why="the directory is not empty")
+            make_mountpoint(place.mountpoint)
         before = [kept for kept in self.catalogue.places(record.seal) if kept.mountpoint == place.mountpoint]
         self._record(record.seal, place.mountpoint, [place])
         try:
@@ -202,11 +201,13 @@ class SealNode:
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
         """Mount the seal's present generation, unless it is mounted there already."""
+        from headrace.base.volume_owner import check_volumes
         from headrace.cli.lazy_layer import lazy_layer
         from headrace.seal.mounted import is_exchanged, serves, source_on_top
         from headrace.seal.places import mount_seal
         from headrace.seal.replaced_file import locked
 
+        check_volumes(self.folders)
         with locked(self.catalogue.folder):
             if serves(source_on_top(place.mountpoint), self.catalogue, record) and not is_exchanged(
                 place.mountpoint

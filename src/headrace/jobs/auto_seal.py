@@ -67,6 +67,7 @@ class AutoSeal:
         self._quiet_s = quiet_s or 0.0
         self._relist = relist
         self._data_sets: dict[bytes, _DataSet] = {}
+        self._mounts: set[bytes] = set()
         self._tasks = OwnedTasks()
 
     def start(self) -> None:
@@ -148,6 +149,11 @@ class AutoSeal:
             for path in paths
             if not any(is_at_or_below(path, other) and path != other for other in paths)
         }
+        for path in paths ^ self._mounts if self._mounts else ():
+            for data_set in self._data_sets.values():
+                if is_at_or_below(path, data_set.path) and path != data_set.path:
+                    self._revoke(data_set, "a mount below it was added or removed")
+        self._mounts = paths
         for path in tops - self._data_sets.keys():
             self._data_sets[path] = _DataSet(path, monotonic_s())
         for path in self._data_sets.keys() - tops:

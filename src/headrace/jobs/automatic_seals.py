@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
 from headrace.base.model import Entry, FileId, Kind
@@ -15,7 +16,7 @@ from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, SealId, SealRecord
-from headrace.seal.mounted import mounts_of
+from headrace.seal.mounted import is_of, mounts_of, source_on_top
 from headrace.seal.places import unmount_seal
 
 FILES_MIN = 100
@@ -68,10 +69,9 @@ class AutomaticSeals:
         """Unmount a seal everywhere. Open files stay readable. If another program mounted something over it, both
         mounts stay."""
         for mountpoint in reversed(mounts_of(self._catalogue, seal)):
-            try:
-                unmount_seal(mountpoint)
-            except MountError:
-                continue
+            with suppress(MountError):
+                if is_of(source_on_top(mountpoint), self._catalogue, seal):
+                    unmount_seal(mountpoint)
 
     async def remove(self, seal: SealId) -> None:
         """Unmount and remove a seal. `headrace up` may be mounting it at this moment."""

@@ -27,6 +27,11 @@ def is_of(source: str, catalogue: Catalogue, seal: SealId) -> bool:
     return source.startswith(_prefix(catalogue, seal))
 
 
+def is_from(source: str, catalogue: Catalogue) -> bool:
+    """Return whether a device is a view of any seal of a catalogue."""
+    return source.startswith(f"{PREFIX}{_key(catalogue)}:")
+
+
 def serves(source: str, catalogue: Catalogue, record: SealRecord) -> bool:
     """Return whether a device is a view of what a seal has now and, if it is lazy, its layer is served."""
     whole = source_of(catalogue, record)

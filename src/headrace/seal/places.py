@@ -13,9 +13,10 @@ from headrace.base.mount_api import closing_descriptor, detach
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.mount import attach_view, open_image, open_view
-from headrace.seal.mounted import is_exchanged, source_of, source_on_top
+from headrace.seal.mounted import is_exchanged, is_from, source_of, source_on_top
 from headrace.seal.stored_image import open_stored_image
 
+_MOVABLE = "users other than root may replace a directory of this path"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -38,6 +39,13 @@ def mount_seal(
     of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
     open sees what is under both. Only one process may mount at a place at a time. Raises InvalidImageError or
     MountError."""
+    on_top = source_on_top(place.mountpoint)
+    if on_top and not is_from(on_top, catalogue):
+        raise MountError(
+            f"cannot mount at {place.mountpoint}",
+            why="a seal of another node is mounted there",
+            hint=f"choose another directory, or first: umount {place.mountpoint}",
+        )
     while is_exchanged(place.mountpoint):
         unmount_seal(place.mountpoint)  # a process was killed before it did this
     replaced = source_on_top(place.mountpoint)
@@ -55,6 +63,19 @@ def mount_seal(
         failpoint.hit("seal.beneath")
         if replaced:
             unmount_seal(place.mountpoint)
+
+
+def make_mountpoint(mountpoint: str) -> None:
+    """Create a directory for a seal, and those above it. Another user must not be able to lead them elsewhere. Raises
+    MountError if it is not empty."""
+    subject, missing = f"cannot mount at {mountpoint}", mountpoint
+    while not os.path.lexists(os.path.dirname(missing)):
+        missing = os.path.dirname(missing)
+    if not only_root_moves(missing):
+        raise MountError(subject, why=_MOVABLE)
+    os.makedirs(mountpoint, exist_ok=True)
+    if not os.path.ismount(mountpoint) and os.listdir(mountpoint):
+        raise MountError(subject, why="the directory is not empty")
 
 
 def unmount_seal(mountpoint: str) -> None:
@@ -77,7 +98,7 @@ def _opened_place(place: Place) -> Iterator[int]:
     """Open the directory of a place. Another user must not be able to put one in its place. Raises MountError."""
     subject = f"cannot mount at {place.mountpoint}"
     if not place.in_place and not only_root_moves(place.mountpoint):
-        raise MountError(subject, why="users other than root may replace a directory of this path")
+        raise MountError(subject, why=_MOVABLE)
     descriptor = os.open("/", _FOLDER)
     try:
         for name in filter(None, place.mountpoint.split("/")):

@@ -19,6 +19,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
+from headrace.base.volume_owner import claim_volumes
 from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
 from headrace.store.file_registry import FileRegistry
@@ -96,6 +97,7 @@ class Store:
             for volume in volumes:
                 volume.used_bytes = 0
                 volume.open()
+            claim_volumes([volume.folder for volume in volumes])
             reserve = Reserve(volumes[0].folder)
             reserve_readers(index_folder, reserve)
             by_number = [*volumes]
