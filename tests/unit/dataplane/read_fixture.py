@@ -17,6 +17,7 @@ from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
+from headrace.store.groups import OneGroup, SpaceDivision
 from headrace.store.planned_choice import NoPlans, PlannedChoice
 from headrace.store.space import SpaceRules
 from headrace.store.store import Store
@@ -35,13 +36,16 @@ class ReadPathFixture:
         origin: MemoryOrigin | None = None,
         verify_origin: bool = True,
         planned: PlannedChoice | None = None,
+        division: SpaceDivision | None = None,
+        spill_folder: str | None = None,
     ) -> None:
         self.origin = origin or MemoryOrigin("reads")
         self.store = Store.open(
             str(folder / "v/index"),
             [Volume(0, str(folder / "v"), capacity_bytes)],
-            rules=SpaceRules(planned=planned or NoPlans()),
+            rules=SpaceRules(planned=planned or NoPlans(), division=division or OneGroup()),
             boot_id=boot_id,
+            spill=(spill_folder, folder.name) if spill_folder else None,
         )
         mounts = MountTable()
         self.namespace = Namespace.build(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)
