@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from policybench import budgets, cases, expiry, goals, limits
+from policybench import budgets, cases, expiry, goals, limits, resolution
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "tenants": cases.tenants,
@@ -25,6 +25,7 @@ CASES: dict[str, Callable[[cases.Bench], None]] = {
     "admission": cases.admission,
     "curve": cases.curve,
     "budget": budgets.budget,
+    "resolve": resolution.resolve,
     "expiry": expiry.expiry,
 }
 

@@ -9,6 +9,7 @@ from .budgets import MOST, USED
 from .cases import CURVE_ERROR, GUARANTEE_LOST, HITS_LOST, SHARED_HITS, WRITES
 from .expiry import LATENESS, MEMORY, PROCESSOR
 from .limits import EXCEEDED
+from .resolution import RESOLVED
 
 TRACES = ("popular", "popular, half scans", "shuffled epochs")
 BY_TENANT = "by tenant, S3-FIFO"
@@ -39,6 +40,7 @@ def goals(results: Results) -> list[Goal]:
         Goal(EXCEEDED, 0.01, False, results.median(EXCEEDED, "headrace")),
         Goal(LATENESS, 2, False, results.median(LATENESS, "timer wheel"), "s"),
         Goal(PROCESSOR, 0.01, False, results.median(PROCESSOR, "timer wheel")),
+        Goal(RESOLVED, 2, False, results.median(RESOLVED, "known directories"), "µs"),
         Goal(MEMORY, 24, False, results.median(MEMORY, "timer wheel"), "B a file"),
         *(
             Goal(f"{WRITES}, {name}", 0.5, False, results.median(WRITES, f"S3-FIFO, {name}"))
