@@ -20,13 +20,13 @@ from nodebench.results import Results
 from policybench import budgets, cases, expiry, goals, limits, resolution
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
+    "expiry": expiry.expiry,  # before memory that others freed is used again
     "tenants": cases.tenants,
     "limit": limits.limit,
     "admission": cases.admission,
     "curve": cases.curve,
     "budget": budgets.budget,
     "resolve": resolution.resolve,
-    "expiry": expiry.expiry,
 }
 
 

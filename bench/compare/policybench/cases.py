@@ -25,6 +25,7 @@ from headrace.testing.shared_cache import SharedCache
 FILES = 20_000
 SCANNED = 1 << 40
 """The first id of files that are read once."""
+SEED_IDS = 10_000_000
 SHARED_HITS = "tenant A's hits beside a scan of 10 x the cache, of A alone"
 GUARANTEE_LOST = "guaranteed space lost"
 WRITES = "flash writes on a scan-heavy trace, of no admission"
@@ -129,20 +130,26 @@ def admitted(reads: list[FileId], capacity: int, name: str, *, ghosts: SecondRea
 
 
 def curve(bench: Bench) -> None:
-    """Ten sizes of a cache for each trace; files have 1 to 200 units. A replay evicts until the new file fits."""
-    count = bench.count(30 * FILES)
-    for seed in range(bench.repeat):
+    """Ten sizes of a cache for each trace; files have 1 to 200 units. A replay evicts until the new file fits. Each
+    run has other ids, so that other files are in the sample."""
+    count = bench.count(20 * FILES)
+    for seed in range(max(5, bench.repeat)):
         files = bench.count(3 * FILES)
         traces = {
             "popular": list(popular(count, files, seed)),
             "popular, half scans": list(with_scans(popular(count // 2, files, seed), 1)),
             "shuffled epochs": list(epochs(files // 2, 8, seed)),
         }
-        for name, reads in traces.items():
+        for name, numbers in traces.items():
+            reads = [FileId(number + seed * SEED_IDS) for number in numbers]
             sampled = MissRatioCurve()
             for id in reads:
                 sampled.read(id, size_of(id))
-            total = sum(size_of(id) for id in set(reads) if id < SCANNED)
+            total = sum(
+                size_of(id)
+                for id, number in dict(zip(reads, numbers, strict=True)).items()
+                if number < SCANNED
+            )
             capacities = [total * tenths // 10 for tenths in range(1, 11)]
             errors = [100 * abs(sampled.miss_ratio(size) - replayed(reads, size)) for size in capacities]
             bench.results.add(CURVE_ERROR, name, sum(errors) / len(errors), unit="points")

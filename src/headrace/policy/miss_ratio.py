@@ -19,9 +19,10 @@ _BINS_OF_A_DOUBLING = 32
 
 
 class MissRatioCurve:
-    """The curve of one stream of reads. files_max: of the sample; memory is about 300 bytes for each."""
+    """The curve of one stream of reads. files_max: of the sample. Its root is the accuracy: with 16,384 files a size
+    is known to about 1 %. Memory is about 400 bytes for each file."""
 
-    def __init__(self, files_max: int = 8192) -> None:
+    def __init__(self, files_max: int = 16_384) -> None:
         self.reads = 0
         self._files_max = files_max
         self._threshold = _HASHES
