@@ -108,7 +108,16 @@ class Victims:
                 or (not opened and id in policy)
             ):
                 continue
-            if self._is_open(id) == opened:
+            if self._is_open(id) == opened and not self._is_guaranteed(id, keep):
                 victims.append(id)
                 bytes_needed -= size_bytes
         return victims
+
+    def _is_guaranteed(self, id: FileId, keep: FileId | None) -> bool:
+        """Return whether a tenant of a file has no more than its guarantee, and the space is for another one."""
+        groups = self._accounts.groups
+        incoming = () if keep is None else groups.tenants_of(keep)
+        return any(
+            tenant not in incoming and groups.used_bytes(tenant) <= groups.division.guaranteed_bytes(tenant)
+            for tenant in groups.tenants_of(id)
+        )
