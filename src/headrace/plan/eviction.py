@@ -103,10 +103,12 @@ class PlannedVictims:
         is_pinned: Callable[[int], bool] | None = None,
         *,
         count_max: int = COUNT_MAX,
+        must_suffice: bool = False,
     ) -> bool:
         """Return whether a file may be prefetched into a full volume: no planned file is evicted for it that is needed
         sooner, or as soon, and fewer than count_max. False for a file without a known use. True where no planned file
-        is resident: others are left to the policy."""
+        is resident: others are left to the policy. must_suffice: the victims must have the bytes, as more may be known
+        later."""
         deadline_s = self._orders.next_use_s(file)
         if deadline_s is None:
             return False
@@ -115,6 +117,8 @@ class PlannedVictims:
             victim_deadline_s = self._orders.next_use_s(victim)
             if victim_deadline_s is not None and victim_deadline_s <= deadline_s:
                 return False
+        if must_suffice and sum(map(self._size_of, victims)) < bytes_needed:
+            return False
         return len(victims) < count_max
 
     def _place(self, file: int) -> None:

@@ -16,7 +16,7 @@ from headrace.plan.orders import MergedOrders
 
 VICTIMS_OF_A_FETCH = 1024
 """Most planned files that go for one that is fetched ahead: a search for more would hold up the loop."""
-CATCH_UP_LOOKUPS = 2000
+CATCH_UP_LOOKUPS = 1000
 SizeOf = Callable[[FileId], int]
 """Takes a file id and returns its bytes on one volume; 0: it is not there."""
 IsKept = Callable[[FileId], bool]
@@ -80,13 +80,14 @@ class PlannedFiles:
             for victims in self._victims.values() if number else ():
                 victims.insert(number)
 
-    def may_admit(self, number: int, size_bytes: int) -> bool:
+    def may_admit(self, number: int, size_bytes: int, *, is_caught_up: bool = True) -> bool:
         """Return whether a file may be prefetched into a full cache: nothing that is needed sooner goes for it, nor
-        very many files."""
+        very many files. is_caught_up: the last `catch_up` returned True. Before that, the victims that are known must
+        be enough."""
         with self.lock:
             count_max = max(1, VICTIMS_OF_A_FETCH // max(1, len(self.orders.streams)))
             return all(
-                victims.may_admit(number, size_bytes, count_max=count_max)
+                victims.may_admit(number, size_bytes, count_max=count_max, must_suffice=not is_caught_up)
                 for victims in self._victims.values()
             )
 

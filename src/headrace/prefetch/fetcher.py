@@ -44,6 +44,10 @@ FULL_MARGIN = 0.04
 """Share of the cache's capacity by which fetches stay below the line where eviction ends. Above it a fetch makes
 another file go, and eviction then takes only files that were compared with those that came."""
 RATE_WINDOW_S = 10.0
+SAME_DEADLINE_S = 1.0
+"""Deadlines within the same second are equal: of their readers the one for which least was fetched of late comes first.
+So a reader that claims any step time has a share, and not all."""
+SHARE_HALF_LIFE_S = 5.0
 SAMPLED_FILES = 16
 """Files after a reader's position whose mean size tells the bytes of a step."""
 
@@ -78,7 +82,7 @@ class PlannedFetcher:
         self._task = OwnedTasks()
         self._in_flight: dict[int, int] = {}  # bytes by the number of a file or an extent
         self._waiting: dict[int, dict[str, tuple[PlannedReader, int]]] = {}
-        self._is_behind = False
+        self._is_behind = self._is_caught_up = False
         self._budget_bytes = 0.0
         self._budget_s = monotonic_s()
         self._fetched: deque[tuple[float, int]] = deque()
@@ -152,7 +156,7 @@ class PlannedFetcher:
                     log.exception("planned files can't be fetched")  # the next turn may work
                     await asyncio.sleep(PAUSE_S)
                 self._plans.changed.clear()
-                await self._wait(TICK_S)
+                await (self._wait(TICK_S) if self._is_caught_up else asyncio.sleep(0))
             else:
                 await self._plans.changed.wait()
                 self._plans.changed.clear()
@@ -168,8 +172,8 @@ class PlannedFetcher:
         """Begin all fetches that may begin now."""
         while not self._build_step():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
-        while not self._planned.catch_up():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        # a million cached files take seconds: fetches go on meanwhile
+        self._is_caught_up = self._planned.catch_up()
         self._earn()
         refused: set[str] = set()
         count = 0
@@ -177,7 +181,7 @@ class PlannedFetcher:
             readers = [pair for pair in self._plans.upcoming() if pair[1].key not in refused]
             if not readers:
                 return
-            _, reader = min(readers, key=lambda pair: pair[0])
+            _, reader = min(readers, key=_urgency)
             before = reader.cursor
             if not self._begin_next(reader):
                 refused.add(reader.key)
@@ -227,11 +231,12 @@ class PlannedFetcher:
         it."""
         if number not in self._in_flight:
             surplus_bytes = self._surplus_bytes(part.size_bytes)
-            if surplus_bytes > 0 and not self._planned.may_admit(number, surplus_bytes):
+            if surplus_bytes > 0 and not self._may_admit(number, surplus_bytes):
                 return False
             self._in_flight[number] = part.size_bytes
             self._waiting[number] = {}
             self._budget_bytes -= part.size_bytes
+            reader.lately_bytes += part.size_bytes
             self._loads.start(self._load(number, part))
         position = reader.cursor
         _, first = self._waiting[number].get(reader.key, (reader, position))
@@ -274,6 +279,9 @@ class PlannedFetcher:
         extent = self._planned.numbers.extent_of(number)
         return extent is not None and self._reads.has(id, *extent)
 
+    def _may_admit(self, number: int, surplus_bytes: int) -> bool:
+        return self._planned.may_admit(number, surplus_bytes, is_caught_up=self._is_caught_up)
+
     def _surplus_bytes(self, size_bytes: int) -> int:
         """Return the bytes that are evicted sooner or later for a file of this size, and for those in flight."""
         capacity_bytes = sum(volume.capacity_bytes for volume in self._store.disks)
@@ -287,6 +295,8 @@ class PlannedFetcher:
         passed_s, self._budget_s = min(1.0, now_s - self._budget_s), now_s
         rate = self._rate()
         self._is_behind = rate is None
+        for reader in self._plans.readers:
+            reader.lately_bytes *= 0.5 ** (passed_s / SHARE_HALF_LIFE_S)
         if rate is None:
             self._budget_bytes = float(IN_FLIGHT_BYTES_MAX)
         else:
@@ -304,6 +314,12 @@ class PlannedFetcher:
             step_bytes = needed_bytes_s * reader.step_s
             demands.append(ReaderDemand(reader.step_s, step_bytes, reader.ahead_steps, reader.left_steps))
         return fetch_rate(demands, max(0, -self._surplus_bytes(0)))
+
+
+def _urgency(upcoming: tuple[float, PlannedReader]) -> tuple[float, float, float]:
+    """Return what orders the readers whose next files are to be fetched; the least comes first."""
+    deadline_s, reader = upcoming
+    return deadline_s // SAME_DEADLINE_S, reader.lately_bytes, deadline_s
 
 
 def ahead_s(reader: PlannedReader) -> float:

@@ -66,6 +66,8 @@ class PlannedReader:
         self.hits = self.misses = 0  # of this epoch
         self.all_hits = self.all_misses = 0
         self.heard_s = now_s
+        self.lately_bytes = 0.0
+        """What was fetched for it of late; older bytes count less."""
         self._width = sample_map.width  # files a sample in the stream
         self._starts: dict[int, int] = {}  # epoch → its first position in the stream
         self._received_epoch, self._received = -1, array("I")
@@ -255,7 +257,7 @@ class PlanTable:
             return False
         with self.planned.lock:
             number = self.planned.numbers.number_of(id)
-            return bool(number) and self.planned.orders.knows(number)
+            return self.planned.numbers.is_divided(id) or (bool(number) and self.planned.orders.knows(number))
 
     def start(self, request: PlanStart) -> bool:
         """Begin a stream. Return whether the names of its data set are known. Raise UsageError above a limit."""

@@ -25,7 +25,9 @@ from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
 
 EVICT_STEP_BYTES = 8 << 20
-"""Bytes evicted per acquisition of the lock, beyond the bytes needed at once: some 60 ms for files of 4 KiB."""
+EVICT_STEP_FILES = 512
+"""Most bytes, and about the files, that are evicted per acquisition of the lock beyond what is needed at once: some
+15 ms, and as much where plans choose them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class CacheSpace:
         self._lock = files.lock
         self._home = threading.get_ident()
         self._unreported = list[FileId]()
+        self._step_bytes = EVICT_STEP_BYTES  # of about EVICT_STEP_FILES
         self._draining: set[int] = set()  # volumes that were above the high watermark
         self._victims = Victims(files.index, files.accounts, files.is_open)
         self._limits = TenantLimits(files, disks, self._victims)
@@ -155,7 +158,7 @@ class CacheSpace:
                 # other programs and the upper layer fill the disk, too
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
                 if surplus > 0:
-                    evicted += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
+                    evicted += self._evict(volume, 0, spare=min(surplus, self._step_bytes))
             evicted += self._count_evicted(self._limits.trim(EVICT_STEP_BYTES))
             self._unreported += evicted + self._drop_spilled()
         self.report_evicted()
@@ -199,7 +202,7 @@ class CacheSpace:
         over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
         if max(over, short) <= 0:
             return
-        spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+        spare = min(self._step_bytes, volume.capacity_bytes // 64)
         if (most := max(over, short - volume.coming_bytes)) > 0:
             self._unreported += self._evict(volume, most, spare=spare, keep=keep)
         self.report_evicted()
@@ -219,7 +222,7 @@ class CacheSpace:
     def make_room_on_disk(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> bool:
         """Evict files from a full disk whose capacity is not used up. Return False if nothing can be evicted."""
         with self._lock:
-            spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+            spare = min(self._step_bytes, volume.capacity_bytes // 64)
             evicted = self._evict(volume, size_bytes, spare=spare, keep=keep)
             self._unreported += evicted
         self.report_evicted()
@@ -262,6 +265,7 @@ class CacheSpace:
             bytes_left -= self._files.discard(ids)
             evicted += ids
         self.evicted_files += len(evicted)
+        self._step_bytes = _next_step_bytes(self._step_bytes, len(evicted))
         return evicted
 
     def make_room_to_write(self, writer: CacheWriter, count: int) -> bool:
@@ -299,3 +303,10 @@ class CacheSpace:
             raise EvictedError(
                 f"cache file {writer.id:x} can't be written", why="its earlier bytes are dropped"
             ) from error
+
+
+def _next_step_bytes(step_bytes: int, files: int) -> int:
+    """Return a smaller step after one that evicted many small files, and a larger one after one of few files."""
+    if files > EVICT_STEP_FILES:
+        return max(EVICT_STEP_BYTES // 64, step_bytes * EVICT_STEP_FILES // files)
+    return min(EVICT_STEP_BYTES, 2 * step_bytes) if files < EVICT_STEP_FILES // 2 else step_bytes

@@ -151,3 +151,10 @@ def test_marks_find_the_last_and_the_first() -> None:
     assert marks.last() == -1
     marks.set(3)
     assert (marks.last(), list(marks.pop_before(4))) == (3, [3])
+
+
+def test_before_all_is_known_the_known_victims_must_suffice() -> None:
+    volume = Volume(job=list(range(8)))
+    volume.fill(7)
+    assert volume.victims.may_admit(2, 10, must_suffice=True)
+    assert not volume.victims.may_admit(2, 30, must_suffice=True)

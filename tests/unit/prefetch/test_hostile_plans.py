@@ -322,3 +322,22 @@ async def test_no_message_holds_the_loop(tmp_path: Path) -> None:
 def test_progress_is_within_a_plan(epoch: int, position: int) -> None:
     with pytest.raises(ValueError, match="not within a plan"):
         PlanProgress("s", epoch, position)
+
+
+async def test_a_claimed_step_time_takes_no_more_than_a_share(tmp_path: Path) -> None:
+    """A stream reports that it takes its samples in no time, so that all its deadlines are now. An honest reader that
+    is due has half of the fetches."""
+    node = PlannedNode(tmp_path, 2000)
+    hostile, honest = Job(node, "hostile"), Job(node, "honest")
+    async with node.running():
+        await hostile.begin(range(1000))
+        await honest.begin(range(1000, 2000))
+        for job in (hostile, honest):
+            assert job.reader.stream is not None
+        for job, step_s in ((hostile, 1e-9), (honest, 0.01)):
+            stream = job.reader.stream
+            assert stream is not None
+            stream.set_step_s(step_s)
+        while node.fetcher.fetched_files < 200:
+            await pass_time(0.001)
+        assert len([number for number in node.cached() if number >= 1000]) > 50

@@ -242,3 +242,21 @@ async def answer(node: PlannedNode, message: object) -> None:
             node.plans.progress(message)
         case PlanLearn():
             await node.plans.learn(message)
+
+
+async def test_fetches_go_on_while_cached_files_are_looked_through(
+    node: PlannedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million cached files take seconds."""
+    in_flight: list[int] = []
+
+    def catch_up() -> bool:
+        in_flight.append(node.fetcher.in_flight)
+        return len(in_flight) > 100
+
+    monkeypatch.setattr(node.planned, "catch_up", catch_up)
+    async with node.running():
+        await Job(node).begin(shuffled(1))
+        await node.settle()
+        assert node.cached() == set(range(FILES))
+    assert max(in_flight[:100]) > 0

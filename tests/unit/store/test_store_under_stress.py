@@ -151,6 +151,18 @@ def test_eviction_goes_in_steps(open_store: OpenStore) -> None:
     assert not store.space.evict_if_needed()  # between the watermarks
 
 
+def test_a_step_has_few_files_though_they_are_tiny(open_store: OpenStore) -> None:
+    """The first step shows how many files its bytes are."""
+    store = open_store(64 * MIB)
+    store.complete_small_many([(named(store, b"%d" % n, 100), b"x" * 100) for n in range(4000)])
+    store.volumes[0].capacity_bytes = 2 * MIB
+    steps = []
+    while evicted := store.space.evict_if_needed():
+        steps.append(len(evicted))
+    assert len(steps) > 2
+    assert max(steps[1:]) <= 520
+
+
 def test_making_room_takes_no_more_than_it_must(open_store: OpenStore) -> None:
     store = open_store(64 * MIB)
     for n in range(64):
