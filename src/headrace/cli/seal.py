@@ -355,13 +355,13 @@ def remove(
     node = known_node(socket, cache)
     if seal not in node.catalogue.seals():
         node.catalogue.record(seal)  # raises PathNotFoundError
-    node.catalogue.change_places(seal, lambda _: [])  # first, so that no kill leaves a place that comes back
     for mountpoint in reversed(mounts_of(node.catalogue, seal)):
         if not is_of(source_on_top(mountpoint), node.catalogue, seal):
             raise MountError(
                 f"cannot unmount {mountpoint}", why="another file system is mounted over the seal"
             )
-        unmount_seal(mountpoint)
+        unmount_seal(mountpoint)  # while the session still keeps the name of the mountpoint
+    node.catalogue.change_places(seal, lambda _: [])
     if node.is_running:
         start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})
         watch(start, node.socket, ("unseal", str(seal)), is_shown=False)

@@ -21,6 +21,7 @@ from headrace.base.errors import (
     NodeUnavailableError,
     NotAllowedError,
     ProtocolError,
+    UsageError,
 )
 from headrace.base.peer_process import peer_of
 from headrace.base.trusted_owner import is_trusted
@@ -87,7 +88,15 @@ class Connection:
 
     def send(self, request: Message) -> None:
         try:
-            self._socket.sendall(frame.encode(request))
+            message = frame.encode(request)
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                ascii(error.object),
+                why="it is not UTF-8, and requests name paths as text",
+                hint="name a directory above it",
+            ) from error
+        try:
+            self._socket.sendall(message)
         except OSError as error:
             self.close()
             raise self._unavailable(str(error)) from error

@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -34,6 +35,7 @@ from headrace.writeback.writable_layer import WritableLayer
 log = logging.getLogger(__name__)
 
 _CLAIMS = b"/exclusive"
+_NEW = _CLAIMS + b".new"
 NAMES_MAX = 1000
 """Foreign names after which the search ends."""
 _Foreign = list[bytes]
@@ -66,6 +68,7 @@ class ExclusiveClaims:
         directories now, so a claimed one is not refused. tokens: of the claims in etcd. Raises UsageError if the origin
         has names that this node did not write, or if this process is not root; and the errors of a listing."""
         tokens = tokens or {}
+        self._remove_unfinished()
         if self._modes.exclusive_tops and os.geteuid():
             raise UsageError(
                 f"exclusive directory {os.fsdecode(self._modes.exclusive_tops[0])}",
@@ -186,8 +189,13 @@ class ExclusiveClaims:
         status = self._upper.at(top).seen()
         return 0 if status is None else status.st_ino
 
+    def _remove_unfinished(self) -> None:
+        """Remove the record that a kill left before its rename."""
+        with suppress(FileNotFoundError):
+            self._upper.beside(_NEW).unlink()
+
     def _write(self, tokens: dict[bytes, str]) -> None:
-        new = self._upper.beside(_CLAIMS + b".new")
+        new = self._upper.beside(_NEW)
         with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             kept = {os.fsdecode(top): _Kept(self._inode(top), token) for top, token in sorted(tokens.items())}
             file.write(msgspec.json.encode(kept))

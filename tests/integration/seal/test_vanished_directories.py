@@ -93,3 +93,36 @@ def test_a_killed_session_and_a_restart_keep_what_vanished(host: Host) -> None:
     assert bodies(sealed) == before
     host.ok("seal", "remove", "images@1")
     wait_until(lambda: os.listdir(host.mount) == ["other"])
+
+
+@pytest.mark.parametrize(
+    "name", [b"sp ace\ttab\nline\\back#", b"\xc3\xbc\xe2\x80\xa8", b"a@1", b"n" * 255, b"-x"]
+)
+def test_names_that_a_user_chose_are_sealed_and_kept(host: Host, name: bytes) -> None:
+    """The mount table escapes some of them. Names below may be any bytes."""
+    top = os.path.join(os.fsencode(host.truth), name)
+    os.makedirs(top + b"/sub")
+    files = {b"f": b"first", b"sub/\xfe g\n": b"second"}
+    for below, body in files.items():
+        Path(os.fsdecode(os.path.join(top, below))).write_bytes(body)
+    host.up()
+    sealed = os.fsdecode(os.path.join(os.fsencode(host.mount), name))
+    host.ok("seal", sealed, "--in-place", "--as", "odd@1")
+    assert seals_below(str(host.base)) == [sealed]
+    shutil.rmtree(top)
+    host.ok("sync", "/")
+    host.kill_all()
+    host.up()
+    for below, body in files.items():
+        assert Path(os.fsdecode(os.path.join(os.fsencode(sealed), below))).read_bytes() == body
+    host.ok("seal", "verify", "odd@1")
+    host.ok("seal", "remove", "odd@1")
+    assert seals_below(str(host.base)) == []
+
+
+def test_a_name_that_is_no_text_is_refused_in_a_line(host: Host) -> None:
+    (host.truth / "\udcff").mkdir()
+    host.up()
+    for words in (("seal", host.mount / "\udcff", "--as", "odd@1"), ("load", host.mount / "\udcff")):
+        done = host.headrace(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "not UTF-8" in done.stderr

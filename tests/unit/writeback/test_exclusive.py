@@ -170,6 +170,17 @@ async def test_a_damaged_record_of_claims_claims_nothing(tmp_path: Path, record:
     layer.crash()
 
 
+async def test_a_record_of_claims_that_a_kill_left_unfinished_is_removed(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path)
+    unfinished = tmp_path / "volume/upper/exclusive.new"
+    claims = ExclusiveClaims(layer.namespace, layer.layer, limit_s=LIMIT_S)
+    await claims.claim(again=False)
+    unfinished.write_bytes(b'{"/o')
+    await claims.claim(again=True)
+    assert not unfinished.exists()
+    layer.crash()
+
+
 async def test_a_directory_that_was_made_again_is_no_removal_of_its_files(tmp_path: Path) -> None:
     """Nothing but the journal is left, as when an administrator removed the tree of the layer."""
     layer = layer_of(tmp_path)
