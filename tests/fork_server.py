@@ -100,7 +100,19 @@ def starts_processes(module: str, arguments: Sequence[str]) -> bool:
 
 
 def program_settings(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_PROGRAM_SETTINGS)}
+    settings = {name: value for name, value in environment.items() if name.startswith(_PROGRAM_SETTINGS)}
+    return settings | {
+        "PYTHONPATH": os.pathsep.join(path for path in python_path(environment) if path not in _OWN)
+    }
+
+
+def python_path(environment: dict[str, str]) -> list[str]:
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = (_ROOT, os.path.join(_ROOT, "src"))
+"""Where modules of Headrace and of its tests lie. Each fork looks where its environment says."""
 
 
 class Connection:
@@ -401,6 +413,7 @@ def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket
     os.umask(order["umask"])
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["files"]))
     area.replace(order["command"], order["environment"])
+    sys.path[:0] = [path for path in python_path(order["environment"]) if path in _OWN]
     importlib.reload(importlib.import_module("headrace.base.failpoint"))  # it reads the environment
     if order["before"]:
         pickle.loads(base64.b64decode(order["before"]))()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.fuse import device
+from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,7 @@ class Mounted:
         paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self.log = (folder / "log").open("ab")
-        self.holder = subprocess.Popen(
+        self.holder: subprocess.Popen[bytes] = ForkingPopen(
             command, pass_fds=(write,), env=environment, stderr=self.log, stdout=self.log
         )
         os.close(write)
