@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 
 import numpy
-import pytest
 
 from tests.integration.door.conftest import Host
+from tests.lazy_module import lazy_module
 
-pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
-image = pytest.importorskip("PIL.Image", reason="needs headrace[worlds]")
+pandas = lazy_module("pandas", extra="worlds")
+image = lazy_module("PIL.Image", extra="worlds")
 
 
 def fill_with_texts(host: Host) -> list[dict[str, object]]:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.integration.door.conftest import MakeDoor, settled
 from tests.integration.door.examples import run_example
+from tests.lazy_module import lazy_module
 
-zarr = pytest.importorskip("zarr", reason="needs headrace[worlds]")
+zarr = lazy_module("zarr", extra="worlds")
 pytestmark = pytest.mark.timeout(90)
 
 

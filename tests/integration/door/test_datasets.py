@@ -13,10 +13,11 @@ import pytest
 from tests.integration.door.conftest import MakeDoor, settled
 from tests.integration.door.data_sets import fill_with_pictures, fill_with_texts
 from tests.integration.door.examples import run_apart
+from tests.lazy_module import lazy_module
 
-pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
-pytest.importorskip("datasets", reason="needs headrace[worlds]")
-image = pytest.importorskip("PIL.Image", reason="needs headrace[worlds]")
+pandas = lazy_module("pandas", extra="worlds")
+lazy_module("datasets", extra="worlds")
+image = lazy_module("PIL.Image", extra="worlds")
 pytestmark = pytest.mark.timeout(120)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint
 
 from headrace.base.errors import NodeUnavailableError
 from tests.integration.door.conftest import MakeDoor, left_in_work, tree_of
 from tests.integration.gloo import run_ranks
+from tests.lazy_module import lazy_module
 
-dcp: Any = torch.distributed.checkpoint
+dcp = lazy_module("torch.distributed.checkpoint")
 pytestmark = pytest.mark.timeout(200)
 
 

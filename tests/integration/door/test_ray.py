@@ -16,8 +16,9 @@ import pytest
 from tests.integration.door.conftest import MakeDoor, settled
 from tests.integration.door.data_sets import fill_with_pictures, fill_with_texts
 from tests.integration.door.examples import run_apart
+from tests.lazy_module import lazy_module
 
-pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
+pandas = lazy_module("pandas", extra="worlds")
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(

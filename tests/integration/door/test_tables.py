@@ -11,9 +11,10 @@ import pytest
 
 from tests.integration.door.conftest import Host, MakeDoor, settled
 from tests.integration.door.examples import run_example
+from tests.lazy_module import lazy_module
 
-pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
-pytest.importorskip("pyarrow", reason="needs headrace[worlds]")
+pandas = lazy_module("pandas", extra="worlds")
+lazy_module("pyarrow", extra="worlds")
 pytestmark = pytest.mark.timeout(90)
 
 ROWS = 20_000
