@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from headrace.config import load
 from headrace.vfs.brokered import broker_registry
+from tests import service_logs
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -35,7 +36,10 @@ TOGETHER = {
 
 
 NO_WARNINGS = ("unit", "conformance", "model", "security")
-"""The directories in which an unexpected warning fails a test."""
+"""The directories in which an unexpected warning of the test's own process fails it."""
+
+NO_WARNINGS_OF_SERVICES = ("integration/cli", "integration/seal")
+"""The directories in which an unexpected warning in the log of a host's node, session or command fails a test, too."""
 
 
 _USUAL: dict[signal.Signals, Any] = {
@@ -159,18 +163,24 @@ class WarningCollector(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _no_unexpected_warning(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test during which this process logged a warning that no marker `expected_warnings` names."""
+    """Fail a test during which this process, or a process of its hosts, logged a warning that no marker
+    `expected_warnings` names."""
     collector, log = WarningCollector(), logging.getLogger("headrace")
     log.addHandler(collector)
+    service_logs.take()  # of hosts that several tests share
     yield
     log.removeHandler(collector)
-    is_checked = (
-        request.path.is_relative_to(TESTS) and request.path.relative_to(TESTS).parts[0] in NO_WARNINGS
-    )
+    lines = collector.lines if _is_in(request.path, NO_WARNINGS) else []
+    if _is_in(request.path, NO_WARNINGS_OF_SERVICES):
+        lines = [*lines, *service_logs.take()]
     expected = [text for marker in request.node.iter_markers("expected_warnings") for text in marker.args]
-    unexpected = [line for line in collector.lines if not any(text in line for text in expected)]
-    if is_checked and unexpected:
+    unexpected = [line for line in lines if not any(text in line for text in expected)]
+    if unexpected:
         pytest.fail("unexpected warnings:\n" + "\n".join(unexpected), pytrace=False)
+
+
+def _is_in(path: Path, folders: Sequence[str]) -> bool:
+    return any(path.is_relative_to(TESTS / folder) for folder in folders)
 
 
 @pytest.hookimpl(optionalhook=True)

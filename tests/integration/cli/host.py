@@ -27,7 +27,7 @@ from headrace.fuse import device
 from headrace.lab import processes
 from headrace.seal.mounted import seals_below
 from headrace.wire.messages import Report, StatusAsk
-from tests import fork_server
+from tests import fork_server, service_logs
 from tests.fork_server import ForkingPopen
 
 MIB = 1 << 20
@@ -255,6 +255,7 @@ class Host:
         self._unmount_all()
         self.kill_all()
         self._unmount_all()
+        service_logs.collect([*self.run_folder.glob("*.log"), *self.base.glob("stderr-*")])
 
     def _unmount_all(self) -> None:
         for path in reversed(seals_below(str(self.base))):

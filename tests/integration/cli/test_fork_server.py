@@ -158,6 +158,7 @@ class SessionStatus:
         self.files = len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
+@pytest.mark.expected_warnings("the FD store died, starting another")
 def test_a_forked_session_is_as_an_executed_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock, parent, process session and status; an FD store that is killed leaves both sessions serving."""
     mountpoints = [host.base / "executed", host.base / "forked"]

@@ -35,6 +35,7 @@ def test_an_origin_around_the_cache_is_not_attached(host: Host) -> None:
     assert "lies in the origin" in done.stderr
 
 
+@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
 def test_more_than_the_disk_has_is_said(host: Host) -> None:
     up = host.up(host.truth, host.mount, cache=f"{host.cache}:900TiB")
     assert [line for line in up.said.splitlines() if "WARNING" in line and str(host.cache) in line] == (

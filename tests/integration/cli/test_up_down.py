@@ -74,6 +74,7 @@ def test_control_c_at_any_moment_of_the_start_leaves_nothing(host: Host) -> None
     host.assert_right()
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_up_twice_at_one_mountpoint_or_over_one_cache_is_refused_and_harms_nothing(host: Host) -> None:
     up = host.up()
     second = host.headrace("up", host.truth, host.mount, "--cache", f"{host.base}/other:1GiB")
@@ -112,6 +113,7 @@ def test_down_cleans_up_after_an_up_that_was_killed(host: Host) -> None:
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_detach_returns_when_ready(host: Host) -> None:
     ready = host.json("up", host.truth, host.mount, "--cache", f"{host.cache}:1GiB", "--detach")
     assert set(ready) == set(FIELDS["up"])

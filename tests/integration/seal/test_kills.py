@@ -130,6 +130,7 @@ def assert_owned(host: Host) -> None:
     assert mounts == places and set(mounts.values()) <= {1}
 
 
+@pytest.mark.expected_warnings("the FD store died, starting another")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_a_step_leaves_nothing_that_nobody_owns(host: Host, tmp_path: Path, step: str) -> None:
     mark = tmp_path / "killed"
