@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .mounts import MountedPaths, mounts_of_process
-from .opened_files import OpenedSampleFiles, data_set_key, end_batch
+from .opened_files import OpenedSampleFiles, data_set_key, data_set_of_batch, end_batch
 from .reporter import ReportedStream, Reporter
 from .sample_extents import SampleExtents, extents_of
 from .sample_files import files_of
@@ -52,10 +52,13 @@ def patch(dataloader: Any, watcher: Watcher) -> None:
         build(self, watcher.marked(dataset, auto_collation), auto_collation, *rest)
 
     def fetch_batch(self: Any, index: Any) -> Any:
+        dataset = self.dataset
+        self.dataset = data_set_of_batch(dataset)
         try:
             return load(self, index)
         finally:
-            end_batch(self.dataset)
+            self.dataset = dataset
+            end_batch(dataset)
 
     def build_iterable_fetcher(self: Any, dataset: Any, *rest: Any) -> None:
         build_iterable(self, dataset if watcher.shards is None else watcher.shards.watched(dataset), *rest)

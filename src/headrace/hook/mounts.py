@@ -7,6 +7,8 @@ import os
 
 KIND = "fuse.headrace"
 URL = "headrace://"
+_FOLDERS_MAX = 100_000
+"""Directories whose places are kept."""
 
 
 class MountedPaths:
@@ -15,7 +17,7 @@ class MountedPaths:
     def __init__(self, rows: list[tuple[str, str]]) -> None:
         rows = [(mountpoint.rstrip("/"), top) for mountpoint, top in rows]
         self._rows = sorted(rows, key=lambda row: -len(row[0]))  # the innermost first
-        self._real_folders: dict[str, str] = {}
+        self._folders: dict[str, str | None] = {}  # the place of a directory, by its absolute path
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -24,17 +26,25 @@ class MountedPaths:
         """Return the path in the namespace; None for a file outside all mounts. Links above the file are followed."""
         if path.startswith(URL):
             return path[len(URL) :]
-        path = os.path.abspath(path)
-        below = self._below(path)
-        if below is not None:
-            return below
         folder, _, name = path.rpartition("/")
-        real = self._real_folders.get(folder)
-        if real is None:
-            if len(self._real_folders) > 100_000:
-                self._real_folders.clear()
-            real = self._real_folders[folder] = os.path.realpath(folder)
-        return None if real == folder else self._below(f"{real}/{name}")
+        if not path.startswith("/") or name in ("", ".", ".."):
+            folder, _, name = os.path.abspath(path).rpartition("/")
+        try:
+            place = self._folders[folder]
+        except KeyError:
+            place = self._place_of(folder)
+        return None if place is None else f"{place}/{name}"
+
+    def _place_of(self, folder: str) -> str | None:
+        """Return the path of a directory in the namespace, without a slash at its end."""
+        if len(self._folders) > _FOLDERS_MAX:
+            self._folders.clear()
+        absolute = os.path.abspath(folder or "/")
+        place = self._below(absolute)
+        if place is None:
+            place = self._below(os.path.realpath(absolute))
+        self._folders[folder] = None if place is None else place.rstrip("/")
+        return self._folders[folder]
 
     def _below(self, path: str) -> str | None:
         for mountpoint, top in self._rows:

@@ -22,7 +22,8 @@ TIMEOUT_S = 2.0
 BATCHES_FIRST = 4
 """Batches of which a worker reports the files, of a data set whose files are known: so a wrong map is noticed."""
 BATCHES_LATER = 64
-"""After that, and after each sample was loaded once, it reports one batch in so many."""
+"""After that, and after each sample was loaded once, it reports one batch in so many. So it does with a data set whose
+first batches opened no file of a mount."""
 RETRY_S = 60.0
 """Seconds after which a process reports again, after the node did not answer. It waited TIMEOUT_S for that."""
 NAME_MAX = 512
@@ -70,12 +71,14 @@ class OpenedSampleFiles:
         opened, self._opened = self._opened, []
         return opened
 
-    def report(self, key: str, opened: list[tuple[int, str]]) -> bool:
-        """Send noted files to the node. Return False if it does not want them, or can't be reached, now or of late."""
+    def in_mounts(self, opened: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Return the noted files that are in a mount, with their paths in the namespace."""
         pairs = [(index, self._mounts.namespace_path(path)) for index, path in opened]
-        known = [(index, path) for index, path in pairs if path is not None]
-        if not known:
-            return True
+        return [(index, path) for index, path in pairs if path is not None]
+
+    def report(self, key: str, known: list[tuple[int, str]]) -> bool:
+        """Send files of mounts to the node. Return False if it does not want them, or can't be reached, now or of
+        late."""
         if time.monotonic() < self._silent_until_s:
             return False
         try:
@@ -114,6 +117,8 @@ class _MarkedDataSet:
         self._loaded = bytearray(0 if self._is_known else min(len(data_set), SAMPLES_MAX))
         self._missing = len(self._loaded)
         self._batches = 0
+        self._are_noted = True
+        self._outside = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_data_set"], name)
@@ -121,17 +126,33 @@ class _MarkedDataSet:
     def __getitem__(self, index: Any) -> Any:
         return self._files.load(self._data_set, index)
 
+    def of_batch(self) -> Any:
+        """Return what loads the next batch: the data set itself, if its files are not noted."""
+        return self if self._are_noted else self._data_set
+
     def end_batch(self) -> None:
-        """Report the files of a batch, unless enough is known."""
-        opened = self._files.take()
+        """Report the files of a batch, unless enough is known. Decide whether those of the next one are noted."""
+        if self._are_noted:
+            self._report(self._files.take())
         self._batches += 1
-        is_checked = self._batches <= BATCHES_FIRST or self._batches % BATCHES_LATER == 0
-        if not (self._missing or is_checked) or not self._files.report(self._key, opened):
+        is_checked = self._batches < BATCHES_FIRST or self._batches % BATCHES_LATER == 0
+        is_learned = self._missing and self._outside < BATCHES_FIRST
+        self._are_noted = bool(is_checked or is_learned)
+
+    def _report(self, opened: list[tuple[int, str]]) -> None:
+        known = self._files.in_mounts(opened)
+        self._outside = 0 if known else self._outside + 1
+        if known and not self._files.report(self._key, known):
             return
         for index, _ in opened:
             if index < len(self._loaded) and not self._loaded[index]:
                 self._loaded[index] = 1
                 self._missing -= 1
+
+
+def data_set_of_batch(data_set: Any) -> Any:
+    """Return what a fetcher loads its next batch from."""
+    return data_set.of_batch() if isinstance(data_set, _MarkedDataSet) else data_set
 
 
 def end_batch(data_set: Any) -> None:

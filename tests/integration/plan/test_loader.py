@@ -31,7 +31,7 @@ batches = iter(loader)
 sums = [sum_of(next(batches))]
 connection = Connection(find_node(), role="cli")
 for _ in range(500):
-    rows = connection.ask(PlanList()).rows
+    rows = [row for row in connection.ask(PlanList()).rows if row.stream]
     if rows and rows[0].position + rows[0].ahead_samples == 2 * len(loader.data):
         break
     time.sleep(0.02)
