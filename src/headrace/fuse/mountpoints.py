@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -43,6 +44,7 @@ class MountpointNames:
         self._handover = handover
         self._paths = paths
         self._looked_s = 0.0
+        self._lock = threading.Lock()
         self._entries: dict[tuple[int, bytes], Entry] = {}
         self._directories: dict[int, bytes] = {}
         self._replace(_decoded(handover.kept_names))
@@ -121,33 +123,45 @@ class MountpointNames:
         now_s = time.monotonic()
         if now_s - self._looked_s < KEPT_TTL_S:
             return
+        before = self._entries
         kept: dict[tuple[int, bytes], Entry] = {}
-        for path in self._paths():
+        try:
+            paths = [*self._paths()]
+        except OSError:
+            return  # the places can't be read now, such as without descriptors: all names stay
+        for path in paths:
             parent = ROOT_ID
             for name in filter(None, path.split(b"/")):
-                entry = self._entries.get((parent, name))
+                entry = before.get((parent, name))
                 if entry is None:
                     break
                 kept[parent, name] = entry
                 parent = entry.id
-        self._replace(kept)
+        self._replace(kept, before)
         self._looked_s = now_s
 
-    def _replace(self, entries: dict[tuple[int, bytes], Entry]) -> None:
+    def _replace(
+        self,
+        entries: dict[tuple[int, bytes], Entry],
+        before: dict[tuple[int, bytes], Entry] | None = None,
+    ) -> None:
+        """Replace the kept names; only if they are those before, unless that is None."""
         directories: dict[int, bytes] = {ROOT_ID: b""}
         for (parent, name), entry in entries.items():  # parents come first
             directories[entry.id] = directories[parent] + b"/" + name
         del directories[ROOT_ID]
-        self._entries, self._directories = entries, directories
+        with self._lock:
+            if before is None or self._entries is before:
+                self._entries, self._directories = entries, directories
 
 
 def sealed_paths(catalogue: Catalogue, mountpoint: str) -> list[bytes]:
     """Return the paths in the namespace at which users mounted seals in place below a mount. Automatic seals are
-    unmounted before their names change, and need none."""
+    unmounted before their names change, and need none. Raises OSError."""
     paths = []
-    with suppress(OSError):  # of another user: then nothing is mounted
+    with suppress(PermissionError):  # of another user: then nothing is mounted
         for seal in catalogue.seals():
-            with suppress(HeadraceError, OSError):
+            with suppress(HeadraceError):  # it was removed, or is damaged
                 if not catalogue.record(seal).automatic:
                     paths += [place.mountpoint for place in catalogue.places(seal) if place.in_place]
     return sorted(

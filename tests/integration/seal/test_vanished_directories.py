@@ -126,3 +126,25 @@ def test_a_name_that_is_no_text_is_refused_in_a_line(host: Host) -> None:
     for words in (("seal", host.mount / "\udcff", "--as", "odd@1"), ("load", host.mount / "\udcff")):
         done = host.headrace(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "not UTF-8" in done.stderr
+
+
+def test_on_a_mount_that_can_be_written_elsewhere(host: Host) -> None:
+    host.put("a/b/c/1", 4000)
+    host.up(host.truth, host.mount, "--write", "back,/a=off,/images=off")
+    nested, sealed = host.mount / "a/b/c", host.mount / "images"
+    before = {top: bodies(top) for top in (nested, sealed)}
+    for top in before:
+        host.ok("seal", top, "--in-place")
+    for name in ("images", "a"):
+        shutil.rmtree(host.truth / name)
+    host.ok("sync", "/")
+    assert {top: bodies(top) for top in before} == before
+    (host.mount / "new").write_bytes(b"new")
+    assert {"images", "a", "new", "other"} == set(os.listdir(host.mount))
+    session = host.kill("session", signal.SIGKILL)
+    host.wait_pid("session", other_than=session)
+    assert {top: bodies(top) for top in before} == before
+    assert (host.mount / "new").read_bytes() == b"new"
+    for seal in ("c@1", "images@1"):
+        host.ok("seal", "remove", seal)
+    wait_until(lambda: set(os.listdir(host.mount)) == {"new", "other"})

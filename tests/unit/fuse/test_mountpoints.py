@@ -62,6 +62,18 @@ def test_what_nothing_is_mounted_on_any_more_vanishes(any_mount: MemoryMount) ->
     assert b"dir" not in [name.name for name in any_mount.kernel.names()]
 
 
+def test_names_stay_while_the_places_can_not_be_read(open_mount: OpenMount) -> None:
+    mount = open_mount()
+    keep(mount, b"/dir")
+    vanish(mount, "/dir")
+
+    def unreadable() -> list[bytes]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    mount.mountpoints._paths = unreadable
+    assert mount.kernel.node("dir")
+
+
 def test_a_directory_that_never_existed_can_be_mounted_on(any_mount: MemoryMount) -> None:
     keep(any_mount, b"/never/there")
     node = any_mount.kernel.node("never/there")
