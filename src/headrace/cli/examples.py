@@ -55,6 +55,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace run -- python train.py",
         "headrace run --name resnet -- torchrun --nproc-per-node 8 train.py",
     ),
+    "policy set": ("headrace policy set policy.toml", "headrace policy set policy.toml --base 3"),
+    "policy show": ("headrace policy show", "headrace policy show 2 > earlier.toml"),
+    "policy history": ("headrace policy history",),
+    "policy rollback": ("headrace policy rollback", "headrace policy rollback 2"),
+    "policy explain": ("headrace policy explain /datasets/imagenet/train/0001.jpg",),
+    "policy try": ("headrace policy try policy.toml",),
+    "policy check": ("headrace policy check policy.toml",),
     "plan show": ("headrace plan show", "headrace plan show resnet --json"),
     "mount add": (
         "headrace mount add /imagenet s3://training-data/imagenet",
@@ -184,6 +191,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "stream job rank world state epoch position samples step_s needed_bytes_s fetched_bytes_s "
         "ahead_samples ahead_s hits misses model issued right wrong hit_share utilization"
     ),
+    **dict.fromkeys(("policy set", "policy show", "policy rollback"), _fields("number text versions")),
+    "policy history": _fields("number author set_at_s"),
+    "policy explain": _fields("effect value source rule line"),
+    "policy try": _fields("effect before after files bytes example"),
+    "policy check": _fields("rules tenants origins"),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
     "seal make": _SEAL,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
-    "job", "seal", "run", "plan", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench",
+    "job", "seal", "run", "plan", "policy", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench",
     "config", "tls", "diagnose", "lab",
 )  # fmt: skip
 FILE_JOBS = ("load", "free", "pin", "unpin")

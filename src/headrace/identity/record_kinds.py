@@ -2,6 +2,7 @@
 
     nodes/ID                who is a member; leased
     mounts/PATH, pins/PATH  the mounts and the pins; also sealed by operators
+    policies/cluster        the policy; also sealed by operators
     jobs/ID                 the jobs of all nodes; also sealed by operators
     jobs/ID/parts/NODE      the progress of a node in a job; leased
     written/NODE            where a node has dirty names
@@ -39,6 +40,7 @@ _KINDS = {
     "nodes": RecordKind(is_leased=True),
     "mounts": _BY_ALL,
     "pins": _BY_ALL,
+    "policies": _BY_ALL,
     "jobs": RecordKind(by_operators=True),
     "written": RecordKind(is_lasting=True),
     "copies": RecordKind(is_lasting=True, is_object=False),
@@ -47,7 +49,7 @@ _KINDS = {
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
 _OWNED = ("nodes", "written", "copies")
-_NAMED = (*_OWNED, "jobs", "claims", "rights")
+_NAMED = (*_OWNED, "jobs", "claims", "rights", "policies")
 """Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 
 

@@ -1,6 +1,6 @@
 """Keep the directories of the index in step with the origins.
 
-One listing serves all callers that need a directory (single-flight), and is valid for the sync interval of its mount.
+One listing serves all callers that need a directory (single-flight), and is valid for as long as `freshness.py` says.
 It comes from the origin, or from the node that owns the directory. All calls run on the node's loop, the only writer of
 the index.
 """
@@ -20,6 +20,7 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUna
 from headrace.base.model import FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
 from headrace.namespace.changes import NameChanges
+from headrace.namespace.freshness import Freshness
 from headrace.namespace.mounts import Mount
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.pending_rows import NamesChanged, OriginListing, PendingRows, Rows, version_of
@@ -62,6 +63,7 @@ class Listings:
         changes: NameChanges,
         on_changed: NamesChanged,
         *,
+        freshness: Freshness,
         timeout_s: float,
         shared: OwnerListingClient | None = None,
         others: OthersNames | None = None,
@@ -71,6 +73,7 @@ class Listings:
         self._pending = pending
         self._changes = changes
         self._on_changed = on_changed
+        self._freshness = freshness
         self._timeout_s = timeout_s
         self._shared = shared
         self._others = others
@@ -213,7 +216,7 @@ class Listings:
                         writer.add(_files_of(page), map(os.fsencode, page.directories))
                     else:
                         _add_rows(writer, listing.rest(_rows_of(page)))
-            fresh_until_ns = FOREVER_NS if mount is None else _in_s(mount.sync_interval_s)
+            fresh_until_ns = FOREVER_NS if mount is None else _in_s(self._freshness.age_s(path, mount))
             self._finish(directory, writer, listing, fresh_until_ns)
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.namespace.changes import NameChanges
+from headrace.namespace.freshness import Freshness
 from headrace.namespace.listings import Listings, OthersNames
 from headrace.namespace.mount_points import MountPoints
 from headrace.namespace.mounts import MountTable
@@ -13,6 +14,7 @@ from headrace.namespace.pending_rows import NamesChanged, PendingRows
 from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.namespace.resolver import NameResolver
 from headrace.namespace.tree import NameTree
+from headrace.policy.current import CurrentPolicy
 from headrace.store.index import Index
 
 
@@ -27,6 +29,7 @@ class Namespace:
     mount_points: MountPoints
     owner_names: OwnerNames
     refreshes: RefreshQueue
+    freshness: Freshness
 
     @classmethod
     def build(
@@ -36,14 +39,20 @@ class Namespace:
         *,
         timeout_s: float,
         on_changed: NamesChanged,
+        policy: CurrentPolicy | None = None,
         shared: OwnerListingClient | None = None,
         others: OthersNames | None = None,
     ) -> Namespace:
-        """Build the tree of an index. `on_changed`, `shared`, `others`: as of Listings."""
+        """Build the tree of an index. `on_changed`, `shared`, `others`: as of Listings. policy: None for none."""
         tree, pending = NameTree(index, mounts), PendingRows(index, mounts)
         changes = NameChanges(tree, pending)
+        freshness = Freshness(tree, policy or CurrentPolicy())
         listings = Listings(
-            *(tree, pending, changes, on_changed), timeout_s=timeout_s, shared=shared, others=others
+            *(tree, pending, changes, on_changed),
+            freshness=freshness,
+            timeout_s=timeout_s,
+            shared=shared,
+            others=others,
         )
         return cls(
             tree,
@@ -53,4 +62,5 @@ class Namespace:
             MountPoints(tree, on_changed),
             OwnerNames(index, pending),
             RefreshQueue(listings.refresh_pending, tree.directories_below),
+            freshness,
         )

@@ -84,6 +84,7 @@ class ClusterServices:
         self._writing = writing
         self.replica_host = link.dirty.replica_host
         self._leases_lost = 0
+        self.joined = link.membership.joined
         self._tasks = OwnedTasks()
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:

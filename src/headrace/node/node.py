@@ -45,6 +45,8 @@ from headrace.node.cache import (
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.plan_requests import PlanRequests
+from headrace.node.policies import Policies, PolicyFile
+from headrace.node.policy_requests import PolicyRequests
 from headrace.node.requests import (
     Handlers,
     JobRequests,
@@ -59,6 +61,7 @@ from headrace.node.session_events import SessionEvents
 from headrace.node.upkeep import Upkeep
 from headrace.node.writing import CacheOfLayer, build_persister, build_single
 from headrace.plan.planned_files import PlannedFiles
+from headrace.policy.current import CurrentPolicy
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import PlanTable
 from headrace.prefetch.predicted_fetcher import PredictedFetcher
@@ -117,6 +120,9 @@ class Node:
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         # names, and where bytes come from
         self.mounts = MountTable()
+        self.policies = Policies(
+            CurrentPolicy(), PolicyFile(config.cache[0].folder), None if link is None else link.records
+        )
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
@@ -124,6 +130,7 @@ class Node:
             self.mounts,
             timeout_s=config.origin_timeout_s,
             on_changed=self._names_changed,
+            policy=self.policies.current,
             shared=owner_listing,
             others=None if link is None else link.dirty.elsewhere,
         )
@@ -229,6 +236,7 @@ class Node:
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
+            **PolicyRequests(self.policies, self.mounts, self.store.index, self.config).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
@@ -287,6 +295,7 @@ class Node:
         try:
             link = _build_link(config, store)
             node = cls(config, store, planned, link)
+            await node.policies.load()
             await node.attachments.attach_configured(check=not again)
             await node._join(again=again)
             make_private(os.path.dirname(config.socket_path))
@@ -322,6 +331,7 @@ class Node:
             }
             remembered = {m.path: MountRecord(m.url) for m in self.mounts.all() if m.path not in own}
             await self.cluster.start(own, remembered)
+            self.policies.start(self.cluster.joined)
         if self.write is not None and self.native is not None:
             if self.cluster is not None:
                 await self.cluster.fail_back()
@@ -354,6 +364,8 @@ class Node:
         await self.planned_fetcher.stop()
         await self.jobs.auto_seal.stop()
         await self.jobs.lazy_seals.stop()
+        await self.policies.stop()
+        await self.namespace.freshness.stop()
         if self.scrub is not None:
             await self.scrub.stop()
         await self.server.stop()

@@ -18,6 +18,7 @@ from headrace.policy.key_lines import KeyPath, key_lines, line_of
 from headrace.policy.patterns import PathPatterns
 
 DOCUMENT_CHARACTERS_MAX = 65536
+"""As a message has at most."""
 RULES_MAX = 500
 TENANTS_MAX = 200
 ORIGINS_MAX = 200

@@ -40,6 +40,9 @@ from headrace.wire.api import (
     ApiMount,
     ApiMounts,
     ApiPlans,
+    ApiPolicy,
+    ApiPolicyDecisions,
+    ApiPolicyOutcomes,
     ApiSeals,
     ApiStatus,
     Cluster,
@@ -56,6 +59,14 @@ from headrace.wire.messages import (
     PlanList,
     PlanRow,
     PlanRows,
+    PolicyAsk,
+    PolicyExplain,
+    PolicyExplained,
+    PolicyRollBack,
+    PolicySet,
+    PolicyShown,
+    PolicyTried,
+    PolicyTry,
     SealList,
     SealRow,
     SealRows,
@@ -92,6 +103,11 @@ class Handlers:
             "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
             "listSeals": lambda _, query, __: ApiSeals(self._seals(from_origin=query.origin)),
             "listPlans": lambda *_: ApiPlans(self._plans()),
+            "getPolicy": lambda _, query, __: self._policy(PolicyAsk(number=query.number)),
+            "setPolicy": lambda _, __, body: self._policy(PolicySet(body.text, body.author, body.base)),
+            "rollBackPolicy": lambda _, __, body: self._policy(PolicyRollBack(body.number, body.author)),
+            "tryPolicy": lambda _, __, body: self._try_policy(body.text),
+            "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
@@ -121,6 +137,21 @@ class Handlers:
         answer = self._client.ask(PlanList())
         assert isinstance(answer, PlanRows)
         return answer.rows
+
+    def _policy(self, request: PolicyAsk | PolicySet | PolicyRollBack) -> ApiPolicy:
+        answer = self._client.ask(request)
+        assert isinstance(answer, PolicyShown)
+        return ApiPolicy(answer.number, answer.text, answer.versions)
+
+    def _try_policy(self, text: str) -> ApiPolicyOutcomes:
+        answer = self._client.ask(PolicyTry(text))
+        assert isinstance(answer, PolicyTried)
+        return ApiPolicyOutcomes(answer.outcomes)
+
+    def _explain_policy(self, path: str) -> ApiPolicyDecisions:
+        answer = self._client.ask(PolicyExplain(path_of(path)))
+        assert isinstance(answer, PolicyExplained)
+        return ApiPolicyDecisions(answer.decisions)
 
     def _seals(self, *, from_origin: bool) -> list[SealRow]:
         answer = self._client.ask(SealList(from_origin=from_origin))

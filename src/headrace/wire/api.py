@@ -15,7 +15,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.wire.messages import PlanRow, SealRow
+from headrace.wire.messages import (
+    POLICY_AUTHOR_MAX,
+    POLICY_TEXT_MAX,
+    PlanRow,
+    PolicyDecision,
+    PolicyOutcome,
+    PolicyVersionRow,
+    SealRow,
+)
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
@@ -241,6 +249,47 @@ class ApiPlans(Value, frozen=True):
     plans: list[PlanRow]
 
 
+class ApiPolicy(Value, frozen=True):
+    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set."""
+
+    number: int
+    text: str
+    versions: list[PolicyVersionRow]
+
+
+class ApiPolicyDecisions(Value, frozen=True):
+    """What the policy means for a path."""
+
+    decisions: list[PolicyDecision]
+
+
+class ApiPolicyOutcomes(Value, frozen=True):
+    """What a policy would change for files that the node has cached."""
+
+    outcomes: list[PolicyOutcome]
+
+
+class NewPolicy(Value, frozen=True):
+    """A policy. author: who sets it. base: the version that it was made from: another one in force is an error."""
+
+    text: Annotated[str, Meta(max_length=POLICY_TEXT_MAX)]
+    author: Annotated[str, Meta(max_length=POLICY_AUTHOR_MAX)] = ""
+    base: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+
+
+class EarlierPolicy(Value, frozen=True):
+    """An earlier version of the policy. number: 0 for the one before."""
+
+    number: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    author: Annotated[str, Meta(max_length=POLICY_AUTHOR_MAX)] = ""
+
+
+class PolicyQuery(Value, frozen=True):
+    """number: of the version; 0 for the one in force."""
+
+    number: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+
+
 class ApiEntry(Value, frozen=True):
     """An entry of the namespace. path: with `follow`, the target of the link. mtime_ns: 0 where the origin has no time.
     version: of a file; it changes when the bytes change. target: of a link. id, cached (`yes`, `no`, or a share such as
@@ -353,6 +402,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="listPlans", method="GET", path="/v1/plans", answer=ApiPlans,
         summary="List the loaders of training jobs, and how far the cache is ahead of each.",
+    ),
+    Operation(
+        name="getPolicy", method="GET", path="/v1/policy", query=PolicyQuery, answer=ApiPolicy,
+        summary="Return the policy of the cluster, or an earlier version of it.",
+    ),
+    Operation(
+        name="setPolicy", method="PUT", path="/v1/policy", body=NewPolicy, answer=ApiPolicy,
+        summary="Put a policy in force on all nodes.",
+    ),
+    Operation(
+        name="rollBackPolicy", method="POST", path="/v1/policy/rollback", body=EarlierPolicy, answer=ApiPolicy,
+        summary="Put an earlier version of the policy in force again.",
+    ),
+    Operation(
+        name="tryPolicy", method="POST", path="/v1/policy/try", body=NewPolicy, answer=ApiPolicyOutcomes,
+        summary="Return what a policy would change for cached files; nothing changes.",
+    ),
+    Operation(
+        name="explainPolicy", method="GET", path="/v1/policy/explain", query=AtPath, answer=ApiPolicyDecisions,
+        summary="Return what the policy means for a path, which need not exist.",
     ),
     Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,

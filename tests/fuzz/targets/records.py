@@ -17,6 +17,9 @@ from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
 from headrace.node import shared_mounts
 from headrace.overlay.pending_version import PendingVersion
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import PolicyFaultsError
+from headrace.policy.record import PolicyRecord, decode_record, encode_record
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
 from headrace.writeback.coherence.directory_claims import ClaimRecord
@@ -62,9 +65,26 @@ def _mount(data: bytes) -> None:
     assert again.url == record.url and again.options.items() <= record.options.items()
 
 
+_POLICY = '[[rule]]\nmatch = ["/a/**"]\nttl = "1d"\n'
+
+
+_FIRST = PolicyRecord().followed_by(_POLICY, author="a@b", now_s=1.5)
+
+
 def _pin(data: bytes) -> None:
     record = decode_json(data, PinRecord)
     assert isinstance(record.replicas, int)
+
+
+def _policy(data: bytes) -> None:
+    record = decode_record(data)
+    assert decode_record(encode_record(record)) == record
+    later = record.followed_by(_POLICY, author="a@b", now_s=3.0)
+    assert later.number == record.number + 1 and decode_record(encode_record(later)) == later
+    try:
+        CurrentPolicy().adopt(record)
+    except PolicyFaultsError:
+        assert record.text
 
 
 def _cover(data: bytes) -> None:
@@ -132,6 +152,12 @@ FUZZERS = [
         "records of mounts (node/shared_mounts.py)",
         _mount,
         _json(shared_mounts.MountRecord("s3://b", {"region": "x", "secret_access_key": "y"})),
+    ),
+    _fuzzer(
+        "policy-records",
+        "records of policies (policy/record.py)",
+        _policy,
+        [encode_record(_FIRST), encode_record(_FIRST.followed_by("", author="", now_s=2.0))],
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

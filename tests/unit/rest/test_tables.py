@@ -29,6 +29,11 @@ BY_OPERATION = {
     "JobRetry": "retryJob",
     "SealList": "listSeals",
     "PlanList": "listPlans",
+    "PolicyAsk": "getPolicy",
+    "PolicySet": "setPolicy",
+    "PolicyRollBack": "rollBackPolicy",
+    "PolicyTry": "tryPolicy",
+    "PolicyExplain": "explainPolicy",
     "Resolve": "getEntry",
     "List": "listEntries",
 }

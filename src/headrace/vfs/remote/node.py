@@ -12,7 +12,18 @@ from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.vfs.remote.remote_registry import REMOTES
 from headrace.vfs.remote.remote_vfs import RemoteVfs, status_of
-from headrace.wire.api import ApiJob, ApiMount, ApiMounts, ApiPlans, NewMount
+from headrace.wire.api import (
+    ApiJob,
+    ApiMount,
+    ApiMounts,
+    ApiPlans,
+    ApiPolicy,
+    ApiPolicyDecisions,
+    ApiPolicyOutcomes,
+    EarlierPolicy,
+    NewMount,
+    NewPolicy,
+)
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -30,6 +41,14 @@ from headrace.wire.messages import (
     MountRow,
     PlanList,
     PlanRows,
+    PolicyAsk,
+    PolicyExplain,
+    PolicyExplained,
+    PolicyRollBack,
+    PolicySet,
+    PolicyShown,
+    PolicyTried,
+    PolicyTry,
     Report,
     StatusAsk,
 )
@@ -59,6 +78,8 @@ class RemoteConnection:
                 self._nodes.change("removeMount", {"path": path})
             case PlanList():
                 return PlanRows(self._nodes.ask("listPlans", ApiPlans).plans)
+            case PolicyAsk() | PolicySet() | PolicyRollBack() | PolicyTry() | PolicyExplain():
+                return self._ask_about_policy(request)
             case JobList(id=id):
                 jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._vfs.jobs.all()
                 return JobRows([_row_of(job) for job in jobs])
@@ -71,6 +92,24 @@ class RemoteConnection:
                     type(request).__name__, why="the node is on another host", hint="run it there"
                 )
         return Done()
+
+    def _ask_about_policy(
+        self, request: PolicyAsk | PolicySet | PolicyRollBack | PolicyTry | PolicyExplain
+    ) -> Answer:
+        match request:
+            case PolicyAsk(number=number):
+                shown = self._nodes.ask("getPolicy", ApiPolicy, number=number)
+            case PolicySet(text=text, author=author, base=base):
+                shown = self._nodes.ask("setPolicy", ApiPolicy, body=NewPolicy(text, author, base))
+            case PolicyRollBack(number=number, author=author):
+                shown = self._nodes.ask("rollBackPolicy", ApiPolicy, body=EarlierPolicy(number, author))
+            case PolicyTry(text=text):
+                body = NewPolicy(text)
+                return PolicyTried(self._nodes.ask("tryPolicy", ApiPolicyOutcomes, body=body).outcomes)
+            case PolicyExplain(path=path):
+                decided = self._nodes.ask("explainPolicy", ApiPolicyDecisions, path=os.fsdecode(path))
+                return PolicyExplained(decided.decisions)
+        return PolicyShown(shown.number, shown.text, shown.versions)
 
     def stream(self, request: JobStart) -> Iterator[JobState]:
         return self._vfs.run_job(request)

@@ -1,0 +1,270 @@
+"""Implements `headrace policy`: sets, shows, explains and tries the policy of the cluster."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket as sockets
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.base.sizes import show_size
+from headrace.cli import options
+from headrace.cli.render import print_json, print_rows, say, warn
+
+if TYPE_CHECKING:
+    from headrace.policy.document import PolicyDocument
+    from headrace.wire.messages import Message, PolicyOutcome, PolicyShown
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="File with the policy in TOML; - for standard input.")
+]
+_FILE_BYTES_MAX = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Say what is kept, where, for how long and for whom. docs/policies.md has the language.",
+        no_args_is_help=True,
+    )
+    for name, command in (
+        ("set", set_),
+        ("show", show),
+        ("history", history),
+        ("rollback", rollback),
+        ("explain", explain),
+        ("try", try_),
+        ("check", check),
+    ):
+        group.command(name)(command)
+    app.add_typer(group, name="policy")
+
+
+def set_(
+    file: File,
+    base: Annotated[
+        int | None,
+        typer.Option(
+            metavar="VERSION", help="Version that FILE was made from. Another version in force is an error."
+        ),
+    ] = None,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Put a policy in force on all nodes, or refuse it with all its faults."""
+    from headrace.wire.messages import PolicySet
+
+    text = _read(file)
+    _parsed(text, file)
+    shown = _ask(PolicySet(text, author=_author(), base=base), socket, cache)
+    _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
+
+
+def show(
+    version: Annotated[
+        int,
+        typer.Argument(metavar="[VERSION]", help="An earlier version; the one in force without it.", min=0),
+    ] = 0,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print the policy, so that it can be written to a file."""
+    from headrace.wire.messages import PolicyAsk
+
+    shown = _ask(PolicyAsk(version), socket, cache)
+    if not shown.number and not json:
+        warn("no policy was set: the configuration decides everything")
+        return
+    if not json and not sys.stdout.isatty():
+        sys.stdout.write(shown.text)  # as it is, for a file
+        return
+    _print(shown, shown.text, as_json=json)
+
+
+def history(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+    """List the versions that are kept, the one in force last."""
+    from headrace.wire.messages import PolicyAsk
+
+    versions = _ask(PolicyAsk(), socket, cache).versions
+    if json:
+        print_json(
+            [
+                {"number": version.number, "author": version.author, "set_at_s": version.set_at_s}
+                for version in versions
+            ]
+        )
+        return
+    rows = [
+        {
+            "version": str(version.number),
+            "set": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version.set_at_s)),
+            "by": version.author,
+        }
+        for version in versions
+    ]
+    print_rows(rows, as_json=False, right=("version",))
+
+
+def rollback(
+    version: Annotated[
+        int,
+        typer.Argument(metavar="[VERSION]", help="Version to return to; the one before without it.", min=0),
+    ] = 0,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Put an earlier version in force again, as a new version."""
+    from headrace.wire.messages import PolicyRollBack
+
+    shown = _ask(PolicyRollBack(version, author=_author()), socket, cache)
+    _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
+
+
+def explain(
+    path: options.Path,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print each effect on a path with the rule and the line that decided it."""
+    import msgspec
+
+    from headrace.cli.request import ask
+    from headrace.cli.target import find_target
+    from headrace.wire.messages import PolicyExplain, PolicyExplained
+
+    target = find_target(socket, cache, path)
+    answer = ask(PolicyExplain(os.fsencode(target.path)), target.socket, None)
+    assert isinstance(answer, PolicyExplained)
+    if json:
+        print_json([msgspec.to_builtins(decision) for decision in answer.decisions])
+        return
+    rows = [
+        {
+            "effect": decision.effect,
+            "value": decision.value,
+            "decided by": f"rule {decision.rule}, line {decision.line}"
+            if decision.rule
+            else f"line {decision.line}"
+            if decision.line
+            else decision.source,
+        }
+        for decision in answer.decisions
+    ]
+    print_rows(rows, as_json=False)
+
+
+def try_(
+    file: File,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print what a policy would change for the files that the node has cached. Nothing changes."""
+    import msgspec
+
+    from headrace.cli.request import ask
+    from headrace.wire.messages import PolicyTried, PolicyTry
+
+    text = _read(file)
+    _parsed(text, file)
+    answer = ask(PolicyTry(text), socket, cache)
+    assert isinstance(answer, PolicyTried)
+    if json:
+        print_json([msgspec.to_builtins(outcome) for outcome in answer.outcomes])
+    elif answer.outcomes:
+        print_rows([_columns(outcome) for outcome in answer.outcomes], as_json=False, right=("files", "size"))
+    else:
+        say("no cached file would be treated in another way")
+
+
+def check(file: File, json: options.Json = False) -> None:
+    """Check a policy without a node, and print all its faults."""
+    document = _parsed(_read(file), file)
+    counts = {
+        "rules": len(document.rules),
+        "tenants": len(document.tenants),
+        "origins": len(document.origins),
+    }
+    if json:
+        print_json(counts)
+    else:
+        say(", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _ask(request: Message, socket: str | None, cache: str | None) -> PolicyShown:
+    from headrace.cli.request import ask
+    from headrace.wire.messages import PolicyShown
+
+    answer = ask(request, socket, cache)
+    assert isinstance(answer, PolicyShown)
+    return answer
+
+
+def _print(shown: PolicyShown, text: str, *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        print_json(
+            {"number": shown.number, "text": shown.text, "versions": msgspec.to_builtins(shown.versions)}
+        )
+    else:
+        for line in text.expandtabs().splitlines():
+            say(line)
+
+
+def _columns(outcome: PolicyOutcome) -> dict[str, str]:
+    return {
+        "effect": outcome.effect,
+        "before": outcome.before,
+        "after": outcome.after,
+        "files": str(outcome.files),
+        "size": show_size(outcome.bytes),
+        "for example": outcome.example,
+    }
+
+
+def _parsed(text: str, file: str) -> PolicyDocument:
+    """Return the policy of a file. Print a line for each fault, and raise UsageError, if it has some."""
+    from headrace.policy.document import PolicyFaultsError, parse_policy
+
+    try:
+        return parse_policy(text)
+    except PolicyFaultsError as error:
+        for fault in error.faults:
+            warn(f"{file}:{fault.line}: {fault.text}")
+        count = len(error.faults)
+        raise UsageError(
+            f"policy {file}", why=f"{count} fault{'s' if count > 1 else ''}", hint="the policy in force stays"
+        ) from None
+
+
+def _read(file: str) -> str:
+    """Return the text of a file. Raises PathNotFoundError and UsageError."""
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(_FILE_BYTES_MAX + 1)
+        else:
+            with open(file, "rb") as opened:
+                data = opened.read(_FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise PathNotFoundError(f"policy {file}", why="there is no such file") from error
+    except OSError as error:
+        raise UsageError(f"policy {file}", why=error.strerror or str(error)) from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError(f"policy {file}", why=f"line {line} is not UTF-8") from error
+
+
+def _author() -> str:
+    """Return who sets a policy, for its history."""
+    return f"{getpass.getuser()}@{sockets.gethostname()}"

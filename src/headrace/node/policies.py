@@ -1,0 +1,209 @@
+"""Keep the policy of a node, or of its cluster: set it, follow its record, and remember it for the next run.
+
+The record `policies/cluster` has the policy of a cluster. Each node also keeps it in a file beside its cache: one that
+starts while etcd is away obeys the last policy. Without a cluster, the file is all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Protocol
+
+import msgspec
+
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, UsageError
+from headrace.base.private_folder import make_private
+from headrace.base.tasks import OwnedTasks
+from headrace.cluster.records import Records
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import parse_policy
+from headrace.policy.record import RECORD_BYTES_MAX, PolicyRecord, decode_record, encode_record
+
+log = logging.getLogger(__name__)
+
+PREFIX = "policies"
+KEY = f"{PREFIX}/cluster"
+FILE = "policy.json"
+RETRY_S = 0.25
+ATTEMPTS = 5
+"""Attempts to set a policy while others set one, too."""
+
+
+class PolicyRecords(Protocol):
+    """Stores the one record of a policy."""
+
+    async def read(self) -> bytes | None: ...
+
+    async def replace(self, old: bytes | None, new: bytes) -> bool:
+        """Replace the record. Return False, and write nothing, when it is not `old`."""
+        ...
+
+
+class PolicyFile:
+    """Keeps the record in a file. folder: of this user only; it is created at the first write. Threads of the default
+    executor wait for the disk."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._path = os.path.join(folder, FILE)
+
+    async def read(self) -> bytes | None:
+        return await asyncio.to_thread(self._read)
+
+    async def replace(self, old: bytes | None, new: bytes) -> bool:
+        """Write the record; it is durable on return."""
+        return await asyncio.to_thread(self._replace, old, new)
+
+    def _read(self) -> bytes | None:
+        try:
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                return file.read(RECORD_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return None
+
+    def _replace(self, old: bytes | None, new: bytes) -> bool:
+        if self._read() != old:
+            return False
+        make_private(self._folder)
+        draft = self._path + ".new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(draft, flags, 0o600), "wb") as file:
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(draft, self._path)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return True
+
+
+class ClusterPolicyRecords:
+    """Keeps the record in the cluster. Calls raise ClusterUnavailableError."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def read(self) -> bytes | None:
+        return await self._records.get(KEY)
+
+    async def replace(self, old: bytes | None, new: bytes) -> bool:
+        if old is None:
+            return await self._records.create(KEY, new)
+        return await self._records.replace(KEY, old, new)
+
+
+class Policies:
+    """Sets and follows the policy. records: of the cluster; None without one. Belongs to the node's loop."""
+
+    def __init__(self, current: CurrentPolicy, file: PolicyFile, records: Records | None) -> None:
+        self.current = current
+        self._file = file
+        self._records = records
+        self._shared: PolicyRecords = file if records is None else ClusterPolicyRecords(records)
+        self._tasks = OwnedTasks()
+
+    async def load(self) -> None:
+        """Obey the policy of the last run. A file that is damaged is an error in the log: no policy is in force."""
+        try:
+            raw = await self._file.read()
+            if raw is not None:
+                self.current.adopt(decode_record(raw))
+        except (OSError, msgspec.DecodeError, UsageError) as error:
+            log.error("the policy of the last run can't be read, none is in force error=%s", error)
+
+    def start(self, joined: asyncio.Event) -> None:
+        """Follow the record of the cluster, from the moment on that the node has joined it."""
+        self._tasks.start(self._follow(joined))
+
+    async def _follow(self, joined: asyncio.Event) -> None:
+        assert self._records is not None
+        await joined.wait()
+        while True:
+            try:
+                await self._records.follow(f"{PREFIX}/", self._on_record)
+            except ClusterUnavailableError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                break
+        if self.current.record.number and await self._records.get(KEY) is None:
+            await self._restore()
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    async def set(self, text: str, *, author: str, base: int | None = None) -> PolicyRecord:
+        """Put a policy in force on all nodes, durably. base: the version that it was made from; None: any. Raise
+        PolicyFaultsError for a text with faults, UsageError when another version is in force than base, and
+        ClusterUnavailableError."""
+        parse_policy(text)
+        for _ in range(ATTEMPTS):
+            raw = await self._shared.read()
+            record = self._decoded(raw)
+            if base is not None and record.number != base:
+                raise UsageError(
+                    f"a policy made from version {base}",
+                    why=f"version {record.number} is in force by now",
+                    hint="look at it with `headrace policy show`, then set yours again",
+                )
+            if record.number and record.text == text:
+                return record  # a repeated request of a client that heard no answer
+            new = record.followed_by(text, author=author, now_s=time.time())
+            if await self._shared.replace(raw, encode_record(new)):
+                await self._adopt(new)
+                return new
+        raise UsageError("the policy", why="others set it at the same time", hint="try again")
+
+    async def roll_back(self, number: int, *, author: str) -> PolicyRecord:
+        """Put an earlier version in force again, as a new one; 0: the one before."""
+        record = self.current.record
+        version = record.version(number or record.number - 1)
+        return await self.set(version.text, author=author, base=record.number)
+
+    def _decoded(self, raw: bytes | None) -> PolicyRecord:
+        """Return what a record says; of one that can't be decoded what this node obeys."""
+        if not raw:
+            return self.current.record
+        try:
+            return decode_record(raw)
+        except msgspec.DecodeError as error:
+            log.warning("the policy record is invalid and will be replaced error=%s", error)
+            return self.current.record
+
+    def _on_record(self, key: str, value: bytes | None) -> None:
+        if key != KEY:
+            return
+        self._tasks.start(self._restore() if value is None else self._take(value))
+
+    async def _take(self, value: bytes) -> None:
+        """Obey a record of another node. One that is damaged, or that this release does not understand, is ignored."""
+        try:
+            record = decode_record(value)
+            if record.number > self.current.record.number or record.text != self.current.record.text:
+                await self._adopt(record)
+        except (msgspec.DecodeError, UsageError) as error:
+            log.warning("a policy of the cluster is refused, the one before stays error=%s", error)
+
+    async def _restore(self) -> None:
+        """Write the record again that was lost with etcd's data."""
+        record = self.current.record
+        try:
+            if record.number:
+                await self._shared.replace(None, encode_record(record))
+        except HeadraceError as error:
+            log.warning("the lost policy record is not restored error=%s", error)
+
+    async def _adopt(self, record: PolicyRecord) -> None:
+        self.current.adopt(record)
+        log.info("policy version %d is in force author=%s", record.number, record.versions[-1].author)
+        if self._records is None:
+            return
+        try:
+            await self._file.replace(await self._file.read(), encode_record(record))
+        except OSError as error:
+            log.warning("the policy can't be kept for the next run error=%s", error)

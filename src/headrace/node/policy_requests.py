@@ -1,0 +1,103 @@
+"""Answer the messages of `headrace policy` and of the REST API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.base.errors import UsageError
+from headrace.base.namespace_path import check_path
+from headrace.base.write_modes import WriteModes
+from headrace.config.schema import Config
+from headrace.namespace.mounts import MountTable
+from headrace.node.policies import Policies
+from headrace.node.policy_trial import PolicyTrial
+from headrace.policy.document import parse_policy
+from headrace.policy.record import PolicyRecord
+from headrace.policy.resolve import Decision, PolicyResolver
+from headrace.policy.text import text_of
+from headrace.store.index import Index
+from headrace.wire.messages import (
+    PolicyAsk,
+    PolicyDecision,
+    PolicyExplain,
+    PolicyExplained,
+    PolicyRollBack,
+    PolicySet,
+    PolicyShown,
+    PolicyTried,
+    PolicyTry,
+    PolicyVersionRow,
+)
+
+
+class PolicyRequests:
+    """Hands messages to the policies of a node."""
+
+    def __init__(self, policies: Policies, mounts: MountTable, index: Index, config: Config) -> None:
+        self._policies = policies
+        self._mounts = mounts
+        self._config = config
+        self._modes = WriteModes.parse(config.write)
+        self._trial = PolicyTrial(index)
+        self.handlers: Mapping[type, Any] = {
+            PolicySet: self._set,
+            PolicyAsk: self._show,
+            PolicyRollBack: self._roll_back,
+            PolicyExplain: self._explain,
+            PolicyTry: self._try,
+        }
+
+    async def _set(self, request: PolicySet) -> PolicyShown:
+        return _shown(await self._policies.set(request.text, author=request.author, base=request.base))
+
+    async def _show(self, request: PolicyAsk) -> PolicyShown:
+        return _shown(self._policies.current.record, request.number)
+
+    async def _roll_back(self, request: PolicyRollBack) -> PolicyShown:
+        return _shown(await self._policies.roll_back(request.number, author=request.author))
+
+    async def _explain(self, request: PolicyExplain) -> PolicyExplained:
+        try:
+            check_path(request.path)
+        except ValueError as error:
+            raise UsageError(f"path {os.fsdecode(request.path)[:300]}", why=str(error)) from error
+        decisions = self._policies.current.resolver.explain(request.path)
+        return PolicyExplained([self._decision(request.path, decision) for decision in decisions])
+
+    async def _try(self, request: PolicyTry) -> PolicyTried:
+        after = PolicyResolver(parse_policy(request.text))
+        return PolicyTried(await self._trial.outcomes(self._policies.current.resolver, after))
+
+    def _decision(self, path: bytes, decision: Decision) -> PolicyDecision:
+        if decision.rule:
+            return PolicyDecision(
+                decision.effect, text_of(decision.value), "rule", decision.rule, decision.line
+            )
+        if decision.effect == "tenant":
+            source = "tenant" if decision.line else "default"
+            return PolicyDecision(decision.effect, text_of(decision.value or None), source, 0, decision.line)
+        configured = self._configured(path, decision.effect)
+        if configured is not None:
+            return PolicyDecision(decision.effect, configured, "configuration")
+        return PolicyDecision(decision.effect, text_of(decision.value), "default")
+
+    def _configured(self, path: bytes, effect: str) -> str | None:
+        """Return what the configuration decides where no rule does; None: nothing."""
+        location = self._mounts.find(path)
+        if effect == "fresh" and location is not None:
+            return f"{location[0].sync_interval_s:g}s"
+        if effect == "replicas":
+            return str(self._config.replicas)
+        if effect == "write":
+            copies = self._modes.copies(path)
+            return str(self._modes.of(path)) + (f":{copies}" if copies > 1 else "")
+        return None
+
+
+def _shown(record: PolicyRecord, number: int = 0) -> PolicyShown:
+    rows = [PolicyVersionRow(version.number, version.author, version.set_at_s) for version in record.versions]
+    if not number:
+        return PolicyShown(record.number, record.text, rows)
+    return PolicyShown(number, record.version(number).text, rows)

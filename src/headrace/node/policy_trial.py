@@ -1,0 +1,73 @@
+"""Compare two policies by what they say about the files that a node has cached."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, fields
+
+from headrace.base.model import FileId
+from headrace.base.namespace_path import join
+from headrace.policy.effects import FIELD_OF, Effects
+from headrace.policy.resolve import PolicyResolver
+from headrace.policy.text import text_of
+from headrace.store.index import Index
+from headrace.wire.messages import PolicyOutcome
+
+FILES_A_TURN = 1024
+"""Files that are compared before others have their turn on the loop: some 10 ms."""
+_NAME_OF = {field: name for name, field in FIELD_OF.items()} | {"tenant": "tenant"}
+
+
+@dataclass(slots=True)
+class _Sum:
+    example: bytes
+    files: int = 0
+    bytes: int = 0
+
+
+class PolicyTrial:
+    """Says what a policy would change. Nothing changes."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    async def outcomes(self, before: PolicyResolver, after: PolicyResolver) -> list[PolicyOutcome]:
+        """Return the changes of each effect with their files and bytes, by effect."""
+        sums: dict[tuple[str, str, str], _Sum] = {}
+        paths: dict[FileId, bytes | None] = {}
+        count = 0
+        for cached in self._index.cached_files():
+            count += 1
+            if count % FILES_A_TURN == 0:
+                await asyncio.sleep(0)
+                paths.clear()
+            entry = self._index.entry(cached.id)
+            if entry is None:
+                continue
+            if entry.parent not in paths:
+                paths[entry.parent] = self._index.path_of(entry.parent)
+            directory = paths[entry.parent]
+            if directory is None:
+                continue
+            path = join(directory, entry.name)
+            for change in _changes(before.of(path), after.of(path)):
+                total = sums.setdefault(change, _Sum(path))
+                total.files += 1
+                total.bytes += cached.size_bytes
+        return [
+            PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example))
+            for change, total in sorted(sums.items())
+        ]
+
+
+def _changes(before: Effects, after: Effects) -> list[tuple[str, str, str]]:
+    """Return the effects that differ, with both values."""
+    if before == after:
+        return []
+    changes = []
+    for field in fields(Effects):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if old != new:
+            changes.append((_NAME_OF[field.name], text_of(old), text_of(new)))
+    return changes

@@ -1,0 +1,71 @@
+"""A policy of a cluster: the same on every node, also while etcd is away and after it lost its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing.etcd import etcd_server
+from tests.integration.cli.host import Host, wait_until
+
+from .cluster_fixture import ClusterFixture
+
+pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
+
+FIRST = '[[rule]]\nmatch = ["/hot/**"]\npriority = "high"\n'
+SECOND = '[[rule]]\nmatch = ["/hot/**"]\npriority = "low"\n'
+
+
+def set_policy(host: Host, text: str) -> int:
+    path = host.base / "policy.toml"
+    path.write_text(text)
+    number: int = host.json("policy", "set", path)["number"]
+    return number
+
+
+def shown(host: Host) -> dict[str, Any]:
+    answer: dict[str, Any] = host.json("policy", "show")
+    return answer
+
+
+def test_a_policy_is_in_force_on_all_nodes(cluster: ClusterFixture) -> None:
+    cluster.start(3)
+    first, second, third = cluster.hosts
+    assert set_policy(first, FIRST) == 1
+    for host in cluster.hosts:
+        wait_until(lambda host=host: shown(host)["text"] == FIRST)  # type: ignore[misc]
+    assert set_policy(second, SECOND) == 2
+    wait_until(lambda: shown(third)["number"] == 2)
+    assert third.json("policy", "rollback")["number"] == 3
+    wait_until(lambda: shown(first)["text"] == FIRST)
+    late = cluster.add()
+    cluster.up(late)
+    wait_until(lambda: shown(late)["number"] == 3)
+
+
+def test_a_policy_outlives_etcd_and_its_data(
+    make_cluster: Callable[..., ClusterFixture], tmp_path: Path
+) -> None:
+    with etcd_server() as etcd:
+        cluster = make_cluster(server=etcd)
+        cluster.start(2)
+        first, second = cluster.hosts
+        set_policy(first, FIRST)
+        wait_until(lambda: shown(second)["text"] == FIRST)
+        etcd.kill()
+        assert shown(first)["text"] == shown(second)["text"] == FIRST
+        other = first.base / "other.toml"
+        other.write_text(SECOND)
+        refused = first.headrace("policy", "set", other)
+        assert refused.returncode == 32 and "Failed to connect" in refused.stderr
+        second.wait_pid("node", other_than=second.kill("node"))
+        wait_until(lambda: shown(second)["text"] == FIRST)  # from the file: etcd is away
+        etcd.lose_data()
+        etcd.start()
+        cluster.wait_members(2)
+        third = cluster.add()
+        cluster.up(third)
+        wait_until(lambda: shown(third)["text"] == FIRST)

@@ -1,0 +1,1 @@
+"""Policies on real nodes."""

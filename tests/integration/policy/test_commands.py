@@ -1,0 +1,124 @@
+"""`headrace policy` on a node without a cluster: what is set is in force at once, and after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.host import Host, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
+
+FIRST = '[[rule]]\nmatch = ["/hot/**"]\npriority = "high"\nttl = "2d"\n'
+SECOND = '[[rule]]\nmatch = ["/hot/**"]\npriority = "low"\n'
+
+
+def policy_file(host: Host, text: str, name: str = "policy.toml") -> str:
+    path = host.base / name
+    path.write_text(text)
+    return str(path)
+
+
+def numbers(host: Host) -> list[int]:
+    return [row["number"] for row in host.json("policy", "history")]
+
+
+def test_set_show_history_and_rollback(host: Host) -> None:
+    host.up()
+    assert host.json("policy", "show") == {"number": 0, "text": "", "versions": []}
+    assert host.ok("policy", "set", policy_file(host, FIRST)) == "version 1 of the policy is in force\n"
+    assert host.ok("policy", "show") == FIRST
+    host.ok("policy", "set", policy_file(host, SECOND), "--base", "1")
+    late = host.headrace("policy", "set", policy_file(host, FIRST), "--base", "1")
+    assert late.returncode == 2 and "version 2 is in force by now" in late.stderr
+    assert host.ok("policy", "show", "1") == FIRST
+    assert host.json("policy", "rollback")["text"] == FIRST
+    assert numbers(host) == [1, 2, 3]
+    assert host.headrace("policy", "rollback", "9").returncode != 0
+    host.ok("policy", "set", policy_file(host, FIRST))  # what is in force already is no new version
+    assert numbers(host) == [1, 2, 3]
+
+
+def test_a_policy_with_faults_changes_nothing_and_names_them_all(host: Host) -> None:
+    host.up()
+    host.ok("policy", "set", policy_file(host, FIRST))
+    faulty = policy_file(host, '[[rule]]\nmatch = ["/a/**"]\nttl = "soon"\nreplica = 2\n', "faulty.toml")
+    for command in ("set", "try", "check"):
+        refused = host.headrace("policy", command, faulty)
+        assert refused.returncode == 2
+        assert f"{faulty}:3: ttl: 'soon' is no duration" in refused.stderr
+        assert f"{faulty}:4: 'replica' is unknown, did you mean replicas?" in refused.stderr
+    assert host.ok("policy", "show") == FIRST
+
+
+def test_explain_says_which_rule_and_line(host: Host) -> None:
+    host.put("hot/a.bin", 1000)
+    host.up()
+    host.ok("policy", "set", policy_file(host, FIRST))
+    rows = {row["effect"]: row for row in host.json("policy", "explain", host.mount / "hot/a.bin")}
+    assert rows["priority"] == {"effect": "priority", "value": "high", "source": "rule", "rule": 1, "line": 1}
+    assert rows["ttl"]["value"] == "2d"
+    assert (rows["fresh"]["value"], rows["fresh"]["source"]) == ("3600s", "configuration")
+    assert (rows["write"]["value"], rows["replicas"]["value"]) == ("off", "1")
+    text = host.ok("policy", "explain", "/elsewhere")
+    assert "priority" in text and "default" in text
+
+
+def test_try_counts_cached_files_and_changes_nothing(host: Host) -> None:
+    for number in range(5):
+        host.put(f"hot/{number}", 1000 + number)
+        host.put(f"cold/{number}", 1000)
+    host.up()
+    host.ok("load", "/")
+    (row,) = [
+        row for row in host.json("policy", "try", policy_file(host, FIRST)) if row["effect"] == "priority"
+    ]
+    assert (row["before"], row["after"], row["files"], row["bytes"]) == ("normal", "high", 5, 5010)
+    assert row["example"].startswith("/hot/")
+    assert host.json("policy", "show")["number"] == 0
+    empty = policy_file(host, "", "empty.toml")
+    assert host.ok("policy", "try", empty) == "no cached file would be treated in another way\n"
+
+
+def test_a_killed_node_comes_back_with_its_policy(host: Host) -> None:
+    host.up()
+    host.ok("policy", "set", policy_file(host, FIRST))
+    host.wait_pid("node", other_than=host.kill("node"))
+    assert host.ok("policy", "show") == FIRST
+    rows = {row["effect"]: row["value"] for row in host.json("policy", "explain", "/hot/x")}
+    assert rows["priority"] == "high"
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"versions": [{"number": 1, "text": "x y"}]}', b"\xff" * 2000]
+)
+def test_a_damaged_file_is_no_policy_and_said(host: Host, damage: bytes) -> None:
+    host.up()
+    host.ok("policy", "set", policy_file(host, FIRST))
+    host.ok("down", "--all")
+    (host.cache / "policy.json").write_bytes(damage)
+    up = host.up()
+    assert host.json("policy", "show")["number"] == 0
+    assert "the policy of the last run can't be read" in up.said + node_log(host)
+    host.ok("policy", "set", policy_file(host, SECOND))
+    assert host.ok("policy", "show") == SECOND
+
+
+def node_log(host: Host) -> str:
+    return "".join(path.read_text() for path in Path(host.run_folder).rglob("*.log"))
+
+
+def test_listings_are_as_fresh_as_the_policy_says(host: Host) -> None:
+    host.put("asked/a", 10)
+    host.put("kept/a", 10)
+    host.up()
+    host.ok("policy", "set", policy_file(host, '[[rule]]\nmatch = ["/asked/**"]\nfresh = "always"\n'))
+    assert host.ok("ls", "/asked") == "a\n" and host.ok("ls", "/kept") == "a\n"
+    host.put("asked/b", 10)
+    host.put("kept/b", 10)
+    assert host.ok("ls", "/asked") == "a\nb\n" and host.ok("ls", "/kept") == "a\n"
+    host.ok("policy", "set", policy_file(host, '[[rule]]\nmatch = ["/kept/**"]\nfresh = "1s"\n'))
+    # under the policy before it was good for an hour
+    wait_until(lambda: host.ok("ls", "/kept") == "a\nb\n")
+    host.assert_right("kept/b", "asked/b")
