@@ -27,7 +27,8 @@ from headrace.node.member import node_id_of, node_tls
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
 from headrace.wire import peer_frame
-from headrace.wire.messages import Failure, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Failure
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
     PeerHello,

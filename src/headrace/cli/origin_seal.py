@@ -17,7 +17,7 @@ def row_at_origin(seal: SealId, socket: str | None, cache: str | None) -> dict[s
     import msgspec
 
     from headrace.cli.request import ask
-    from headrace.wire.messages import SealList, SealRows
+    from headrace.wire.seal_messages import SealList, SealRows
 
     answer = ask(SealList(from_origin=True), socket, cache)
     assert isinstance(answer, SealRows)
@@ -45,7 +45,7 @@ def entries_of(
 def _entries_at_origin(seal: SealId, socket: str | None, cache: str | None) -> Iterator[SnapshotEntry]:
     from headrace.cli.request import ask
     from headrace.vfs.sealed_list import SealedList
-    from headrace.wire.messages import SealOpen, SealOpened
+    from headrace.wire.seal_messages import SealOpen, SealOpened
 
     answer = ask(SealOpen(seal=str(seal)), socket, cache)
     assert isinstance(answer, SealOpened)

@@ -18,7 +18,8 @@ from headrace.cli.render import print_json, print_rows, say, warn
 
 if TYPE_CHECKING:
     from headrace.policy.document import PolicyDocument
-    from headrace.wire.messages import Message, PolicyOutcome, PolicyShown
+    from headrace.wire.message import Message
+    from headrace.wire.policy_messages import PolicyOutcome, PolicyShown
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="File with the policy in TOML; - for standard input.")
@@ -28,7 +29,7 @@ _FILE_BYTES_MAX = 1 << 20
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        help="Say what is kept, where, for how long and for whom. docs/policies.md has the language.",
+        help="Set rules for what the cache keeps, and how fresh it is.\n\ndocs/policies.md has the language.",
         no_args_is_help=True,
     )
     for name, command in (
@@ -56,8 +57,11 @@ def set_(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Put a policy in force on all nodes, or refuse it with all its faults."""
-    from headrace.wire.messages import PolicySet
+    """Put a policy in force on all nodes.
+
+    A policy with faults is refused, and all of them are printed.
+    """
+    from headrace.wire.policy_messages import PolicySet
 
     text = _read(file)
     _parsed(text, file)
@@ -75,7 +79,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Print the policy, so that it can be written to a file."""
-    from headrace.wire.messages import PolicyAsk
+    from headrace.wire.policy_messages import PolicyAsk
 
     shown = _ask(PolicyAsk(version), socket, cache)
     if not shown.number and not json:
@@ -89,7 +93,7 @@ def show(
 
 def history(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
     """List the versions that are kept, the one in force last."""
-    from headrace.wire.messages import PolicyAsk
+    from headrace.wire.policy_messages import PolicyAsk
 
     versions = _ask(PolicyAsk(), socket, cache).versions
     if json:
@@ -121,7 +125,7 @@ def rollback(
     json: options.Json = False,
 ) -> None:
     """Put an earlier version in force again, as a new version."""
-    from headrace.wire.messages import PolicyRollBack
+    from headrace.wire.policy_messages import PolicyRollBack
 
     shown = _ask(PolicyRollBack(version, author=_author()), socket, cache)
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
@@ -133,12 +137,15 @@ def explain(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print each effect on a path with the rule and the line that decided it."""
+    """Print what the policy means for a path.
+
+    Each effect comes with the rule and the line that decided it.
+    """
     import msgspec
 
     from headrace.cli.request import ask
     from headrace.cli.target import find_target
-    from headrace.wire.messages import PolicyExplain, PolicyExplained
+    from headrace.wire.policy_messages import PolicyExplain, PolicyExplained
 
     target = find_target(socket, cache, path)
     answer = ask(PolicyExplain(os.fsencode(target.path)), target.socket, None)
@@ -167,11 +174,14 @@ def try_(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print what a policy would change for the files that the node has cached. Nothing changes."""
+    """Print what a policy would change for cached files.
+
+    Nothing changes.
+    """
     import msgspec
 
     from headrace.cli.request import ask
-    from headrace.wire.messages import PolicyTried, PolicyTry
+    from headrace.wire.policy_messages import PolicyTried, PolicyTry
 
     text = _read(file)
     _parsed(text, file)
@@ -201,7 +211,7 @@ def check(file: File, json: options.Json = False) -> None:
 
 def _ask(request: Message, socket: str | None, cache: str | None) -> PolicyShown:
     from headrace.cli.request import ask
-    from headrace.wire.messages import PolicyShown
+    from headrace.wire.policy_messages import PolicyShown
 
     answer = ask(request, socket, cache)
     assert isinstance(answer, PolicyShown)

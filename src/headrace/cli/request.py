@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from headrace.cli.target import Target, find_target
 from headrace.client.connection import Connection
 from headrace.client.node_client import connect
-from headrace.wire.messages import Answer, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer
 
 if TYPE_CHECKING:
     from headrace.client.path_reader import PathReader

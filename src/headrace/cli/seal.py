@@ -243,7 +243,7 @@ def _list_of_origins(socket: str | None, cache: str | None, *, as_json: bool) ->
     import msgspec
 
     from headrace.cli.request import ask
-    from headrace.wire.messages import SealList, SealRows
+    from headrace.wire.seal_messages import SealList, SealRows
 
     answer = ask(SealList(from_origin=True), socket, cache)
     assert isinstance(answer, SealRows)

@@ -26,7 +26,8 @@ from headrace.base.errors import (
 from headrace.base.peer_process import peer_of
 from headrace.base.trusted_owner import is_trusted
 from headrace.wire import frame
-from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Message, Welcome
+from headrace.wire.message import Message
+from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Welcome
 
 RECONNECT_PAUSE_S = 0.05
 

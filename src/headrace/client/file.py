@@ -11,7 +11,8 @@ from typing import Protocol
 from headrace.base.cancel import Cancel
 from headrace.base.errors import EvictedError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
-from headrace.wire.messages import Answer, FillRange, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, FillRange
 
 ATTEMPTS_MAX = 100
 PAUSE_S_MAX = 0.05

@@ -29,6 +29,7 @@ from headrace.client.connection import Connection, Connections
 from headrace.client.event_stream import EventsLost, EventStream
 from headrace.client.file import OpenFile
 from headrace.client.local import LocalCache
+from headrace.wire.message import Message
 from headrace.wire.messages import (
     AcquireLease,
     Answer,
@@ -37,7 +38,6 @@ from headrace.wire.messages import (
     Forgot,
     List,
     Lookup,
-    Message,
     Open,
     OpenedMany,
     OpenMany,

@@ -28,7 +28,7 @@ from headrace.seal.catalogue import SealId
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.unpacked_list import map_unpacked
 from headrace.store.store import Store
-from headrace.wire.messages import SealOpened
+from headrace.wire.seal_messages import SealOpened
 
 _LENGTH_BYTES = 2
 

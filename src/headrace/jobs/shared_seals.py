@@ -52,7 +52,7 @@ from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import drop_older_images, image_entry
 from headrace.seal.writer import write_image
 from headrace.store.store import Store
-from headrace.wire.messages import SealOpened, SealRow
+from headrace.wire.seal_messages import SealOpened, SealRow
 
 log = logging.getLogger(__name__)
 

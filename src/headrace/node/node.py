@@ -120,9 +120,7 @@ class Node:
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         # names, and where bytes come from
         self.mounts = MountTable()
-        self.policies = Policies(
-            CurrentPolicy(), PolicyFile(config.cache[0].folder), None if link is None else link.records
-        )
+        self.policies = _build_policies(config, link)
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
@@ -144,9 +142,7 @@ class Node:
         self.native = None if self.write is None else native_changes_of(self.write)
         self.reads = self._build_reads()
         self.plans = PlanTable(planned, self.namespace)
-        self.planned_fetcher = PlannedFetcher(
-            *(self.plans, self.reads, store, self.namespace.tree), watermark_low=config.watermark_low
-        )
+        self.planned_fetcher = self._build_planned_fetcher()
         self.predictions, self.predicted_fetcher = self._build_predictions()
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
@@ -211,6 +207,10 @@ class Node:
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
             demote=None if self.write is None else self.write.demote,
         )
+
+    def _build_planned_fetcher(self) -> PlannedFetcher:
+        parts = (self.plans, self.reads, self.store, self.namespace.tree)
+        return PlannedFetcher(*parts, watermark_low=self.config.watermark_low)
 
     def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher]:
         table = PredictionTable(self.namespace.tree, self.plans.is_planned)
@@ -503,6 +503,11 @@ def _build_link(config: Config, store: Store) -> ClusterLink | None:
     from headrace.node.cluster_link import build_link
 
     return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+
+
+def _build_policies(config: Config, link: ClusterLink | None) -> Policies:
+    records = None if link is None else link.records
+    return Policies(CurrentPolicy(), PolicyFile(config.cache[0].folder), records)
 
 
 def _welcome(config: Config, store: Store) -> Welcome:

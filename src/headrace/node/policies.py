@@ -109,7 +109,8 @@ class Policies:
         self._tasks = OwnedTasks()
 
     async def load(self) -> None:
-        """Obey the policy of the last run. A file that is damaged is an error in the log: no policy is in force."""
+        """Read the policy of the last run, and put it in force. A damaged file is an error in the log, and
+        then no policy is in force."""
         try:
             raw = await self._file.read()
             if raw is not None:
@@ -181,7 +182,8 @@ class Policies:
         self._tasks.start(self._restore() if value is None else self._take(value))
 
     async def _take(self, value: bytes) -> None:
-        """Obey a record of another node. One that is damaged, or that this release does not understand, is ignored."""
+        """Put a record of another node in force. One that is damaged, or that this release does not
+        understand, is ignored."""
         try:
             record = decode_record(value)
             if record.number > self.current.record.number or record.text != self.current.record.text:
@@ -200,7 +202,7 @@ class Policies:
 
     async def _adopt(self, record: PolicyRecord) -> None:
         self.current.adopt(record)
-        log.info("policy version %d is in force author=%s", record.number, record.versions[-1].author)
+        log.info("a policy is in force version=%d author=%s", record.number, record.versions[-1].author)
         if self._records is None:
             return
         try:

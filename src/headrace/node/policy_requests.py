@@ -18,7 +18,7 @@ from headrace.policy.record import PolicyRecord
 from headrace.policy.resolve import Decision, PolicyResolver
 from headrace.policy.text import text_of
 from headrace.store.index import Index
-from headrace.wire.messages import (
+from headrace.wire.policy_messages import (
     PolicyAsk,
     PolicyDecision,
     PolicyExplain,

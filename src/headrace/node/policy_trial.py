@@ -12,7 +12,7 @@ from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
 from headrace.policy.text import text_of
 from headrace.store.index import Index
-from headrace.wire.messages import PolicyOutcome
+from headrace.wire.policy_messages import PolicyOutcome
 
 FILES_A_TURN = 1024
 """Files that are compared before others have their turn on the loop: some 10 ms."""

@@ -55,13 +55,10 @@ from headrace.wire.messages import (
     Request,
     Resolve,
     Resolved,
-    SealList,
-    SealOpen,
-    SealOpened,
-    SealRows,
     Secure,
     Touch,
 )
+from headrace.wire.seal_messages import SealList, SealOpen, SealOpened, SealRows
 from headrace.writeback.writeback import WriteBack
 
 if TYPE_CHECKING:

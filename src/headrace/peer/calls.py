@@ -14,7 +14,8 @@ from headrace.base.errors import CorruptBlockError, HeadraceError
 from headrace.base.model import Arrived
 from headrace.peer.connection import PeerConnection
 from headrace.peer.response import ChecksumMismatchError, FetchResponse, InvalidResponseError
-from headrace.wire.messages import Done, Failure, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Done, Failure
 from headrace.wire.peer_frame import error_of
 from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange, Names, PeerAnswer
 

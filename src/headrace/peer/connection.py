@@ -25,7 +25,8 @@ from headrace.base.refusals import Refusals, reason_of
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
 from headrace.wire import peer_frame
-from headrace.wire.messages import Failure, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Failure
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 
 CONNECT_S_MAX = 1.3

@@ -19,7 +19,7 @@ class CurrentPolicy:
         """Called after a change, with the resolver of the policy before."""
 
     def adopt(self, record: PolicyRecord) -> None:
-        """Obey a record from now on. Raise PolicyFaultsError and go on as before when its text has faults."""
+        """Put a record in force. Raise PolicyFaultsError and go on as before when its text has faults."""
         before = self.resolver
         if record.text != self.record.text:
             self.resolver = PolicyResolver(parse_policy(record.text))

@@ -51,14 +51,9 @@ from headrace.wire.api import (
     Value,
 )
 from headrace.wire.api import ApiJobs as JobsReply
-from headrace.wire.messages import (
-    Done,
-    MountAdd,
-    MountList,
-    MountRemove,
-    PlanList,
-    PlanRow,
-    PlanRows,
+from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, PlanList, PlanRow, PlanRows
+from headrace.wire.messages import Mounts as MountRows
+from headrace.wire.policy_messages import (
     PolicyAsk,
     PolicyExplain,
     PolicyExplained,
@@ -67,11 +62,8 @@ from headrace.wire.messages import (
     PolicyShown,
     PolicyTried,
     PolicyTry,
-    SealList,
-    SealRow,
-    SealRows,
 )
-from headrace.wire.messages import Mounts as MountRows
+from headrace.wire.seal_messages import SealList, SealRow, SealRows
 
 log = logging.getLogger(__name__)
 

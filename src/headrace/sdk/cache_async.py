@@ -18,7 +18,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from headrace.client.node_client import PATIENCE_S
 from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
-from headrace.wire.messages import JobState, SealRow
+from headrace.wire.messages import JobState
+from headrace.wire.seal_messages import SealRow
 
 THREADS = 32
 PAGE = 64

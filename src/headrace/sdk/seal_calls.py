@@ -8,7 +8,8 @@ from collections.abc import Callable
 from headrace.base.errors import NotSupportedError, StoreError
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.vfs import Vfs
-from headrace.wire.messages import JobStart, JobState, SealList, SealRow, SealRows
+from headrace.wire.messages import JobStart, JobState
+from headrace.wire.seal_messages import SealList, SealRow, SealRows
 
 OnProgress = Callable[[JobState], None] | None
 

@@ -28,7 +28,8 @@ from headrace.overlay.upper import Hidden
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.vfs.sealed_bytes import SealedBytes
 from headrace.vfs.streams import Content
-from headrace.wire.messages import LookupVersion, Resolved, SealOpen, SealOpened
+from headrace.wire.messages import LookupVersion, Resolved
+from headrace.wire.seal_messages import SealOpen, SealOpened
 
 if TYPE_CHECKING:
     from headrace.vfs.sealed_list import SealedList

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.wire.messages import (
+from headrace.wire.messages import PlanRow
+from headrace.wire.policy_messages import (
     POLICY_AUTHOR_MAX,
     POLICY_TEXT_MAX,
-    PlanRow,
     PolicyDecision,
     PolicyOutcome,
     PolicyVersionRow,
-    SealRow,
 )
+from headrace.wire.seal_messages import SealRow
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
@@ -258,13 +258,13 @@ class ApiPolicy(Value, frozen=True):
 
 
 class ApiPolicyDecisions(Value, frozen=True):
-    """What the policy means for a path."""
+    """The effects of the policy on a path."""
 
     decisions: list[PolicyDecision]
 
 
 class ApiPolicyOutcomes(Value, frozen=True):
-    """What a policy would change for files that the node has cached."""
+    """The changes that a policy would make for files that the node has cached."""
 
     outcomes: list[PolicyOutcome]
 

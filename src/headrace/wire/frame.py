@@ -9,7 +9,8 @@ import msgspec
 
 from headrace.base.decoding import decode_with, msgpack_decoder
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
-from headrace.wire.messages import Answer, Failure, Message, Request
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Failure, Request
 
 HEADER_BYTES = 4
 BODY_BYTES_MAX = 16 << 20

@@ -12,13 +12,27 @@ from typing import Annotated
 import msgspec
 
 from headrace.base.model import FILE_ID_MAX
-from headrace.base.namespace_path import PATH_BYTES_MAX, check_long_names
+from headrace.base.namespace_path import check_long_names
 from headrace.wire.extents import count_extents
+from headrace.wire.message import Message
+from headrace.wire.policy_messages import (
+    PolicyAsk,
+    PolicyExplain,
+    PolicyExplained,
+    PolicyRollBack,
+    PolicySet,
+    PolicyShown,
+    PolicyTried,
+    PolicyTry,
+)
+from headrace.wire.seal_messages import (
+    SealList,
+    SealOpen,
+    SealOpened,
+    SealRows,
+)
 
 PROTOCOL = 2
-POLICY_TEXT_MAX = 65536
-POLICY_AUTHOR_MAX = 256
-"""Characters."""
 PLAN_TEXT_MAX = 1024
 PLAN_SAMPLES_MAX = 1 << 31
 PLAN_NAMES_MAX = PLAN_LEARNED_MAX = 1 << 16
@@ -32,10 +46,6 @@ TOUCHED_MAX = 100_000
 """Most files of one report."""
 PROCESS_MAX = (1 << 48) - 1
 TouchedId = Annotated[int, msgspec.Meta(ge=0, le=FILE_ID_MAX)]
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base class of all messages; the tag on the wire is the class name."""
 
 
 def check_plan_range(first: int, count: int) -> None:
@@ -147,7 +157,7 @@ class JobStart(Message, frozen=True):
 
     kind: str
     path: str
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class JobList(Message, frozen=True):
@@ -174,7 +184,7 @@ class Changed(Message, frozen=True):
 
     paths: list[bytes]
     source: int = 0
-    begun: list[bytes] = []
+    begun: list[bytes] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         for path in (*self.paths, *self.begun):
@@ -227,22 +237,6 @@ class OperationRow(msgspec.Struct, frozen=True):
     failed: int
     bytes_in: int
     bytes_out: int
-
-
-class SealList(Message, frozen=True):
-    """List the seals of the node, or those at the origin of the mount that answers for a path. from_origin: at the
-    origins; path "" for those of all mounts. → SealRows."""
-
-    from_origin: bool = False
-    path: str = ""
-
-
-class SealOpen(Message, frozen=True):
-    """Find a seal of the node, or else at the origins, as NAME@VERSION. known_id: of the list that the client has
-    mapped; the node need not unpack that one again. → SealOpened; Failure where there is none."""
-
-    seal: str
-    known_id: str = ""
 
 
 class LookupVersion(Message, frozen=True):
@@ -401,40 +395,6 @@ class PlanList(Message, frozen=True):
     """List the streams that this node knows. → PlanRows."""
 
 
-class PolicySet(Message, frozen=True):
-    """Put a policy in force on all nodes. base: the version that it was made from; None: any. → PolicyShown or Failure,
-    which lists all faults."""
-
-    text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
-    author: Annotated[str, msgspec.Meta(max_length=POLICY_AUTHOR_MAX)] = ""
-    base: int | None = None
-
-
-class PolicyAsk(Message, frozen=True):
-    """Return a version of the policy; 0: the one in force. → PolicyShown."""
-
-    number: int = 0
-
-
-class PolicyRollBack(Message, frozen=True):
-    """Put an earlier version of the policy in force again; 0: the one before. → PolicyShown."""
-
-    number: int = 0
-    author: Annotated[str, msgspec.Meta(max_length=POLICY_AUTHOR_MAX)] = ""
-
-
-class PolicyExplain(Message, frozen=True):
-    """Say what the policy means for a path, which need not exist. → PolicyExplained."""
-
-    path: Annotated[bytes, msgspec.Meta(max_length=PATH_BYTES_MAX)]
-
-
-class PolicyTry(Message, frozen=True):
-    """Say what a policy would change, and change nothing. → PolicyTried."""
-
-    text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
-
-
 class Shutdown(Message, frozen=True):
     """Stop the node in an orderly way. → Done."""
 
@@ -502,52 +462,6 @@ class PlanRows(Message, frozen=True):
     rows: list[PlanRow]
 
 
-class PolicyVersionRow(msgspec.Struct, frozen=True):
-    """A version of the policy that is kept. author: as its command was told. set_at_s: seconds since 1970."""
-
-    number: int
-    author: str
-    set_at_s: float
-
-
-class PolicyShown(Message, frozen=True):
-    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set."""
-
-    number: int
-    text: str
-    versions: list[PolicyVersionRow]
-
-
-class PolicyDecision(msgspec.Struct, frozen=True):
-    """An effect on a path. rule: the number of the rule that decided it, from 1, and line, where it is written; 0: no
-    rule did. source: "rule", "tenant", "configuration" or "default"."""
-
-    effect: str
-    value: str
-    source: str
-    rule: int = 0
-    line: int = 0
-
-
-class PolicyExplained(Message, frozen=True):
-    decisions: list[PolicyDecision]
-
-
-class PolicyOutcome(msgspec.Struct, frozen=True):
-    """What a policy changes for files that the node has cached. example: the path of one of them."""
-
-    effect: str
-    before: str
-    after: str
-    files: int
-    bytes: int
-    example: str
-
-
-class PolicyTried(Message, frozen=True):
-    outcomes: list[PolicyOutcome]
-
-
 class Opened(Message, frozen=True):
     complete: bool
     path: str  # of the cache file
@@ -577,8 +491,8 @@ class Described(Message, frozen=True):
     """Attributes of an object. known: False if the origin has another version by now, or does not return attributes."""
 
     known: bool
-    metadata: dict[str, str] = {}
-    headers: dict[str, str] = {}
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     tags: dict[str, str] | None = None
 
 
@@ -613,7 +527,7 @@ class JobState(Message, frozen=True):
     listing: bool
     id: str = ""
     state: str = ""
-    data: dict[str, str] = {}
+    data: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class JobRow(msgspec.Struct, frozen=True):
@@ -638,41 +552,13 @@ class JobRow(msgspec.Struct, frozen=True):
     eta_s: float | None
     took_s: float
     files_by_node: dict[str, int]
-    data: dict[str, str] = {}
+    data: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class JobRows(Message, frozen=True):
     """Jobs sorted by id, the oldest first."""
 
     rows: list[JobRow]
-
-
-class SealRow(msgspec.Struct, frozen=True):
-    """A seal. path: of the namespace. id: a hash of the content list."""
-
-    seal: str
-    id: str
-    path: str
-    files: int
-    size_bytes: int
-    created_s: float
-
-
-class SealRows(Message, frozen=True):
-    """Seals, by name and version."""
-
-    rows: list[SealRow]
-
-
-class SealOpened(Message, frozen=True):
-    """A seal. path: of the namespace, of the directory that was sealed. list_path: of its content list on this host,
-    unpacked (`seal/unpacked_list.py`); it is there unless the client knows the id. ids_path: of the ids of its cache
-    files; "" where this node has not sealed it."""
-
-    path: str
-    id: str
-    list_path: str
-    ids_path: str
 
 
 class Failure(Message, frozen=True):

@@ -17,7 +17,8 @@ from headrace.base.model import ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import Snapshot
-from headrace.wire.messages import Done, Failure, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Done, Failure
 
 PEER_PROTOCOL = 4
 PEER_PROTOCOL_MIN = 4

@@ -10,7 +10,7 @@ from headrace.base.namespace_path import check_name, check_path
 from headrace.overlay.pending_version import EntryState, PendingEntry
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
-from headrace.wire.messages import Message
+from headrace.wire.message import Message
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 

@@ -20,7 +20,7 @@ from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import EPOCHS_AHEAD, STREAMS_MAX, PlanTable
 from headrace.prefetch.prediction_table import PredictionTable
 from headrace.wire import frame, messages
-from headrace.wire.messages import Message
+from headrace.wire.message import Message
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 

@@ -14,7 +14,8 @@ from headrace.base.errors import ProtocolError
 from headrace.base.model import FileId, Kind
 from headrace.prefetch.prediction_table import DATA_SETS_MAX, PROCESSES_MAX, PredictionTable
 from headrace.wire import frame
-from headrace.wire.messages import Message, Open, Touch
+from headrace.wire.message import Message
+from headrace.wire.messages import Open, Touch
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 

@@ -22,6 +22,7 @@ from headrace.policy.document import PolicyFaultsError
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
+from headrace.wire.message import Message
 from headrace.writeback.coherence.directory_claims import ClaimRecord
 from headrace.writeback.coherence.dirty_scope import DirtyScope
 from tests.fuzz.fuzzer import Fuzzer
@@ -117,7 +118,7 @@ def _token(data: bytes) -> None:
         assert PendingVersion.parse(version.token) == version
 
 
-def _tell(message: messages.Message) -> None:
+def _tell(message: Message) -> None:
     """To a program of this host, which asks what the cluster does."""
     frame.encode(message)
 

@@ -22,7 +22,8 @@ from headrace.client.event_stream import EventsLost
 from headrace.client.node_client import MISS, NodeClient
 from headrace.config.schema import CacheVolume
 from headrace.testing.waiting import wait_for
-from headrace.wire.messages import JobStart, JobState, Message, Touch
+from headrace.wire.message import Message
+from headrace.wire.messages import JobStart, JobState, Touch
 from tests.integration.node.conftest import running
 from tests.integration.node.node_process import NodeProcess, whole
 

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 
 from headrace.wire import frame
-from headrace.wire.messages import Answer, Done, Hello, Message, Welcome
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Done, Hello, Welcome
 
 PIECE_BYTES = 11
 """A socket may give a frame to its reader in pieces as short as these."""

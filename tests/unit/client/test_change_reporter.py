@@ -11,7 +11,8 @@ from headrace.client import change_reporter
 from headrace.client.change_reporter import ChangeReporter
 from headrace.client.connection import Connections
 from headrace.wire import frame
-from headrace.wire.messages import Answer, Changed, Done, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Changed, Done
 from tests.integration.cli.host import wait_until
 from tests.unit.client.scripted_node import ScriptedNode
 

@@ -22,18 +22,8 @@ from headrace.base.errors import (
 )
 from headrace.client.connection import Connection, Connections
 from headrace.wire import frame
-from headrace.wire.messages import (
-    Answer,
-    Done,
-    Filled,
-    FillRange,
-    Hello,
-    JobStart,
-    JobState,
-    Lookup,
-    Message,
-    Welcome,
-)
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Done, Filled, FillRange, Hello, JobStart, JobState, Lookup, Welcome
 from tests.integration.cli.host import wait_until
 from tests.unit.client.scripted_node import ScriptedNode
 

@@ -17,7 +17,8 @@ from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
-from headrace.wire.messages import Answer, Filled, FillRange, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Filled, FillRange
 
 MIB = BLOCK_SIZE_BYTES
 BODY = os.urandom(4 * MIB)

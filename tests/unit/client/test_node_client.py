@@ -22,6 +22,7 @@ from headrace.client.node_client import MISS, NodeClient
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
 from headrace.wire import frame
+from headrace.wire.message import Message
 from headrace.wire.messages import (
     AcquireLease,
     Answer,
@@ -34,7 +35,6 @@ from headrace.wire.messages import (
     Hello,
     List,
     Lookup,
-    Message,
     Open,
     Opened,
     OpenedMany,

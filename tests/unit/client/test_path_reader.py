@@ -12,7 +12,8 @@ from headrace.client import path_reader
 from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient
 from headrace.client.path_reader import PathReader
 from headrace.wire import frame
-from headrace.wire.messages import Answer, Done, Message, Open, Opened, Resolve, Resolved
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Done, Open, Opened, Resolve, Resolved
 from tests.unit.client.conftest import Cached
 from tests.unit.client.scripted_node import ScriptedNode
 

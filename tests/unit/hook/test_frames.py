@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from headrace.hook import frames
 from headrace.wire import frame
+from headrace.wire.message import Message
 from headrace.wire.messages import (
     PROTOCOL,
     Done,
     Failure,
     Hello,
-    Message,
     PlanEnd,
     PlanLearn,
     PlanNames,

@@ -18,7 +18,8 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.vfs.sealed_bytes import SealedBytes
 from headrace.vfs.streams import Content
-from headrace.wire.messages import Answer, Filled, FillRange, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Filled, FillRange
 
 MIB = BLOCK_SIZE_BYTES
 BODY = os.urandom(2 * MIB + 7)

@@ -15,7 +15,9 @@ from headrace.overlay.merged_tree import Owner
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.vfs import sealed_paths
 from headrace.vfs.local_vfs import LocalVfs
-from headrace.wire.messages import Answer, Done, Failure, Message, SealOpen, SealOpened
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Done, Failure
+from headrace.wire.seal_messages import SealOpen, SealOpened
 from tests.unit.client.scripted_node import ScriptedNode
 from tests.unit.seal.snapshots import FILE, TOP, unpack_into
 

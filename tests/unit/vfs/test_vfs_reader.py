@@ -20,7 +20,8 @@ from headrace.sdk.local_bulk_read import LocalBulkReader
 from headrace.vfs import lower_paths
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire import frame
-from headrace.wire.messages import Answer, Done, FillRange, Message, Open, OpenedMany, OpenMany
+from headrace.wire.message import Message
+from headrace.wire.messages import Answer, Done, FillRange, Open, OpenedMany, OpenMany
 from tests.unit.client.conftest import Cached
 from tests.unit.client.scripted_node import ScriptedNode
 

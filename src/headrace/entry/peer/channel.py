@@ -19,7 +19,7 @@ from headrace.http.admission import reset
 from headrace.identity.mutual import MutualTls, PeerIdentity
 from headrace.identity.names import NODE
 from headrace.wire import peer_frame
-from headrace.wire.messages import Message
+from headrace.wire.message import Message
 from headrace.wire.peer_messages import PeerRequest
 
 RECEIVE_BYTES = 64 << 10

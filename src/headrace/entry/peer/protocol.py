@@ -13,7 +13,8 @@ from headrace.entry.peer.service import WORK_LIMIT_S, LoopBridge
 from headrace.entry.peer.transfer import Transfer
 from headrace.identity.mutual import PeerIdentity
 from headrace.identity.names import StrangerError
-from headrace.wire.messages import Done, Message
+from headrace.wire.message import Message
+from headrace.wire.messages import Done
 from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,

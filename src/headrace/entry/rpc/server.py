@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace.base.errors import HeadraceError, NodeUnavailableError, ProtocolError
 from headrace.wire import frame
+from headrace.wire.message import Message
 from headrace.wire.messages import (
     PROTOCOL,
     Answer,
@@ -23,7 +24,6 @@ from headrace.wire.messages import (
     Forgot,
     Hello,
     JobStart,
-    Message,
     OpenMany,
     Request,
     Subscribe,

@@ -24,6 +24,7 @@ from headrace.wire.api import (
     NewMount,
     NewPolicy,
 )
+from headrace.wire.message import Message
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -34,13 +35,17 @@ from headrace.wire.messages import (
     JobRows,
     JobStart,
     JobState,
-    Message,
     MountAdd,
     MountList,
     MountRemove,
     MountRow,
     PlanList,
     PlanRows,
+    Report,
+    StatusAsk,
+)
+from headrace.wire.messages import Mounts as MountsAnswer
+from headrace.wire.policy_messages import (
     PolicyAsk,
     PolicyExplain,
     PolicyExplained,
@@ -49,10 +54,7 @@ from headrace.wire.messages import (
     PolicyShown,
     PolicyTried,
     PolicyTry,
-    Report,
-    StatusAsk,
 )
-from headrace.wire.messages import Mounts as MountsAnswer
 
 
 class RemoteConnection:

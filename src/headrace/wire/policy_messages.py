@@ -1,0 +1,94 @@
+"""Define the messages about policies, as `messages.py` defines all others."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from headrace.base.namespace_path import PATH_BYTES_MAX
+from headrace.wire.message import Message
+
+POLICY_TEXT_MAX = 65536
+POLICY_AUTHOR_MAX = 256
+"""Characters."""
+
+
+class PolicySet(Message, frozen=True):
+    """Put a policy in force on all nodes. base: the version that it was made from; None: any. → PolicyShown or Failure,
+    which lists all faults."""
+
+    text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
+    author: Annotated[str, msgspec.Meta(max_length=POLICY_AUTHOR_MAX)] = ""
+    base: int | None = None
+
+
+class PolicyAsk(Message, frozen=True):
+    """Return a version of the policy; 0: the one in force. → PolicyShown."""
+
+    number: int = 0
+
+
+class PolicyRollBack(Message, frozen=True):
+    """Put an earlier version of the policy in force again; 0: the one before. → PolicyShown."""
+
+    number: int = 0
+    author: Annotated[str, msgspec.Meta(max_length=POLICY_AUTHOR_MAX)] = ""
+
+
+class PolicyExplain(Message, frozen=True):
+    """Say what the policy means for a path, which need not exist. → PolicyExplained."""
+
+    path: Annotated[bytes, msgspec.Meta(max_length=PATH_BYTES_MAX)]
+
+
+class PolicyTry(Message, frozen=True):
+    """Say what a policy would change, and change nothing. → PolicyTried."""
+
+    text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
+
+
+class PolicyVersionRow(msgspec.Struct, frozen=True):
+    """A version of the policy that is kept. author: as its command was told. set_at_s: seconds since 1970."""
+
+    number: int
+    author: str
+    set_at_s: float
+
+
+class PolicyShown(Message, frozen=True):
+    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set."""
+
+    number: int
+    text: str
+    versions: list[PolicyVersionRow]
+
+
+class PolicyDecision(msgspec.Struct, frozen=True):
+    """An effect on a path. rule: the number of the rule that decided it, from 1, and line, where it is written; 0: no
+    rule did. source: "rule", "tenant", "configuration" or "default"."""
+
+    effect: str
+    value: str
+    source: str
+    rule: int = 0
+    line: int = 0
+
+
+class PolicyExplained(Message, frozen=True):
+    decisions: list[PolicyDecision]
+
+
+class PolicyOutcome(msgspec.Struct, frozen=True):
+    """A change that a policy makes for files that the node has cached. example: the path of one of them."""
+
+    effect: str
+    before: str
+    after: str
+    files: int
+    bytes: int
+    example: str
+
+
+class PolicyTried(Message, frozen=True):
+    outcomes: list[PolicyOutcome]
