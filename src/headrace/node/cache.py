@@ -11,7 +11,9 @@ from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundE
 from headrace.base.model import FileId, Version
 from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
+from headrace.node.space_policy import NodeCapacity, PolicyDivision
 from headrace.plan.planned_files import PlannedFiles
+from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Catalogue, ids_now
 from headrace.store.index import Index
 from headrace.store.sealed_files import SealedFile, StoredSeals
@@ -27,20 +29,30 @@ def index_folder(config: Config) -> str:
     return os.path.join(config.cache[0].folder, "index")
 
 
-def open_store(config: Config, planned: PlannedFiles) -> Store:
+def open_store(config: Config, planned: PlannedFiles, policy: CurrentPolicy, capacity: NodeCapacity) -> Store:
     """Open the cache, with a new index if the old one is corrupt. Remove the remains of seals of an earlier run.
-    planned: what plans say of its files."""
+    planned: what plans say of its files. policy, capacity: divide its space."""
     volumes = [
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)
     ]
+    rules = SpaceRules(
+        high=config.watermark_high,
+        low=config.watermark_low,
+        borrowed_share=config.borrowed_share,
+        policy=config.eviction_policy,
+        planned=planned,
+        divide=lambda index: PolicyDivision(
+            *(policy, capacity, index), usable_bytes=int(config.watermark_low * capacity.size_bytes)
+        ),
+    )
     if os.path.exists(_corrupt_mark(config)):
         move_index_away(config, CorruptIndexError("the last run found a damaged page"))
     try:
-        store = _store_at(config, volumes, planned)
+        store = _store_at(config, volumes, rules)
     except CorruptIndexError as error:
         move_index_away(config, error)
-        store = _store_at(config, volumes, planned)
+        store = _store_at(config, volumes, rules)
     if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
         store.sealed.renew()
     return store
@@ -118,17 +130,11 @@ def close_after_failure(store: Store) -> None:
         log.warning("the store could not be closed cleanly error=%s", error)
 
 
-def _store_at(config: Config, volumes: list[Volume], planned: PlannedFiles) -> Store:
+def _store_at(config: Config, volumes: list[Volume], rules: SpaceRules) -> Store:
     return Store.open(
         index_folder(config),
         volumes,
-        rules=SpaceRules(
-            high=config.watermark_high,
-            low=config.watermark_low,
-            borrowed_share=config.borrowed_share,
-            policy=config.eviction_policy,
-            planned=planned,
-        ),
+        rules=rules,
         spill=spill_of(config.socket_path),
         seals=_seals_of(config),
     )

@@ -45,7 +45,7 @@ from headrace.node.cache import (
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.plan_requests import PlanRequests
-from headrace.node.policies import Policies, PolicyFile
+from headrace.node.policies import Policies, PolicyFile, load_policy
 from headrace.node.policy_requests import PolicyRequests
 from headrace.node.requests import (
     Handlers,
@@ -58,6 +58,7 @@ from headrace.node.requests import (
     WriteRequests,
 )
 from headrace.node.session_events import SessionEvents
+from headrace.node.space_policy import NodeCapacity, Regrouping
 from headrace.node.upkeep import Upkeep
 from headrace.node.writing import CacheOfLayer, build_persister, build_single
 from headrace.plan.planned_files import PlannedFiles
@@ -107,7 +108,12 @@ class Node:
     """Holds the parts of a running node. Build it with `Node.start`; end it with `stop`."""
 
     def __init__(
-        self, config: Config, store: Store, planned: PlannedFiles, link: ClusterLink | None = None
+        self,
+        config: Config,
+        store: Store,
+        planned: PlannedFiles,
+        policies: Policies,
+        link: ClusterLink | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -120,7 +126,7 @@ class Node:
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         # names, and where bytes come from
         self.mounts = MountTable()
-        self.policies = _build_policies(config, link)
+        self.policies = policies
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
@@ -144,6 +150,7 @@ class Node:
         self.plans = PlanTable(planned, self.namespace)
         self.planned_fetcher = self._build_planned_fetcher()
         self.predictions, self.predicted_fetcher = self._build_predictions()
+        self.regrouping = Regrouping(store.space, policies.current)
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
@@ -236,7 +243,7 @@ class Node:
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
-            **PolicyRequests(self.policies, self.mounts, self.store.index, self.config).handlers,
+            **PolicyRequests(self.policies, self.mounts, self.store, self.config).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
@@ -288,14 +295,19 @@ class Node:
 
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
-        planned = PlannedFiles()
-        store = open_store(config, planned)
+        planned, policy = PlannedFiles(), CurrentPolicy()
+        capacity = NodeCapacity(sum(volume.capacity_bytes for volume in config.cache))
+        file = PolicyFile(config.cache[0].folder)
+        await load_policy(policy, file)
+        store = open_store(config, planned, policy, capacity)
         link: ClusterLink | None = None
         node: Node | None = None
         try:
             link = _build_link(config, store)
-            node = cls(config, store, planned, link)
-            await node.policies.load()
+            if link is not None:
+                link.on_view.add(partial(capacity.note_view, link.info.id))
+            policies = Policies(policy, capacity, file, None if link is None else link.records)
+            node = cls(config, store, planned, policies, link)
             await node.attachments.attach_configured(check=not again)
             await node._join(again=again)
             make_private(os.path.dirname(config.socket_path))
@@ -312,6 +324,7 @@ class Node:
             raise
         node.upkeep.start()
         node.planned_fetcher.start()
+        node.regrouping.start()
         node.predicted_fetcher.start()
         node.jobs.auto_seal.start()
         node.jobs.lazy_seals.start()
@@ -365,6 +378,7 @@ class Node:
         await self.jobs.auto_seal.stop()
         await self.jobs.lazy_seals.stop()
         await self.policies.stop()
+        await self.regrouping.stop()
         await self.namespace.freshness.stop()
         if self.scrub is not None:
             await self.scrub.stop()
@@ -503,11 +517,6 @@ def _build_link(config: Config, store: Store) -> ClusterLink | None:
     from headrace.node.cluster_link import build_link
 
     return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
-
-
-def _build_policies(config: Config, link: ClusterLink | None) -> Policies:
-    records = None if link is None else link.records
-    return Policies(CurrentPolicy(), PolicyFile(config.cache[0].folder), records)
 
 
 def _welcome(config: Config, store: Store) -> Welcome:

@@ -18,6 +18,7 @@ from headrace.base.errors import ClusterUnavailableError, HeadraceError, UsageEr
 from headrace.base.private_folder import make_private
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
+from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import parse_policy
 from headrace.policy.record import RECORD_BYTES_MAX, PolicyRecord, decode_record, encode_record
@@ -83,6 +84,17 @@ class PolicyFile:
         return True
 
 
+async def load_policy(policy: CurrentPolicy, file: PolicyFile) -> None:
+    """Put the policy of the last run in force. A damaged file is an error in the log, and then no
+    policy is in force."""
+    try:
+        raw = await file.read()
+        if raw is not None:
+            policy.adopt(decode_record(raw))
+    except (OSError, msgspec.DecodeError, UsageError) as error:
+        log.error("the policy of the last run can't be read, none is in force error=%s", error)
+
+
 class ClusterPolicyRecords:
     """Keeps the record in the cluster. Calls raise ClusterUnavailableError."""
 
@@ -99,24 +111,18 @@ class ClusterPolicyRecords:
 
 
 class Policies:
-    """Sets and follows the policy. records: of the cluster; None without one. Belongs to the node's loop."""
+    """Sets and follows the policy. capacity: of the node. records: of the cluster; None without one. Belongs to the
+    node's loop."""
 
-    def __init__(self, current: CurrentPolicy, file: PolicyFile, records: Records | None) -> None:
+    def __init__(
+        self, current: CurrentPolicy, capacity: NodeCapacity, file: PolicyFile, records: Records | None
+    ) -> None:
         self.current = current
+        self.capacity = capacity
         self._file = file
         self._records = records
         self._shared: PolicyRecords = file if records is None else ClusterPolicyRecords(records)
         self._tasks = OwnedTasks()
-
-    async def load(self) -> None:
-        """Read the policy of the last run, and put it in force. A damaged file is an error in the log, and
-        then no policy is in force."""
-        try:
-            raw = await self._file.read()
-            if raw is not None:
-                self.current.adopt(decode_record(raw))
-        except (OSError, msgspec.DecodeError, UsageError) as error:
-            log.error("the policy of the last run can't be read, none is in force error=%s", error)
 
     def start(self, joined: asyncio.Event) -> None:
         """Follow the record of the cluster, from the moment on that the node has joined it."""

@@ -17,7 +17,7 @@ from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord
 from headrace.policy.resolve import Decision, PolicyResolver
 from headrace.policy.text import text_of
-from headrace.store.index import Index
+from headrace.store.store import Store
 from headrace.wire.policy_messages import (
     PolicyAsk,
     PolicyDecision,
@@ -35,12 +35,12 @@ from headrace.wire.policy_messages import (
 class PolicyRequests:
     """Hands messages to the policies of a node."""
 
-    def __init__(self, policies: Policies, mounts: MountTable, index: Index, config: Config) -> None:
+    def __init__(self, policies: Policies, mounts: MountTable, store: Store, config: Config) -> None:
         self._policies = policies
         self._mounts = mounts
         self._config = config
         self._modes = WriteModes.parse(config.write)
-        self._trial = PolicyTrial(index)
+        self._trial = PolicyTrial(store, policies.capacity)
         self.handlers: Mapping[type, Any] = {
             PolicySet: self._set,
             PolicyAsk: self._show,
@@ -50,6 +50,7 @@ class PolicyRequests:
         }
 
     async def _set(self, request: PolicySet) -> PolicyShown:
+        self._trial.check_pinned(PolicyResolver(parse_policy(request.text)))
         return _shown(await self._policies.set(request.text, author=request.author, base=request.base))
 
     async def _show(self, request: PolicyAsk) -> PolicyShown:
@@ -68,6 +69,7 @@ class PolicyRequests:
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
         after = PolicyResolver(parse_policy(request.text))
+        self._trial.check_pinned(after)
         return PolicyTried(await self._trial.outcomes(self._policies.current.resolver, after))
 
     def _decision(self, path: bytes, decision: Decision) -> PolicyDecision:

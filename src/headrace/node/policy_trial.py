@@ -8,10 +8,13 @@ from dataclasses import dataclass, fields
 
 from headrace.base.model import FileId
 from headrace.base.namespace_path import join
+from headrace.base.sizes import show_size
+from headrace.node.space_policy import NodeCapacity
+from headrace.policy.document import PolicyFault, PolicyFaultsError
 from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
 from headrace.policy.text import text_of
-from headrace.store.index import Index
+from headrace.store.store import Store
 from headrace.wire.policy_messages import PolicyOutcome
 
 FILES_A_TURN = 1024
@@ -27,10 +30,29 @@ class _Sum:
 
 
 class PolicyTrial:
-    """Says what a policy would change. Nothing changes."""
+    """Says what a policy would change on a node. Nothing changes."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
+    def __init__(self, store: Store, capacity: NodeCapacity) -> None:
+        self._store = store
+        self._index = store.index
+        self._capacity = capacity
+
+    def check_pinned(self, policy: PolicyResolver) -> None:
+        """Raise PolicyFaultsError if a tenant's pinned files on this node take more than its limit."""
+        pinned: dict[str, int] = {}
+        for id in self._store.pinned_ids() if policy.document.tenants else ():
+            path, cached = self._index.path_of(id), self._index.cached(id)
+            if path is not None and cached is not None:
+                name = policy.of(path).tenant
+                pinned[name] = pinned.get(name, 0) + cached.size_bytes
+        faults = []
+        for name, tenant in policy.document.tenants.items():
+            limit_bytes = self._capacity.entitlement(tenant).limit
+            if limit_bytes is not None and pinned.get(name, 0) > limit_bytes:
+                text = f"limit: {show_size(limit_bytes)} on this node, where {show_size(pinned[name])} are pinned"
+                faults.append(PolicyFault(tenant.line, text))
+        if faults:
+            raise PolicyFaultsError(faults)
 
     async def outcomes(self, before: PolicyResolver, after: PolicyResolver) -> list[PolicyOutcome]:
         """Return the changes of each effect with their files and bytes, by effect."""

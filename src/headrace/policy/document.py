@@ -40,7 +40,6 @@ _TENANT: dict[str, Parse] = {
     "guaranteed": values.size_or_share,
     "limit": values.size_or_share,
     "share": values.positive,
-    "parent": values.word,
 }
 _ORIGIN: dict[str, Parse] = {
     "requests_s": values.positive,
@@ -82,8 +81,7 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Holds a tenant. guaranteed, limit: bytes, or a share of the cache as a float. share: its weight. parent: the
-    tenant within whose space it lives; "": none."""
+    """Holds a tenant. guaranteed, limit: bytes, or a share of the cache as a float. share: its weight."""
 
     name: str
     line: int
@@ -92,7 +90,6 @@ class Tenant:
     guaranteed: int | float = 0
     limit: int | float | None = None
     share: float = 1.0
-    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,6 @@ class _Parser:
         rules = self._rules(self._tables.get("rule", []))
         tenants = self._tenants(self._tables.get("tenant", {}))
         origins = self._origins(self._tables.get("origin", {}))
-        self._check_parents(tenants)
         self._check_guarantees(tenants)
         if self._faults:
             raise PolicyFaultsError(self._faults)
@@ -237,27 +233,14 @@ class _Parser:
             self._fault((*path, key), f"{key}: {error}")
             return None
 
-    def _check_parents(self, tenants: Mapping[str, Tenant]) -> None:
-        for tenant in tenants.values():
-            path: KeyPath = ("tenant", tenant.name, "parent")
-            if tenant.parent and tenant.parent not in tenants:
-                self._fault(path, f"parent: there is no tenant {values.shown(tenant.parent)}")
-            passed = {tenant.name}
-            parent = tenant.parent
-            while parent in tenants and parent not in passed:
-                passed.add(parent)
-                parent = tenants[parent].parent
-            if parent == tenant.name:
-                self._fault(path, "parent: the tenants are a cycle")
-
     def _check_guarantees(self, tenants: Mapping[str, Tenant]) -> None:
-        sums: dict[str, float] = {}
+        total = 0.0
         for tenant in tenants.values():
             limit, guaranteed = tenant.limit, tenant.guaranteed
             if limit is not None and type(limit) is type(guaranteed) and guaranteed > limit:
                 self._fault(("tenant", tenant.name, "guaranteed"), "guaranteed: it is above the limit")
             if isinstance(guaranteed, float):
-                total = sums[tenant.parent] = sums.get(tenant.parent, 0.0) + guaranteed
+                total += guaranteed
                 if total > 1 + 1e-9:
                     text = f"guaranteed: {100 * total:.0f}% are guaranteed to the tenants so far"
                     self._fault(("tenant", tenant.name, "guaranteed"), text)

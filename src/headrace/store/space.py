@@ -7,6 +7,7 @@ evicts are reported at its next call.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +16,7 @@ from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
+from headrace.store.index import Index
 from headrace.store.planned_choice import NoPlans, PlannedChoice
 from headrace.store.room import choose_volume, emptiest_volume
 from headrace.store.spill import note_spilled
@@ -34,14 +36,14 @@ EVICT_STEP_FILES = 512
 class SpaceRules:
     """Say what is evicted, and when. high, low: shares of a volume's capacity where eviction begins and ends.
     borrowed_share: the share for files that other nodes own. policy: of build_policy. planned: knows which files are
-    read when. division: which group each file is in, and what each tenant may have."""
+    read when. divide: takes the index, and returns which group each file is in and what each tenant may have."""
 
     high: float = 0.95
     low: float = 0.90
     borrowed_share: float = 1.0
     policy: str = "s3fifo"
     planned: PlannedChoice = field(default_factory=NoPlans)
-    division: SpaceDivision = field(default_factory=OneGroup)
+    divide: Callable[[Index], SpaceDivision] = field(default=lambda _: OneGroup())
 
 
 class CacheSpace:

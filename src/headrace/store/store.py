@@ -69,7 +69,7 @@ class Store:
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
         self.unverified_found = recover(index, self.disks, seals)
-        self._files = FileRegistry(index, volumes, rules.policy, rules.planned, rules.division)
+        self._files = FileRegistry(index, volumes, rules.policy, rules.planned, rules.divide(index))
         self.sealed = SealedFiles(self._files, seals)
         """Known before anything can be evicted."""
         self.space = CacheSpace(self._files, self.disks, spill, rules)
@@ -316,6 +316,10 @@ class Store:
             if self.index.cached(cached.id) == cached:
                 self._files.discard([cached.id])
         return False
+
+    def pinned_ids(self) -> list[FileId]:
+        with self._lock:
+            return list(self._files.accounts.pinned)
 
     def free(self, id: FileId) -> int:
         """Delete the cached copy, pinned or not; return the freed bytes. Open readers keep reading, but are notified:

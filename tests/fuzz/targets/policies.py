@@ -26,7 +26,6 @@ paths = ["/datasets/imagenet/"]
 guaranteed = "30%"
 limit = "4TiB"
 share = 2
-parent = "all"
 [tenant.all]
 paths = ["/**"]
 [origin."s3://training-data"]
@@ -64,7 +63,7 @@ FUZZERS = [
         (PolicyFaultsError,),
         [_WHOLE, b"", b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
         words=[
-            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"parent", b"share", b"**/", b"/**",
+            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"share", b"**/", b"/**",
             b"!", b"*", b"[", b"]", b'"""', b"'''", b"fetched+", b"always", b"auto", b"1e308", b"nan", b"inf", b"\n",
             b"=", b"#", b"\\u0000", b"{", b"}", b"9999999w",
         ],

@@ -84,16 +84,14 @@ tier = ["nvme",
 [tenant.a]
 paths = ["/a/**"]
 guaranteed = "60%"
-parent = "b"
 [tenant.b]
 paths = ["/b/**"]
 guaranteed = "60%"
 limit = "50%"
-parent = "a"
 [tenant.c]
 paths = ["/c/**"]
 guaranteed = "101%"
-parent = "nobody"
+parent = "a"
 [orgin."s3://x"]
 requests_s = 1
 [origin."x"]
@@ -109,37 +107,19 @@ budget_month = 1
         (6, "match is missing"),
         (7, "replicas"),
         (8, "tier"),
-        (13, "parent"),
-        (16, "guaranteed"),
-        (18, "parent"),
-        (21, "guaranteed"),
-        (22, "parent"),
-        (23, "'orgin' is unknown"),
-        (25, "'x' is no URL of an origin"),
-        (26, "requests_s"),
-        (27, "budget_month"),
+        (15, "guaranteed"),
+        (19, "guaranteed"),
+        (20, "'parent' is unknown"),
+        (21, "'orgin' is unknown"),
+        (23, "'x' is no URL of an origin"),
+        (24, "requests_s"),
+        (25, "budget_month"),
     }
 
 
 def test_over_all_guaranteed_is_refused_where_it_passes_the_whole() -> None:
     text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n[tenant.b]\npaths = ["/b/**"]\nguaranteed = "50%"\n'
     assert faults_of(text) == [(6, "guaranteed: 110% are guaranteed to the tenants so far")]
-
-
-def test_children_share_what_their_parent_has() -> None:
-    text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n'
-    for child in ("b", "c"):
-        text += f'[tenant.{child}]\npaths = ["/a/{child}/**"]\nguaranteed = "50%"\nparent = "a"\n'
-    assert parse_policy(text).tenants["c"].parent == "a"
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_a_cycle_of_tenants_is_refused_at_each_of_them(size: int) -> None:
-    text = "".join(
-        f'[tenant.t{number}]\npaths = ["/{number}/**"]\nparent = "t{(number + 1) % size}"\n'
-        for number in range(size)
-    )
-    assert faults_of(text) == [(3 * number + 3, "parent: the tenants are a cycle") for number in range(size)]
 
 
 @pytest.mark.parametrize(

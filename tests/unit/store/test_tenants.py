@@ -36,7 +36,7 @@ class TenantsByName:
         self.tenants: dict[FileId, str] = {}
         self.planned = PlannedFiles()
         volume = Volume(0, str(folder / "volume"), CAPACITY_BYTES, "ssd")
-        rules = SpaceRules(division=self.division, planned=self.planned)
+        rules = SpaceRules(divide=lambda _: self.division, planned=self.planned)
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="boot-1", rules=rules)
 
     def _group_of(self, id: FileId) -> EvictionGroup:
@@ -197,7 +197,7 @@ def test_a_restart_counts_the_same(cache: TenantsByName) -> None:
     used_bytes = cache.used_bytes("a")
     cache.store.close()
     volume = Volume(0, cache.store.disks[0].folder, CAPACITY_BYTES, "ssd")
-    rules = SpaceRules(division=cache.division)
+    rules = SpaceRules(divide=lambda _: cache.division)
     store = Store.open(f"{volume.folder}/index", [volume], boot_id="boot-1", rules=rules)
     assert store._files.accounts.groups.used_bytes("a") == used_bytes == 20 * FILE_BYTES
     store.close()

@@ -1,0 +1,116 @@
+"""Let the policy divide the space of a node: which files give way first, and what each tenant may have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace.base.errors import HeadraceError
+from headrace.base.eviction_group import EvictionGroup
+from headrace.base.listeners import Listeners
+from headrace.base.model import FileId
+from headrace.base.priority import Priority
+from headrace.base.tasks import OwnedTasks
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import Tenant
+from headrace.policy.dues import Entitlement
+from headrace.policy.tenant_division import TenantDivision
+from headrace.ring.view import ClusterView
+from headrace.store.groups import FIRST_GROUP
+from headrace.store.index import Index
+from headrace.store.space import CacheSpace
+
+log = logging.getLogger(__name__)
+
+SHARE_STEP = 0.01
+"""Changes of a node's share that are too small to count: they would move no tenant by more than a hundredth."""
+
+
+class NodeCapacity:
+    """The cache of a node, and its share of its cluster's. Sizes of tenants are those of the cluster, and each node
+    keeps to its part of them. size_bytes: of the node's cache."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.changed: Listeners[[]] = Listeners()
+        self._share = 1.0
+
+    def note_view(self, node_id: str, view: ClusterView) -> None:
+        """Note the members of the cluster. node_id: of this node."""
+        own = view.nodes.get(node_id)
+        total_bytes = sum(node.capacity_bytes for node in view.nodes.values())
+        share = own.capacity_bytes / total_bytes if own is not None and total_bytes else self._share
+        if abs(share - self._share) > SHARE_STEP * self._share:
+            self._share = share
+            self.changed()
+
+    def entitlement(self, tenant: Tenant) -> Entitlement:
+        """Return what a tenant may have on this node."""
+        limit = None if tenant.limit is None else self._part_of(tenant.limit)
+        return Entitlement(self._part_of(tenant.guaranteed), limit, tenant.share)
+
+    def _part_of(self, amount: int | float) -> float:
+        """Return this node's part of a size, or of a share of the whole cache."""
+        return amount * (self.size_bytes if isinstance(amount, float) else self._share)
+
+
+class PolicyDivision(TenantDivision):
+    """Divides a store by the policy. usable_bytes: as of TenantDivision."""
+
+    def __init__(
+        self, policy: CurrentPolicy, capacity: NodeCapacity, index: Index, *, usable_bytes: int
+    ) -> None:
+        super().__init__(self._group_of, usable_bytes)
+        self._policy = policy
+        self._capacity = capacity
+        self._index = index
+        self._is_divided = False
+        self._apply()
+        policy.changed.add(lambda _: self._apply())
+        capacity.changed.add(self._apply)
+
+    def _apply(self) -> None:
+        document = self._policy.resolver.document
+        self._is_divided = bool(document.tenants) or any(
+            "priority" in rule.effects for rule in document.rules
+        )
+        self.update({name: self._capacity.entitlement(tenant) for name, tenant in document.tenants.items()})
+
+    def _group_of(self, id: FileId) -> EvictionGroup:
+        path = self._index.path_of(id) if self._is_divided else None
+        if path is None:
+            return FIRST_GROUP
+        effects = self._policy.of(path)
+        return EvictionGroup(Priority.NORMAL - effects.priority, effects.tenant)
+
+
+class Regrouping:
+    """Sorts the cached files into the groups of a changed policy, a few hundred at a time."""
+
+    def __init__(self, space: CacheSpace, policy: CurrentPolicy) -> None:
+        self._space = space
+        self._tasks = OwnedTasks()
+        self._changed = asyncio.Event()
+        policy.changed.add(lambda _: self._changed.set())
+
+    def start(self) -> None:
+        self._tasks.start(self._run())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._regroup()
+            except HeadraceError as error:
+                log.warning("cached files stay in the groups of an earlier policy error=%s", error)
+
+    async def _regroup(self) -> None:
+        """Pass all cached files, or stop when the policy changes again."""
+        last: FileId | None = FileId(0)
+        while last is not None and not self._changed.is_set():
+            last = self._space.regroup(last)
+            await asyncio.sleep(0)
