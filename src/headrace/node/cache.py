@@ -11,6 +11,7 @@ from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundE
 from headrace.base.model import FileId, Version
 from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
+from headrace.jobs.expiry import CachedLives
 from headrace.node.space_policy import NodeCapacity, PolicyDivision
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
@@ -29,9 +30,12 @@ def index_folder(config: Config) -> str:
     return os.path.join(config.cache[0].folder, "index")
 
 
-def open_store(config: Config, planned: PlannedFiles, policy: CurrentPolicy, capacity: NodeCapacity) -> Store:
+def open_store(
+    config: Config, planned: PlannedFiles, policy: CurrentPolicy, lives: CachedLives, capacity: NodeCapacity
+) -> Store:
     """Open the cache, with a new index if the old one is corrupt. Remove the remains of seals of an earlier run.
-    planned: what plans say of its files. policy, capacity: divide its space."""
+    planned: what plans say of its files. policy, capacity: divide its space. lives: hears
+    of its files."""
     volumes = [
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)
@@ -42,6 +46,7 @@ def open_store(config: Config, planned: PlannedFiles, policy: CurrentPolicy, cap
         borrowed_share=config.borrowed_share,
         policy=config.eviction_policy,
         planned=planned,
+        lives=lives,
         divide=lambda index: PolicyDivision(
             *(policy, capacity, index), usable_bytes=int(config.watermark_low * capacity.size_bytes)
         ),

@@ -30,6 +30,7 @@ from headrace.dataplane.scrub import Scrub
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.entry.rpc.server import RpcServer, Subscribers
+from headrace.jobs.expiry import CachedLives, Expiry
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
@@ -113,6 +114,7 @@ class Node:
         store: Store,
         planned: PlannedFiles,
         policies: Policies,
+        lives: CachedLives,
         link: ClusterLink | None = None,
     ) -> None:
         self.config = config
@@ -151,6 +153,7 @@ class Node:
         self.planned_fetcher = self._build_planned_fetcher()
         self.predictions, self.predicted_fetcher = self._build_predictions()
         self.regrouping = Regrouping(store.space, policies.current)
+        self.expiry = Expiry(store, policies.current, lives, self.disk, forget=self.reads.forget)
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
@@ -296,10 +299,11 @@ class Node:
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
         planned, policy = PlannedFiles(), CurrentPolicy()
+        lives = CachedLives(policy)
         capacity = NodeCapacity(sum(volume.capacity_bytes for volume in config.cache))
         file = PolicyFile(config.cache[0].folder)
         await load_policy(policy, file)
-        store = open_store(config, planned, policy, capacity)
+        store = open_store(config, planned, policy, lives, capacity)
         link: ClusterLink | None = None
         node: Node | None = None
         try:
@@ -307,7 +311,7 @@ class Node:
             if link is not None:
                 link.on_view.add(partial(capacity.note_view, link.info.id))
             policies = Policies(policy, capacity, file, None if link is None else link.records)
-            node = cls(config, store, planned, policies, link)
+            node = cls(config, store, planned, policies, lives, link)
             await node.attachments.attach_configured(check=not again)
             await node._join(again=again)
             make_private(os.path.dirname(config.socket_path))
@@ -325,6 +329,7 @@ class Node:
         node.upkeep.start()
         node.planned_fetcher.start()
         node.regrouping.start()
+        node.expiry.start()
         node.predicted_fetcher.start()
         node.jobs.auto_seal.start()
         node.jobs.lazy_seals.start()
@@ -379,6 +384,7 @@ class Node:
         await self.jobs.lazy_seals.stop()
         await self.policies.stop()
         await self.regrouping.stop()
+        await self.expiry.stop()
         await self.namespace.freshness.stop()
         if self.scrub is not None:
             await self.scrub.stop()
@@ -467,6 +473,7 @@ class Node:
             "seal_auto": self.jobs.auto_seal.status(),
             "plans": self.planned_fetcher.statistics(),
             "predictions": self.predicted_fetcher.statistics(),
+            "expiry": self.expiry.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),

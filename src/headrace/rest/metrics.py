@@ -138,6 +138,18 @@ METRICS = (
         ("origin", "checksums", "files_corrupt"),
     ),
     Metric(
+        "headrace_expired_files_total",
+        COUNTER,
+        "Cached files that were removed because their time to live was over.",
+        ("expiry", "files_expired"),
+    ),
+    Metric(
+        "headrace_expired_bytes_total",
+        COUNTER,
+        "Bytes of cached files that were removed because their time to live was over.",
+        ("expiry", "bytes_expired"),
+    ),
+    Metric(
         "headrace_scrub_checked_bytes",
         GAUGE,
         "Cached bytes that the current or the last scrub compared with their checksums.",

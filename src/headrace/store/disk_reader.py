@@ -22,12 +22,12 @@ class DiskReader:
         self._buffer = mmap.mmap(-1, min(BLOCK_SIZE_BYTES, _pages(size_bytes)))
         self.is_direct = True
         try:
-            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME | os.O_DIRECT)
         except OSError as error:
             if error.errno not in _NOT_DIRECT:
                 raise
             self.is_direct = False
-            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
 
     def read(self, start: int, length: int) -> memoryview:
         """Read at most a block from its beginning; fewer bytes at the end of the file. The result is valid until the

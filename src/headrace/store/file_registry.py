@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.base import failpoint
 from headrace.base.model import Entry, FileId
+from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, SpaceDivision
 from headrace.store.index import Index
 from headrace.store.planned_choice import PlannedChoice
@@ -30,11 +31,12 @@ class FileRegistry:
         volumes: list[Volume],
         policy: str,
         planned: PlannedChoice,
+        lives: FileLives,
         division: SpaceDivision,
     ) -> None:
         self.index = index
         self.volumes = volumes
-        self.accounts = Accounts(volumes, policy, planned, FileGroups(division))
+        self.accounts = Accounts(volumes, policy, planned, lives, FileGroups(division))
         self.lock = threading.RLock()
         self.writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self.sequence = index.state.synced_sequence

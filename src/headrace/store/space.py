@@ -14,6 +14,7 @@ from functools import partial
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
+from headrace.store.file_lives import FileLives, NoLives
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
 from headrace.store.index import Index
@@ -36,13 +37,15 @@ EVICT_STEP_FILES = 512
 class SpaceRules:
     """Say what is evicted, and when. high, low: shares of a volume's capacity where eviction begins and ends.
     borrowed_share: the share for files that other nodes own. policy: of build_policy. planned: knows which files are
-    read when. divide: takes the index, and returns which group each file is in and what each tenant may have."""
+    read when. lives: hears of cached files. divide: takes the index, and returns which group each file is in and what
+    each tenant may have."""
 
     high: float = 0.95
     low: float = 0.90
     borrowed_share: float = 1.0
     policy: str = "s3fifo"
     planned: PlannedChoice = field(default_factory=NoPlans)
+    lives: FileLives = field(default_factory=NoLives)
     divide: Callable[[Index], SpaceDivision] = field(default=lambda _: OneGroup())
 
 

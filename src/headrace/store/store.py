@@ -69,7 +69,8 @@ class Store:
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
         self.unverified_found = recover(index, self.disks, seals)
-        self._files = FileRegistry(index, volumes, rules.policy, rules.planned, rules.divide(index))
+        parts = (rules.policy, rules.planned, rules.lives, rules.divide(index))
+        self._files = FileRegistry(index, volumes, *parts)
         self.sealed = SealedFiles(self._files, seals)
         """Known before anything can be evicted."""
         self.space = CacheSpace(self._files, self.disks, spill, rules)

@@ -12,6 +12,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.block_map import map_bytes
 from headrace.store.borrowed_first import BorrowedFirst
+from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, OneGroup
 from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
@@ -29,7 +30,12 @@ class Accounts:
     planned: hears of each complete file. pinned, sealed: files that must not be evicted."""
 
     def __init__(
-        self, volumes: Sequence[Volume], policy: str, planned: PlannedChoice, groups: FileGroups
+        self,
+        volumes: Sequence[Volume],
+        policy: str,
+        planned: PlannedChoice,
+        lives: FileLives,
+        groups: FileGroups,
     ) -> None:
         disk_bytes = sum(volume.capacity_bytes for volume in volumes if volume.tier != SPILL) or 1
         spilled = FileGroups(OneGroup())
@@ -39,6 +45,7 @@ class Accounts:
         ]
         self.groups = groups
         self._planned = planned
+        self._lives = lives
         self._volumes = volumes
         self._pools: set[int] = set()  # of volume and group, that the plans know
         for volume in volumes:
@@ -110,9 +117,11 @@ class Accounts:
 
     def touch(self, ids: Iterable[FileId]) -> None:
         """Record a use of files. Unknown ids are no error."""
-        for id in ids:
+        used = list(ids)
+        for id in used:
             for policy in self.policies:
                 policy.touch(id)
+        self._lives.note_used(used)
 
     # ------------------------------------------------------------ small files being written
 
@@ -136,6 +145,7 @@ class Accounts:
         """Add an incomplete file without a byte."""
         self._partial[record.id] = (record.volume, 0)
         self._place(record, PAGE_BYTES)
+        self._lives.note_cached(record.id)
 
     def add(self, cached: CachedFile) -> None:
         """Add a file from its record and its volume."""
@@ -151,6 +161,7 @@ class Accounts:
             self._partial[cached.id] = (volume.number, size_bytes)
             self._place(cached, size_bytes)
         self._charge(cached.id, volume, size_bytes)
+        self._lives.note_cached(cached.id)
         if cached.pinned:
             self.pinned.add(cached.id)
 
