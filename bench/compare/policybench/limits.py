@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.model import ROOT_ID, Entry, FileId, Version
 from headrace.base.priority import Priority
 from headrace.policy.dues import Entitlement
 from headrace.policy.tenant_division import TenantDivision
+from headrace.store.groups import SpaceDivision
+from headrace.store.index import Index
 from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -29,13 +32,19 @@ def limit(bench: Bench) -> None:
         division.update({"A": Entitlement(limit=limit_bytes)})
         folder = os.path.join(bench.place.root, f"store-{run}")
         volume = Volume(0, folder, 4 * limit_bytes, "ssd")
-        store = Store.open(f"{folder}/index", [volume], rules=SpaceRules(division=division))
+        store = Store.open(
+            f"{folder}/index", [volume], rules=SpaceRules(divide=partial(_divide_by, division))
+        )
         try:
             most_bytes = written_by_all(store, entries_of(store, 4 * limit_bytes // FILE_BYTES))
         finally:
             store.close()
         excess = max(0.0, most_bytes / limit_bytes - 1)
         bench.results.add(EXCEEDED, "headrace", excess, unit="share")
+
+
+def _divide_by(division: SpaceDivision, _: Index) -> SpaceDivision:
+    return division
 
 
 def entries_of(store: Store, count: int) -> list[Entry]:

@@ -60,11 +60,13 @@ class SmallFileFetcher:
                     self.arriving.add(entry.id)
             file = _ArrivedFile(entry, arrived, is_borrowed, comparison)
             try:
+                if intent.into_spill:
+                    return await self._spill(file)
                 return await self._commits.submit(file, soon=not intent.in_batch)
             except WrongBytesError as error:
                 comparison.refuse(error)
             except NoSpaceError:
-                if not intent.may_spill or self._store.spill is None:
+                if intent.into_spill or not intent.may_spill or self._store.spill is None:
                     raise
                 return await self._spill(file)
             finally:
@@ -74,7 +76,7 @@ class SmallFileFetcher:
         await self._commits.stop()
 
     async def _spill(self, file: _ArrivedFile) -> None:
-        """Store a file in the spill, because no disk has space. Its bytes were compared before."""
+        """Store a file in the spill: no disk has space for it, or is to have it. Its bytes were compared before."""
         (failure,) = await self._commit([file], spilled=True)
         if failure is not None:
             raise failure from None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
 from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
+from headrace.policy.admission import SecondReads
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import Tenant
 from headrace.policy.dues import Entitlement
+from headrace.policy.effects import CacheAdmission
 from headrace.policy.tenant_division import TenantDivision
 from headrace.ring.view import ClusterView
 from headrace.store.groups import FIRST_GROUP
@@ -24,6 +27,11 @@ log = logging.getLogger(__name__)
 
 SHARE_STEP = 0.01
 """Changes of a node's share that are too small to count: they would move no tenant by more than a hundredth."""
+
+
+FIRST_READS = 1 << 20
+FIRST_READ_S = 7 * 86400.0
+"""First reads that are remembered, in 8 MiB, and for how long."""
 
 
 class NodeCapacity:
@@ -64,13 +72,24 @@ class PolicyDivision(TenantDivision):
         self._policy = policy
         self._capacity = capacity
         self._index = index
-        self._is_divided = False
+        self._is_divided = self._is_selective = False
+        self._second_reads = SecondReads(FIRST_READS, window_s=FIRST_READ_S, start_s=monotonic_s())
         self._apply()
         policy.changed.add(lambda _: self._apply())
         capacity.changed.add(self._apply)
 
+    def admits(self, id: FileId) -> bool:
+        if not self._is_selective:
+            return True
+        path = self._index.path_of(id)
+        admit = CacheAdmission.ALWAYS if path is None else self._policy.of(path).admit
+        if admit is CacheAdmission.SECOND_READ:
+            return self._second_reads.is_second(id, monotonic_s())
+        return admit is CacheAdmission.ALWAYS
+
     def _apply(self) -> None:
         document = self._policy.resolver.document
+        self._is_selective = any("admit" in rule.effects for rule in document.rules)
         self._is_divided = bool(document.tenants) or any(
             "priority" in rule.effects for rule in document.rules
         )

@@ -22,6 +22,9 @@ class TenantDivision:
         self._usable_bytes = usable_bytes
         self._entitlements: Mapping[str, Entitlement] = {}
 
+    def admits(self, id: FileId) -> bool:
+        return True
+
     def update(
         self, entitlements: Mapping[str, Entitlement], parents: Mapping[str, str] | None = None
     ) -> None:

@@ -19,6 +19,10 @@ class SpaceDivision(Protocol):
 
     def group_of(self, id: FileId) -> EvictionGroup: ...
 
+    def admits(self, id: FileId) -> bool:
+        """Return whether a file that a reader needs enters the cache. This call counts as a read of it."""
+        ...
+
     def guaranteed_bytes(self, tenant: str) -> int:
         """Return the bytes on this node below which other tenants evict nothing of this one."""
         ...
@@ -43,6 +47,9 @@ class OneGroup:
 
     def group_of(self, id: FileId) -> EvictionGroup:
         return FIRST_GROUP
+
+    def admits(self, id: FileId) -> bool:
+        return True
 
     def guaranteed_bytes(self, tenant: str) -> int:
         return 0

@@ -115,6 +115,10 @@ class CacheSpace:
                 self._files.accounts.regroup(cached)
         return batch[-1].id if batch else None
 
+    def admits(self, id: FileId) -> bool:
+        """Return whether a file that a reader needs enters the cache, and count the read."""
+        return self._files.accounts.groups.division.admits(id)
+
     def has_free(self, size_bytes: int, *, share: float) -> bool:
         """Return whether the volume that a file of that size gets stays below a share of its capacity."""
         with self._lock:
