@@ -157,20 +157,8 @@ class Node:
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
-        self.attachments = Attachments(
-            config,
-            store.index,
-            self.namespace,
-            self.subscribers,
-            has_written=lambda: self.write is not None and self.write.has_written,
-        )
-        self.jobs = Jobs(
-            *(self.namespace, store, self.reads, self.disk),
-            catalogue=Catalogue.of_cache(config.cache[0].folder),
-            modes=WriteModes.parse(config.write),
-            on_damaged=self._damaged,
-            seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
-        )
+        self.attachments = self._build_attachments()
+        self.jobs = self._build_jobs()
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(
@@ -216,6 +204,25 @@ class Node:
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
             demote=None if self.write is None else self.write.demote,
+        )
+
+    def _build_attachments(self) -> Attachments:
+        return Attachments(
+            self.config,
+            self.store.index,
+            self.namespace,
+            self.subscribers,
+            has_written=lambda: self.write is not None and self.write.has_written,
+        )
+
+    def _build_jobs(self) -> Jobs:
+        config = self.config
+        return Jobs(
+            *(self.namespace, self.store, self.reads, self.disk),
+            catalogue=Catalogue.of_cache(config.cache[0].folder),
+            modes=WriteModes.parse(config.write),
+            on_damaged=self._damaged,
+            seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
         )
 
     def _build_planned_fetcher(self) -> PlannedFetcher:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from headrace.base.model import FileId
 from headrace.base.namespace_path import join
 from headrace.base.sizes import show_size
-from headrace.node.space_policy import NodeCapacity
+from headrace.node.space_policy import NodeCapacity, chain_of
 from headrace.policy.document import PolicyFault, PolicyFaultsError
 from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
@@ -43,14 +43,15 @@ class PolicyTrial:
         for id in self._store.pinned_ids() if policy.document.tenants else ():
             path, cached = self._index.path_of(id), self._index.cached(id)
             if path is not None and cached is not None:
-                name = policy.of(path).tenant
-                pinned[name] = pinned.get(name, 0) + cached.size_bytes
+                tenant = policy.of(path).tenant
+                for name in chain_of(tenant, policy.document.tenants) if tenant else ():
+                    pinned[name] = pinned.get(name, 0) + cached.size_bytes
         faults = []
-        for name, tenant in policy.document.tenants.items():
-            limit_bytes = self._capacity.entitlement(tenant).limit
-            if limit_bytes is not None and pinned.get(name, 0) > limit_bytes:
-                text = f"limit: {show_size(limit_bytes)} on this node, where {show_size(pinned[name])} are pinned"
-                faults.append(PolicyFault(tenant.line, text))
+        for name, entitled in self._capacity.entitlements(policy.document.tenants).items():
+            limit = entitled.limit
+            if limit is not None and pinned.get(name, 0) > limit:
+                text = f"limit: {show_size(limit)} on this node, where {show_size(pinned[name])} are pinned"
+                faults.append(PolicyFault(policy.document.tenants[name].line, text))
         if faults:
             raise PolicyFaultsError(faults)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.eviction_group import EvictionGroup
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
-from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
 from headrace.policy.admission import SecondReads
 from headrace.policy.current import CurrentPolicy
@@ -52,14 +52,31 @@ class NodeCapacity:
             self._share = share
             self.changed()
 
-    def entitlement(self, tenant: Tenant) -> Entitlement:
-        """Return what a tenant may have on this node."""
-        limit = None if tenant.limit is None else self._part_of(tenant.limit)
-        return Entitlement(self._part_of(tenant.guaranteed), limit, tenant.share)
+    def entitlements(self, tenants: Mapping[str, Tenant]) -> dict[str, Entitlement]:
+        """Return what each tenant may have on this node. A share of a tenant with a parent is one of what the parent
+        has."""
+        entitlements: dict[str, Entitlement] = {}
 
-    def _part_of(self, amount: int | float) -> float:
-        """Return this node's part of a size, or of a share of the whole cache."""
-        return amount * (self.size_bytes if isinstance(amount, float) else self._share)
+        def entitle(tenant: Tenant) -> Entitlement:
+            if tenant.name not in entitlements:
+                parent = entitle(tenants[tenant.parent]) if tenant.parent else self._whole
+                limit_whole = self.size_bytes if parent.limit is None else parent.limit
+                limit = None if tenant.limit is None else self._part_of(tenant.limit, limit_whole)
+                guaranteed = self._part_of(tenant.guaranteed, parent.guaranteed)
+                entitlements[tenant.name] = Entitlement(guaranteed, limit, tenant.share)
+            return entitlements[tenant.name]
+
+        for tenant in tenants.values():
+            entitle(tenant)
+        return entitlements
+
+    @property
+    def _whole(self) -> Entitlement:
+        return Entitlement(self.size_bytes, self.size_bytes)
+
+    def _part_of(self, amount: int | float, whole: float) -> float:
+        """Return this node's part of a size, or of a share of a whole."""
+        return amount * (whole if isinstance(amount, float) else self._share)
 
 
 class PolicyDivision(TenantDivision):
@@ -73,6 +90,7 @@ class PolicyDivision(TenantDivision):
         self._capacity = capacity
         self._index = index
         self._is_divided = self._is_selective = False
+        self._chains: dict[str, tuple[str, ...]] = {}
         self._second_reads = SecondReads(FIRST_READS, window_s=FIRST_READ_S, start_s=monotonic_s())
         self._apply()
         policy.changed.add(lambda _: self._apply())
@@ -93,14 +111,26 @@ class PolicyDivision(TenantDivision):
         self._is_divided = bool(document.tenants) or any(
             "priority" in rule.effects for rule in document.rules
         )
-        self.update({name: self._capacity.entitlement(tenant) for name, tenant in document.tenants.items()})
+        self._chains = {name: chain_of(name, document.tenants) for name in document.tenants}
+        entitlements = self._capacity.entitlements(document.tenants)
+        self.update(
+            entitlements, {name: tenant.parent for name, tenant in document.tenants.items() if tenant.parent}
+        )
 
     def _group_of(self, id: FileId) -> EvictionGroup:
         path = self._index.path_of(id) if self._is_divided else None
         if path is None:
             return FIRST_GROUP
         effects = self._policy.of(path)
-        return EvictionGroup(Priority.NORMAL - effects.priority, effects.tenant)
+        return EvictionGroup(effects.priority, self._chains.get(effects.tenant, ()))
+
+
+def chain_of(name: str, tenants: Mapping[str, Tenant]) -> tuple[str, ...]:
+    """Return the name of a tenant after those of its parents."""
+    chain = [name]
+    while parent := tenants[chain[0]].parent:
+        chain.insert(0, parent)
+    return tuple(chain)
 
 
 class Regrouping:

@@ -34,12 +34,15 @@ _EFFECTS: dict[str, Parse] = {
     "ttl": values.time_to_live,
     "write": values.write_promise,
 }
+NOT_OBEYED = ("replicas", "tier", "write")
+"""Effects that the language has and this release refuses: a rule must not seem to work."""
 _RULE: dict[str, Parse] = {"match": values.patterns, **_EFFECTS}
 _TENANT: dict[str, Parse] = {
     "paths": values.patterns,
     "guaranteed": values.size_or_share,
     "limit": values.size_or_share,
     "share": values.positive,
+    "parent": values.word,
 }
 _ORIGIN: dict[str, Parse] = {
     "requests_s": values.positive,
@@ -81,7 +84,8 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Holds a tenant. guaranteed, limit: bytes, or a share of the cache as a float. share: its weight."""
+    """Holds a tenant. guaranteed, limit: bytes, or a share of the cache as a float. share: its weight. parent: the
+    tenant whose space it shares; "": none."""
 
     name: str
     line: int
@@ -90,6 +94,7 @@ class Tenant:
     guaranteed: int | float = 0
     limit: int | float | None = None
     share: float = 1.0
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ class _Parser:
         rules = self._rules(self._tables.get("rule", []))
         tenants = self._tenants(self._tables.get("tenant", {}))
         origins = self._origins(self._tables.get("origin", {}))
+        self._check_parents(tenants)
         self._check_guarantees(tenants)
         if self._faults:
             raise PolicyFaultsError(self._faults)
@@ -159,6 +165,8 @@ class _Parser:
             fields = self._fields(path, table, _RULE)
             patterns = self._patterns(path, "match", fields)
             effects = {FIELD_OF[name]: value for name, value in fields.items() if name in FIELD_OF}
+            for name in fields.keys() & set(NOT_OBEYED):
+                self._fault((*path, name), f"{name}: this release does not obey it yet")
             if not effects and fields.keys() == table.keys():
                 self._fault(path, "the rule has no effect")
             if patterns is not None:
@@ -233,14 +241,27 @@ class _Parser:
             self._fault((*path, key), f"{key}: {error}")
             return None
 
+    def _check_parents(self, tenants: Mapping[str, Tenant]) -> None:
+        for tenant in tenants.values():
+            path: KeyPath = ("tenant", tenant.name, "parent")
+            if tenant.parent and tenant.parent not in tenants:
+                self._fault(path, f"parent: there is no tenant {values.shown(tenant.parent)}")
+            passed = {tenant.name}
+            parent = tenant.parent
+            while parent in tenants and parent not in passed:
+                passed.add(parent)
+                parent = tenants[parent].parent
+            if parent == tenant.name:
+                self._fault(path, "parent: the tenants are a cycle")
+
     def _check_guarantees(self, tenants: Mapping[str, Tenant]) -> None:
-        total = 0.0
+        sums: dict[str, float] = {}
         for tenant in tenants.values():
             limit, guaranteed = tenant.limit, tenant.guaranteed
             if limit is not None and type(limit) is type(guaranteed) and guaranteed > limit:
                 self._fault(("tenant", tenant.name, "guaranteed"), "guaranteed: it is above the limit")
             if isinstance(guaranteed, float):
-                total += guaranteed
+                total = sums[tenant.parent] = sums.get(tenant.parent, 0.0) + guaranteed
                 if total > 1 + 1e-9:
                     text = f"guaranteed: {100 * total:.0f}% are guaranteed to the tenants so far"
                     self._fault(("tenant", tenant.name, "guaranteed"), text)

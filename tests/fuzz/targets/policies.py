@@ -14,18 +14,16 @@ _WHOLE = b"""
 match = ["/datasets/**", "!*.tmp"]
 fresh = "5m"
 admit = "second-read"
-replicas = 2
 priority = "high"
-tier = ["nvme", "hdd"]
 [[rule]]
 match = ["/scratch/*/x[ab]?"]
 ttl = "made+2d"
-write = "back:2"
 [tenant.vision]
 paths = ["/datasets/imagenet/"]
 guaranteed = "30%"
 limit = "4TiB"
 share = 2
+parent = "all"
 [tenant.all]
 paths = ["/**"]
 [origin."s3://training-data"]
@@ -63,7 +61,7 @@ FUZZERS = [
         (PolicyFaultsError,),
         [_WHOLE, b"", b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
         words=[
-            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"share", b"**/", b"/**",
+            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"parent", b"share", b"**/", b"/**",
             b"!", b"*", b"[", b"]", b'"""', b"'''", b"fetched+", b"always", b"auto", b"1e308", b"nan", b"inf", b"\n",
             b"=", b"#", b"\\u0000", b"{", b"}", b"9999999w",
         ],

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.base.priority import Priority
 from headrace.base.write_modes import WriteMode
+from headrace.policy import values
 from headrace.policy.document import DOCUMENT_CHARACTERS_MAX, PolicyFaultsError, parse_policy
 from headrace.policy.effects import AUTO_REPLICAS, CacheAdmission, LifeStart, TimeToLive, WritePromise
 
@@ -16,14 +17,10 @@ WHOLE = """
 match = ["/datasets/**"]
 fresh = "5m"
 admit = "second-read"
-replicas = 2
 priority = "high"
-tier = ["nvme", "hdd"]
 [[rule]]
 match = ["/scratch/**"]
 ttl = "2d"
-write = "back:2"
-replicas = "auto"
 [tenant.vision]
 paths = ["/datasets/imagenet/**", "/vision/**"]
 guaranteed = "30%"
@@ -49,16 +46,10 @@ def test_a_policy_with_everything() -> None:
     assert first.effects == {
         "fresh_s": 300.0,
         "admit": CacheAdmission.SECOND_READ,
-        "replicas": 2,
         "priority": Priority.HIGH,
-        "tiers": ("nvme", "hdd"),
     }
-    assert (first.line, second.line) == (2, 9)
-    assert second.effects == {
-        "ttl": TimeToLive(172800.0),
-        "write": WritePromise(WriteMode.BACK, 2),
-        "replicas": AUTO_REPLICAS,
-    }
+    assert (first.line, second.line) == (2, 7)
+    assert second.effects == {"ttl": TimeToLive(172800.0)}
     vision = document.tenants["vision"]
     assert (vision.guaranteed, vision.limit, vision.share) == (0.3, 4 << 40, 2.0)
     origin = document.origins["s3://training-data"]
@@ -91,7 +82,7 @@ limit = "50%"
 [tenant.c]
 paths = ["/c/**"]
 guaranteed = "101%"
-parent = "a"
+parent = "nobody"
 [orgin."s3://x"]
 requests_s = 1
 [origin."x"]
@@ -109,7 +100,7 @@ budget_month = 1
         (8, "tier"),
         (15, "guaranteed"),
         (19, "guaranteed"),
-        (20, "'parent' is unknown"),
+        (20, "parent"),
         (21, "'orgin' is unknown"),
         (23, "'x' is no URL of an origin"),
         (24, "requests_s"),
@@ -120,6 +111,22 @@ budget_month = 1
 def test_over_all_guaranteed_is_refused_where_it_passes_the_whole() -> None:
     text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n[tenant.b]\npaths = ["/b/**"]\nguaranteed = "50%"\n'
     assert faults_of(text) == [(6, "guaranteed: 110% are guaranteed to the tenants so far")]
+
+
+def test_children_are_guaranteed_parts_of_their_own() -> None:
+    text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n'
+    for child in ("b", "c"):
+        text += f'[tenant.{child}]\npaths = ["/a/{child}/**"]\nguaranteed = "50%"\nparent = "a"\n'
+    assert parse_policy(text).tenants["c"].parent == "a"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_cycle_of_tenants_is_refused_at_each_of_them(size: int) -> None:
+    text = "".join(
+        f'[tenant.t{number}]\npaths = ["/{number}/**"]\nparent = "t{(number + 1) % size}"\n'
+        for number in range(size)
+    )
+    assert faults_of(text) == [(3 * number + 3, "parent: the tenants are a cycle") for number in range(size)]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +166,18 @@ def test_a_bad_value_is_one_fault_that_names_the_key(key: str, value: object) ->
     lines = [line for line in lines if not line.startswith(f"{key} ")] + [f"{key} = {shown}"]
     ((line, text),) = faults_of("\n".join(lines))
     assert line == len(lines) and text.startswith(f"{key}: ")
+
+
+def test_effects_that_no_node_obeys_are_refused() -> None:
+    text = '[[rule]]\nmatch = ["/a/**"]\nreplicas = "auto"\ntier = ["nvme", "hdd"]\nwrite = "back:2"\n'
+    assert faults_of(text) == [
+        (3, "replicas: this release does not obey it yet"),
+        (4, "tier: this release does not obey it yet"),
+        (5, "write: this release does not obey it yet"),
+    ]
+    assert values.replicas("auto") == AUTO_REPLICAS
+    assert values.tiers(["nvme", "hdd"]) == ("nvme", "hdd")
+    assert values.write_promise("back:2") == WritePromise(WriteMode.BACK, 2)
 
 
 def test_values_at_their_limits() -> None:
