@@ -43,7 +43,7 @@ class ReadPathFixture:
         self.store = Store.open(
             str(folder / "v/index"),
             [Volume(0, str(folder / "v"), capacity_bytes)],
-            rules=SpaceRules(planned=planned or NoPlans(), division=division or OneGroup()),
+            rules=SpaceRules(planned=planned or NoPlans(), divide=lambda _: division or OneGroup()),
             boot_id=boot_id,
             spill=(spill_folder, folder.name) if spill_folder else None,
         )
