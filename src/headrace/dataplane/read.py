@@ -268,7 +268,7 @@ class ReadPath:
         if self._demote is not None and await self._demote(path, entry):
             self._on_complete([id])
             return True
-        if intent.may_spill and self._store.spill is not None and not self._store.space.admits(id):
+        if intent.may_spill and self._store.spill is not None and not self._store.space.division.admits(id):
             intent = dataclasses.replace(intent, into_spill=True)
         source = self._sources.of(mount, key, entry, path)
         origin = self._sources.origin_of(mount, key, entry)

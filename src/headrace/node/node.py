@@ -150,15 +150,15 @@ class Node:
         self.native = None if self.write is None else native_changes_of(self.write)
         self.reads = self._build_reads()
         self.plans = PlanTable(planned, self.namespace)
-        self.planned_fetcher = self._build_planned_fetcher()
+        self.planned_fetcher = _build_planned_fetcher(self)
         self.predictions, self.predicted_fetcher = self._build_predictions()
         self.regrouping = Regrouping(store.space, policies.current)
         self.expiry = Expiry(store, policies.current, lives, self.disk, forget=self.reads.forget)
         store.space.evicted.add(self._evicted)
         store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
-        self.attachments = self._build_attachments()
-        self.jobs = self._build_jobs()
+        self.attachments = _build_attachments(self)
+        self.jobs = _build_jobs(self)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(
@@ -205,29 +205,6 @@ class Node:
             on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
             demote=None if self.write is None else self.write.demote,
         )
-
-    def _build_attachments(self) -> Attachments:
-        return Attachments(
-            self.config,
-            self.store.index,
-            self.namespace,
-            self.subscribers,
-            has_written=lambda: self.write is not None and self.write.has_written,
-        )
-
-    def _build_jobs(self) -> Jobs:
-        config = self.config
-        return Jobs(
-            *(self.namespace, self.store, self.reads, self.disk),
-            catalogue=Catalogue.of_cache(config.cache[0].folder),
-            modes=WriteModes.parse(config.write),
-            on_damaged=self._damaged,
-            seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
-        )
-
-    def _build_planned_fetcher(self) -> PlannedFetcher:
-        parts = (self.plans, self.reads, self.store, self.namespace.tree)
-        return PlannedFetcher(*parts, watermark_low=self.config.watermark_low)
 
     def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher]:
         table = PredictionTable(self.namespace.tree, self.plans.is_planned)
@@ -531,6 +508,32 @@ def _build_link(config: Config, store: Store) -> ClusterLink | None:
     from headrace.node.cluster_link import build_link
 
     return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+
+
+def _build_attachments(node: Node) -> Attachments:
+    return Attachments(
+        node.config,
+        node.store.index,
+        node.namespace,
+        node.subscribers,
+        has_written=lambda: node.write is not None and node.write.has_written,
+    )
+
+
+def _build_jobs(node: Node) -> Jobs:
+    config = node.config
+    return Jobs(
+        *(node.namespace, node.store, node.reads, node.disk),
+        catalogue=Catalogue.of_cache(config.cache[0].folder),
+        modes=WriteModes.parse(config.write),
+        on_damaged=node._damaged,
+        seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
+    )
+
+
+def _build_planned_fetcher(node: Node) -> PlannedFetcher:
+    parts = (node.plans, node.reads, node.store, node.namespace.tree)
+    return PlannedFetcher(*parts, watermark_low=node.config.watermark_low)
 
 
 def _welcome(config: Config, store: Store) -> Welcome:

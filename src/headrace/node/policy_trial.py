@@ -40,7 +40,7 @@ class PolicyTrial:
     def check_pinned(self, policy: PolicyResolver) -> None:
         """Raise PolicyFaultsError if a tenant's pinned files on this node take more than its limit."""
         pinned: dict[str, int] = {}
-        for id in self._store.pinned_ids() if policy.document.tenants else ():
+        for id in list(self._store.space.pinned) if policy.document.tenants else ():
             path, cached = self._index.path_of(id), self._index.cached(id)
             if path is not None and cached is not None:
                 tenant = policy.of(path).tenant

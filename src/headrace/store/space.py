@@ -62,6 +62,8 @@ class CacheSpace:
     ) -> None:
         self.evicted: Listeners[[list[FileId]]] = Listeners()
         self.evicted_files = 0
+        self.division = files.accounts.groups.division
+        self.pinned = files.accounts.pinned
         self.written_bytes = self._index_bytes = 0
         self._files = files
         self._disks = disks
@@ -114,10 +116,6 @@ class CacheSpace:
             for cached in batch:
                 self._files.accounts.regroup(cached)
         return batch[-1].id if batch else None
-
-    def admits(self, id: FileId) -> bool:
-        """Return whether a file that a reader needs enters the cache, and count the read."""
-        return self._files.accounts.groups.division.admits(id)
 
     def has_free(self, size_bytes: int, *, share: float) -> bool:
         """Return whether the volume that a file of that size gets stays below a share of its capacity."""

@@ -318,10 +318,6 @@ class Store:
                 self._files.discard([cached.id])
         return False
 
-    def pinned_ids(self) -> list[FileId]:
-        with self._lock:
-            return list(self._files.accounts.pinned)
-
     def free(self, id: FileId) -> int:
         """Delete the cached copy, pinned or not; return the freed bytes. Open readers keep reading, but are notified:
         otherwise they would hold its space."""
