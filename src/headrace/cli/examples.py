@@ -189,7 +189,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "run": _fields("job socket"),
     "plan show": _fields(
         "stream job rank world state epoch position samples step_s needed_bytes_s fetched_bytes_s "
-        "ahead_samples ahead_s hits misses model issued right wrong hit_share utilization"
+        "ahead_samples ahead_s hits misses model issued right wrong estimates "
+        "hit_share utilization"
     ),
     **dict.fromkeys(("policy set", "policy show", "policy rollback"), _fields("number text versions")),
     "policy history": _fields("number author set_at_s"),

@@ -45,6 +45,9 @@ def show(
             as_json=False,
             right=("step", "needed", "fetched", "ahead", "hits"),
         )
+        if job:
+            for line in _estimate_lines(rows[0]):
+                say(line)
     else:
         say("no job reports a plan, and no reads are predicted; start a job with `headrace run -- COMMAND`")
 
@@ -74,6 +77,20 @@ def _estimates(row: PlanRow) -> dict[str, float | None]:
         is_ahead = row.ahead_s >= row.step_s * 8 or row.position + row.ahead_samples >= row.samples
         utilization = 1.0 if is_ahead else min(1.0, row.fetched_bytes_s / row.needed_bytes_s)
     return {"hit_share": row.hits / taken if taken else None, "utilization": utilization}
+
+
+def _estimate_lines(row: PlanRow) -> list[str]:
+    """Return what more cache and more bandwidth would give all planned jobs of the node."""
+    lines = ["", "estimate for all plans of this node:"] if row.estimates else []
+    for estimate in row.estimates:
+        supply = "as it is"
+        if estimate.cache_factor != 1:
+            supply = f"{estimate.cache_factor:g} times the cache"
+        elif estimate.bandwidth_factor != 1:
+            supply = f"{estimate.bandwidth_factor:g} times the bandwidth"
+        utilization = "unknown" if estimate.utilization is None else f"{estimate.utilization:.0%}"
+        lines.append(f"  {supply}: {estimate.hit_share:.0%} hits, AU {utilization}")
+    return lines
 
 
 def _hits_text(row: PlanRow, hits: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from headrace.base.sizes import show_size
 from headrace.diagnose.causes import Cause
-from headrace.diagnose.recording import FileSystemUsage, Recording, Storage
+from headrace.diagnose.recording import FileSystemUsage, PlanUsage, Recording, Storage
 
 LINES_MAX = 3
 BUSY_FROM = 0.5
@@ -47,6 +47,8 @@ def _places(cause: Cause, details: Details, seconds: float, recording: Recording
             if place.mountpoint == name:
                 yield f"{part:.0%} of it below {name} ({place.kind}, {place.source})"
                 yield from _speeds(cause, place, wall_s, recording)
+                if cause in (Cause.ORIGIN, Cause.PEER) and place.plan is not None:
+                    yield from _plans(place.plan)
 
 
 def _speeds(cause: Cause, place: FileSystemUsage, wall_s: float, recording: Recording) -> Iterator[str]:
@@ -64,6 +66,22 @@ def _speeds(cause: Cause, place: FileSystemUsage, wall_s: float, recording: Reco
         yield f"the disk delivered {_rate(place.bytes_read / wall_s)} and was busy {place.busy:.0%} of the time{why}"
     elif place.storage is Storage.SHARE:
         yield f"the job read {_rate(recording.bytes_read / wall_s)} in total{link}"
+
+
+def _plans(plan: PlanUsage) -> Iterator[str]:
+    """Yield why the files were not in the cache before the job read them."""
+    if not plan.streams:
+        yield "no job of this node has a plan: it needs `headrace run`, and a loader whose order is known"
+        if plan.predicted:
+            opened = f"{plan.predicted_right} of them were opened"
+            yield f"{plan.predicted} files were predicted without a plan, and {opened}"
+    elif plan.unreliable:
+        yield f"the plan of {plan.unreliable} of {plan.streams} loaders is unreliable: samples opened other files"
+    elif plan.learning:
+        yield f"the plan of {plan.learning} of {plan.streams} loaders is learned in their first epoch"
+    elif plan.needed_bytes_s > plan.fetched_bytes_s:
+        needed, fetched = _rate(plan.needed_bytes_s), _rate(plan.fetched_bytes_s)
+        yield f"the plans need {needed}, and the node fetched {fetched} ahead"
 
 
 def _workers(cause: Cause, details: Details, seconds: float, recording: Recording) -> Iterator[str]:

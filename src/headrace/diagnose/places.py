@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.base.namespace_path import is_at_or_below
-from headrace.diagnose.recording import FileSystemUsage, Storage
+from headrace.diagnose.recording import FileSystemUsage, PlanUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
 """Mountpoint → the status of its node, or None. "" is the node that Headrace's library would find."""
@@ -58,6 +58,14 @@ class PlaceWatch:
         self._nodes = {
             mount.mountpoint: status_of(mount.mountpoint) for mount in self._mounts if mount.kind == _HEADRACE
         }
+        self._plans: dict[str, PlanUsage] = {}
+
+    def note_plans(self) -> None:
+        """Note the plans of the nodes that answered at the start: a plan ends with its process."""
+        for mountpoint, status in {"": self._node, **self._nodes}.items():
+            now = None if status is None else plan_usage_of(self._status_of(mountpoint))
+            if now is not None:
+                self._plans[mountpoint] = further_behind(self._plans.get(mountpoint), now)
 
     def usage(
         self, paths: Iterable[str], wall_s: float, *, by_library: bool = False
@@ -120,7 +128,35 @@ class PlaceWatch:
             origin_latency_s=float(grown.get("origin_latency_s", 0.0)),
             peer_bytes=int(grown.get("peer_bytes", 0)),
             peer_reads=int(grown.get("peer_reads", 0)),
+            plan=self._plans.get("" if by_library else mount.mountpoint),
         )
+
+
+def plan_usage_of(status: dict[str, Any] | None) -> PlanUsage | None:
+    """Return what a node's status says of its plans; None without a status."""
+    plans, predictions = ((status or {}).get(name) for name in ("plans", "predictions"))
+    if not plans or predictions is None:
+        return None
+    return PlanUsage(
+        streams=int(plans["streams"]),
+        learning=int(plans["streams_learning"]),
+        unreliable=int(plans["streams_unreliable"]),
+        needed_bytes_s=int(plans["needed_bytes_s"]),
+        fetched_bytes_s=int(plans["fetched_bytes_s"]),
+        predicted=int(predictions["files_issued"]),
+        predicted_right=int(predictions["files_right"]),
+    )
+
+
+def further_behind(before: PlanUsage | None, now: PlanUsage) -> PlanUsage:
+    """Return the one of two observations that explains more: with a plan, one that fails, and the larger lack of bytes.
+    The counts of predictions are the later ones."""
+
+    def key(usage: PlanUsage) -> tuple[bool, int, int]:
+        return usage.streams > 0, usage.unreliable, usage.needed_bytes_s - usage.fetched_bytes_s
+
+    usage = now if before is None else max(before, now, key=key)
+    return replace(usage, predicted=now.predicted, predicted_right=now.predicted_right)
 
 
 def _mounts_of_job(pid: int) -> list[MountTableRow]:

@@ -88,11 +88,25 @@ class Storage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanUsage:
+    """Describe the plans of a node when they were furthest behind. streams: loaders that reported one. predicted,
+    predicted_right: files that were predicted without a plan, and those of them that were opened."""
+
+    streams: int = 0
+    learning: int = 0
+    unreliable: int = 0
+    needed_bytes_s: int = 0
+    fetched_bytes_s: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FileSystemUsage:
     """Describe a mounted file system and its activity during the sampling.
 
     source: the device, the server, or the origin's URL. busy: share of the time that a disk was busy, None if unknown.
-    origin_* and peer_*: what Headrace's node requested.
+    origin_* and peer_*: what Headrace's node requested. plan: of that node; None if it is not known.
     """
 
     mountpoint: str
@@ -106,6 +120,7 @@ class FileSystemUsage:
     origin_latency_s: float = 0.0
     peer_bytes: int = 0
     peer_reads: int = 0
+    plan: PlanUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

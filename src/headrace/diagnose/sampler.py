@@ -22,6 +22,8 @@ from headrace.diagnose.stacks import Line, StackSampler
 
 RATE_HZ = 10
 TREE_EVERY_S = 0.2
+PLANS_EVERY_S = 2.0
+"""Seconds between two looks at the plans of nodes: each is a request."""
 NAME_MAX = 200
 """Characters of a command on the timeline."""
 SPIED_WORKERS_MAX = 8
@@ -56,6 +58,7 @@ class Sampler:
         self._known_states: dict[ProcessState, ProcessState] = {}  # most samples repeat an earlier state
         self._began_s = time.monotonic()
         self._tree_at_s = float("-inf")
+        self._plans_at_s = self._began_s
 
     def run(self, ended: Callable[[], bool], limit_s: float | None) -> None:
         """Sample until the job's first process has ended, ended() returns True, or time is up.
@@ -71,6 +74,9 @@ class Sampler:
                 self._tree_at_s = now_s
                 if not self._follow():
                     return
+            if now_s - self._plans_at_s >= PLANS_EVERY_S:
+                self._plans_at_s = now_s
+                self._places.note_plans()
             self._take_sample(time.monotonic())
             next_s = max(next_s + self._period_s, time.monotonic() + self._period_s / 4)
             time.sleep(next_s - time.monotonic() if next_s > time.monotonic() else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.plan.estimates import PlanEstimate, estimates
 from headrace.prefetch.fetcher import PlannedFetcher, ahead_s
 from headrace.prefetch.plan_table import PlannedReader, PlanTable
 from headrace.prefetch.prediction_table import PredictedDataSet, PredictionTable
@@ -77,9 +78,20 @@ class PlanRequests:
 
     async def _list(self, _: PlanList) -> PlanRows:
         predicted = map(_predicted_row, self._predictions.data_sets)
-        return PlanRows(rows=[*(self._row(reader) for reader in self._plans.readers), *predicted])
+        estimated = self._estimates()
+        planned = (self._row(reader, estimated) for reader in self._plans.readers)
+        return PlanRows(rows=[*planned, *predicted])
 
-    def _row(self, reader: PlannedReader) -> PlanRow:
+    def _estimates(self) -> list[PlanEstimate]:
+        """Return what more cache and bandwidth would give; nothing before step times are measured."""
+        fetcher = self._fetcher
+        needed_bytes_s = sum(map(fetcher.needed_bytes_s, self._plans.readers))
+        data_bytes = fetcher.data_bytes()
+        if not needed_bytes_s or not data_bytes:
+            return []
+        return [*estimates(needed_bytes_s, data_bytes, fetcher.usable_bytes, fetcher.peak_bytes_s)]
+
+    def _row(self, reader: PlannedReader, estimated: list[PlanEstimate]) -> PlanRow:
         request = reader.request
         return PlanRow(
             stream=request.stream,
@@ -97,6 +109,7 @@ class PlanRequests:
             ahead_s=ahead_s(reader),
             hits=reader.hits,
             misses=reader.misses,
+            estimates=estimated,
         )
 
 

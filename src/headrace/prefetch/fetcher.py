@@ -22,6 +22,7 @@ from headrace.namespace.tree import NameTree
 from headrace.plan.file_numbers import NO_FILE
 from headrace.plan.pacing import ReaderDemand, fetch_rate
 from headrace.prefetch.plan_table import PAUSE_S, PlannedReader, PlanTable
+from headrace.prefetch.sample_map import SampleMap
 from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,9 @@ class PlannedFetcher:
         self._budget_bytes = 0.0
         self._budget_s = monotonic_s()
         self._fetched: deque[tuple[float, int]] = deque()
+        self._lately_bytes = 0
+        self.peak_bytes_s = 0.0
+        """The highest rate over RATE_WINDOW_S since the start: the bandwidth is not below it."""
         self.fetched_files = self.fetched_bytes = self.failed_files = 0
 
     def start(self) -> None:
@@ -108,11 +112,27 @@ class PlannedFetcher:
     def fetched_bytes_s(self) -> float:
         """Return the bytes a second that were fetched of late."""
         self._forget_fetched()
-        return sum(size_bytes for _, size_bytes in self._fetched) / RATE_WINDOW_S
+        return self._lately_bytes / RATE_WINDOW_S
 
     def _forget_fetched(self) -> None:
         while self._fetched and monotonic_s() - self._fetched[0][0] > RATE_WINDOW_S:
-            self._fetched.popleft()
+            self._lately_bytes -= self._fetched.popleft()[1]
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the bytes of the cache that fetches may fill."""
+        return int(self._full_share * sum(volume.capacity_bytes for volume in self._store.disks))
+
+    def data_bytes(self) -> float:
+        """Return the bytes of all planned data sets, as far as the sizes of next files tell; 0: not known."""
+        sizes: dict[SampleMap, float] = {}
+        for reader in self._plans.readers:
+            step_bytes = self.needed_bytes_s(reader) * (reader.step_s or 0.0)
+            sample_map = reader.sample_map
+            sizes[sample_map] = max(
+                sizes.get(sample_map, 0.0), step_bytes / reader.request.batch_size * sample_map.samples
+            )
+        return sum(sizes.values())
 
     def statistics(self) -> dict[str, float]:
         """Return what all plans need and have now, and what was fetched for them since the start."""
@@ -120,6 +140,8 @@ class PlannedFetcher:
         followed = [reader for reader in readers if reader.is_fetched]
         return {
             "streams": len(readers),
+            "streams_learning": sum(reader.state == "learning" for reader in readers),
+            "streams_unreliable": sum(reader.state == "unreliable" for reader in readers),
             "needed_bytes_s": round(sum(map(self.needed_bytes_s, followed))),
             "fetched_bytes_s": round(self.fetched_bytes_s()),
             "ahead_s_min": round(min(map(ahead_s, followed), default=0.0), 1),
@@ -256,7 +278,8 @@ class PlannedFetcher:
             self.fetched_files += 1
             self.fetched_bytes += part.size_bytes
             self._fetched.append((monotonic_s(), part.size_bytes))
-            self._forget_fetched()
+            self._lately_bytes += part.size_bytes
+            self.peak_bytes_s = max(self.peak_bytes_s, self.fetched_bytes_s())
             is_loaded = True
         except HeadraceError as error:
             self.failed_files += 1

@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.base.model import FILE_ID_MAX
 from headrace.base.namespace_path import check_long_names
+from headrace.plan.estimates import PlanEstimate
 from headrace.wire.extents import count_extents
 from headrace.wire.message import Message
 from headrace.wire.policy_messages import (
@@ -435,7 +436,9 @@ class PlanRow(msgspec.Struct, frozen=True):
 
     A data set that is read without a plan has a row, too. job is its path, and position counts the files that were
     opened in this epoch. issued, right and wrong count its predictions, and model says which one predicts. Its state is
-    "predicted", or "observed" while no model predicts."""
+    "predicted", or "observed" while no model predicts.
+
+    estimates: of all plans of the node together; the first one is of its present cache and bandwidth."""
 
     stream: str
     job: str
@@ -456,6 +459,7 @@ class PlanRow(msgspec.Struct, frozen=True):
     issued: int = 0
     right: int = 0
     wrong: int = 0
+    estimates: list[PlanEstimate] = []
 
 
 class PlanRows(Message, frozen=True):

@@ -11,10 +11,12 @@ from hypothesis import strategies as some
 
 from headrace.diagnose.attribute import Diagnosis, attribute
 from headrace.diagnose.causes import REMEDIES, Cause
+from headrace.diagnose.places import further_behind, plan_usage_of
 from headrace.diagnose.recording import (
     FileSystemUsage,
     Frame,
     KernelCall,
+    PlanUsage,
     Recording,
     Storage,
     Thread,
@@ -328,3 +330,47 @@ def test_no_moment_is_blamed_for_more_than_it_is(drawn: list[TimelineSample], co
 
 def test_every_cause_has_words_and_a_gain_no_larger_than_its_share_allows() -> None:
     assert set(REMEDIES) == set(Cause)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (PlanUsage(), "no job of this node has a plan"),
+        (PlanUsage(predicted=10, predicted_right=7), "10 files were predicted without a plan, and 7 of them"),
+        (PlanUsage(streams=4, unreliable=1, needed_bytes_s=9), "the plan of 1 of 4 loaders is unreliable"),
+        (PlanUsage(streams=2, learning=2), "the plan of 2 of 2 loaders is learned"),
+        (
+            PlanUsage(streams=1, needed_bytes_s=200 * MIB, fetched_bytes_s=50 * MIB),
+            "the plans need 200 MiB/s, and the node fetched 50.0 MiB/s ahead",
+        ),
+    ],
+)
+def test_a_wait_for_the_origin_says_what_the_plan_was(plan: PlanUsage, sentence: str) -> None:
+    place = FileSystemUsage(
+        "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=9 * MIB, plan=plan
+    )
+    diagnosis = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
+    assert any(sentence in line for line in diagnosis.causes[0].evidence), diagnosis.causes[0].evidence
+
+
+def test_a_plan_that_meets_its_deadlines_is_no_evidence() -> None:
+    plan = PlanUsage(streams=1, needed_bytes_s=MIB, fetched_bytes_s=2 * MIB)
+    place = FileSystemUsage(
+        "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=9 * MIB, plan=plan
+    )
+    diagnosis = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
+    assert not any("plan" in line for line in diagnosis.causes[0].evidence)
+
+
+def test_the_observation_that_explains_most_is_kept() -> None:
+    started = PlanUsage(streams=1, needed_bytes_s=100, fetched_bytes_s=100)
+    behind = PlanUsage(streams=1, needed_bytes_s=100, fetched_bytes_s=20)
+    ended = PlanUsage(predicted=5, predicted_right=5)
+    assert further_behind(None, ended) is not None
+    worst = further_behind(further_behind(started, behind), ended)
+    assert (worst.needed_bytes_s, worst.fetched_bytes_s, worst.predicted) == (100, 20, 5)
+
+
+def test_a_status_without_plans_is_no_observation() -> None:
+    assert plan_usage_of(None) is None
+    assert plan_usage_of({"cache": {}}) is None

@@ -11,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.node.plan_requests import PlanRequests
+from headrace.testing.virtual_loop import pass_time
 from headrace.wire.messages import (
     PlanExtents,
     PlanLearn,
+    PlanList,
     PlanNames,
     PlanOrder,
     PlanProgress,
@@ -260,3 +263,22 @@ async def test_fetches_go_on_while_cached_files_are_looked_through(
         await node.settle()
         assert node.cached() == set(range(FILES))
     assert max(in_flight[:100]) > 0
+
+
+async def test_rows_estimate_what_more_cache_and_bandwidth_give(tmp_path: Path) -> None:
+    """A data set of 6,000,000 bytes, and a cache of 4 MiB of which 86 % may be filled."""
+    node = PlannedNode(tmp_path, 6000, capacity_bytes=4 * MIB)
+    requests = PlanRequests(node.plans, node.fetcher, node.predictions)
+    async with node.running():
+        job = Job(node, batch_size=10)
+        await job.begin(shuffled(1, 6000))
+        assert (await requests.handlers[PlanList](PlanList())).rows[0].estimates == []
+        for step in range(1, 8):
+            await pass_time(1.0)
+            job.progress(step * 20)
+        (row,) = (await requests.handlers[PlanList](PlanList())).rows
+        now, more_cache, more_bandwidth = row.estimates
+        assert now.hit_share == pytest.approx(0.86 * 4 * MIB / 6_000_000, rel=0.01)
+        assert (more_cache.hit_share, more_cache.utilization) == (1.0, 1.0)
+        assert more_bandwidth.hit_share == now.hit_share
+        assert now.utilization is not None
