@@ -24,10 +24,12 @@ WAITING_MAX = TOUCHED_MAX
 
 
 class AccessReporter:
-    """Collects the ids of opened files and sends them to the node about once a second."""
+    """Collects the ids of opened files and sends them to the node about once a second. is_job: the process reads for
+    one user, so that the node may predict its opens; a gateway serves many."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, *, is_job: bool = True) -> None:
         self._connections = connections
+        self._is_job = is_job
         self._ids: list[int] = []
         self._thread: threading.Thread | None = None
         self._reset()
@@ -54,7 +56,7 @@ class AccessReporter:
     def _reset(self) -> None:
         self._has_ids, self._has_batch = threading.Event(), threading.Event()
         self._closed = False
-        self._process = int.from_bytes(os.urandom(6))
+        self._process = int.from_bytes(os.urandom(6)) if self._is_job else 0
 
     def _wake(self, count: int) -> None:
         if self._thread is None or not self._thread.is_alive():

@@ -37,6 +37,8 @@ OPENS_A_TURN = 512
 """Opens that are noted before others have their turn on the loop: some 5 ms."""
 REFUSED_S = 600.0
 """Seconds for which a directory is not counted again that has too few or too many files."""
+IDLE_S = 3600.0
+"""Seconds after which a data set that no one opened is forgotten."""
 REBUILD_SHARE = 0.05
 """Share of the loop's time for which a data set that has grown is counted again."""
 
@@ -121,7 +123,10 @@ class PredictionTable:
 
     @property
     def data_sets(self) -> list[PredictedDataSet]:
-        """Return the data sets, the one that was opened last in front."""
+        """Return the data sets, the one that was opened last in front. Forget those that no one opens any more."""
+        for key, data_set in list(self._data_sets.items()):
+            if monotonic_s() - data_set.opened_s > IDLE_S:
+                self._forget(key)
         return list(reversed(self._data_sets.values()))
 
     def counts(self) -> tuple[int, int, int]:

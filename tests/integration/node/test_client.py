@@ -207,11 +207,13 @@ class Node:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.messages = 0
+        self.processes: set[int] = set()
 
     def ask(self, request: Message, *, patience_s: float | None = None) -> None:
         assert isinstance(request, Touch)
         self.messages += 1
         self.ids += request.ids
+        self.processes.add(request.process)
 
 
 def test_touches_arrive_in_batches_and_soon() -> None:
@@ -227,6 +229,17 @@ def test_touches_arrive_in_batches_and_soon() -> None:
     touches.touch(8)
     touches.close()
     wait_for(lambda: node.ids[-1] == 8)
+    assert len(node.processes) == 1
+    assert 0 not in node.processes
+
+
+def test_a_gateway_reports_no_process() -> None:
+    """It serves many users: their opens have no order that can be predicted."""
+    node = Node()
+    touches = AccessReporter(node, is_job=False)  # type: ignore[arg-type]
+    touches.touch(7)
+    wait_for(lambda: node.processes == {0})
+    touches.close()
 
 
 def states(running: NodeProcess, kind: str, path: str = "/") -> list[JobState]:
