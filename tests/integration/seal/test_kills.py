@@ -118,6 +118,7 @@ class Work:
 def assert_owned(host: Host) -> None:
     """Every file below `seals/` belongs to the record of its seal, and every mount to a place."""
     catalogue = Catalogue.of_cache(str(host.cache))
+    wait_until(lambda: not catalogue.in_use())  # the kernel may still unmount a removed one
     names = {name for name in os.listdir(catalogue.folder) if name != ".shared"}
     assert names == {str(seal) for seal in catalogue.seals()}
     places: Counter[tuple[str, str]] = Counter()
