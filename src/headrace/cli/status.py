@@ -100,6 +100,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
     if wrong or corrupt:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
+    lines += _policy_lines(report.get("policy") or {})
     lines += _plan_lines(report.get("plans") or {})
     lines += _prediction_lines(report.get("predictions") or {})
     lines += _scrub_lines(report.get("scrub") or {})
@@ -140,6 +141,20 @@ def _away_lines(origin: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     line = f"away for {_duration(origin['away_s'])} ({origin['trouble']}), {origin['waiting']} calls wait"
     return [("", f"{line}, next try in {origin['next_try_s']:.1f} s" if origin["waiting"] else line)]
+
+
+def _policy_lines(policy: dict[str, Any]) -> list[tuple[str, str]]:
+    if not policy or not policy["version"]:
+        return []
+    lines = [("policy", f"version {policy['version']}")]
+    for name, tenant in policy["tenants"].items():
+        line = f"tenant {name} uses {show_size(tenant['used_bytes'])}"
+        if tenant["guaranteed_bytes"]:
+            line += f", {show_size(tenant['guaranteed_bytes'])} are guaranteed"
+        if tenant["limit_bytes"] is not None:
+            line += f", its limit is {show_size(tenant['limit_bytes'])}"
+        lines.append(("", line))
+    return lines
 
 
 def _plan_lines(plans: dict[str, Any]) -> list[tuple[str, str]]:

@@ -457,6 +457,7 @@ class Node:
             "seal_auto": self.jobs.auto_seal.status(),
             "plans": self.planned_fetcher.statistics(),
             "predictions": self.predicted_fetcher.statistics(),
+            "policy": self.policies.status(self.store.space),
             "expiry": self.expiry.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},

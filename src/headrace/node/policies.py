@@ -22,6 +22,7 @@ from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import parse_policy
 from headrace.policy.record import RECORD_BYTES_MAX, PolicyRecord, decode_record, encode_record
+from headrace.store.space import CacheSpace
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,19 @@ class Policies:
         record = self.current.record
         version = record.version(number or record.number - 1)
         return await self.set(version.text, author=author, base=record.number)
+
+    def status(self, space: CacheSpace) -> dict[str, object]:
+        """Return the version in force, and what each tenant uses and may have on this node."""
+        entitlements = self.capacity.entitlements(self.current.resolver.document.tenants)
+        tenants = {
+            name: {
+                "used_bytes": space.tenant_bytes(name),
+                "guaranteed_bytes": int(entitled.guaranteed),
+                "limit_bytes": None if entitled.limit is None else int(entitled.limit),
+            }
+            for name, entitled in entitlements.items()
+        }
+        return {"version": self.current.record.number, "tenants": tenants}
 
     def _decoded(self, raw: bytes | None) -> PolicyRecord:
         """Return what a record says; of one that can't be decoded what this node obeys."""

@@ -96,13 +96,13 @@ class PolicyDivision(TenantDivision):
         policy.changed.add(lambda _: self._apply())
         capacity.changed.add(self._apply)
 
-    def admits(self, id: FileId) -> bool:
+    def admits(self, id: FileId, *, is_read: bool = True) -> bool:
         if not self._is_selective:
             return True
         path = self._index.path_of(id)
         admit = CacheAdmission.ALWAYS if path is None else self._policy.of(path).admit
         if admit is CacheAdmission.SECOND_READ:
-            return self._second_reads.is_second(id, monotonic_s())
+            return is_read and self._second_reads.is_second(id, monotonic_s())
         return admit is CacheAdmission.ALWAYS
 
     def _apply(self) -> None:

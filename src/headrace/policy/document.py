@@ -197,6 +197,8 @@ class _Parser:
             fields = self._fields(path, table, _ORIGIN)
             if "budget_month" in fields and not fields.get("egress_per_gib"):
                 self._fault((*path, "budget_month"), "budget_month: it needs a price, egress_per_gib")
+            if fields:
+                self._fault(path, "origin: this release does not obey budgets of origins yet")
             origins[url] = OriginBudget(url, self._line(path), **fields)
         return origins
 

@@ -27,7 +27,7 @@ class Decision:
 class PolicyResolver:
     """Resolves the paths of one policy, and remembers results by directory: a file costs a lookup.
 
-    Use it on one thread.
+    Any thread may use it: two that resolve the same path at the same time remember the same effects.
     """
 
     def __init__(self, document: PolicyDocument) -> None:

@@ -22,7 +22,7 @@ class TenantDivision:
         self._usable_bytes = usable_bytes
         self._entitlements: Mapping[str, Entitlement] = {}
 
-    def admits(self, id: FileId) -> bool:
+    def admits(self, id: FileId, *, is_read: bool = True) -> bool:
         return True
 
     def update(

@@ -135,7 +135,7 @@ class PredictedFetcher:
         if cached is not None and cached.complete:
             return False
         entry = self._tree.index.entry(id)
-        if entry is None:
+        if entry is None or not self._store.space.division.admits(id, is_read=False):
             return False
         size_bytes = entry.version.size_bytes
         return (

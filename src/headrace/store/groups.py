@@ -19,8 +19,8 @@ class SpaceDivision(Protocol):
 
     def group_of(self, id: FileId) -> EvictionGroup: ...
 
-    def admits(self, id: FileId) -> bool:
-        """Return whether a file that a reader needs enters the cache. This call counts as a read of it."""
+    def admits(self, id: FileId, *, is_read: bool = True) -> bool:
+        """Return whether a file enters the cache. is_read: this call counts as a read of it."""
         ...
 
     def guaranteed_bytes(self, tenant: str) -> int:
@@ -48,7 +48,7 @@ class OneGroup:
     def group_of(self, id: FileId) -> EvictionGroup:
         return FIRST_GROUP
 
-    def admits(self, id: FileId) -> bool:
+    def admits(self, id: FileId, *, is_read: bool = True) -> bool:
         return True
 
     def guaranteed_bytes(self, tenant: str) -> int:

@@ -64,6 +64,7 @@ class CacheSpace:
         self.evicted_files = 0
         self.division = files.accounts.groups.division
         self.pinned = files.accounts.pinned
+        self.tenant_bytes = files.accounts.groups.used_bytes
         self.written_bytes = self._index_bytes = 0
         self._files = files
         self._disks = disks

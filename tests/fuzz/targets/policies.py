@@ -26,6 +26,9 @@ share = 2
 parent = "all"
 [tenant.all]
 paths = ["/**"]
+"""
+
+_ORIGIN = b"""
 [origin."s3://training-data"]
 requests_s = 2000
 bytes_s = "10Gbit"
@@ -59,7 +62,7 @@ FUZZERS = [
         "policies of operators: rules, tenants, budgets (policy/)",
         _policy,
         (PolicyFaultsError,),
-        [_WHOLE, b"", b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
+        [_WHOLE, b"", _ORIGIN, b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
         words=[
             b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"parent", b"share", b"**/", b"/**",
             b"!", b"*", b"[", b"]", b'"""', b"'''", b"fetched+", b"always", b"auto", b"1e308", b"nan", b"inf", b"\n",

@@ -48,6 +48,15 @@ def test_a_limit_holds_while_a_tenant_reads_more(host: Host) -> None:
     set_policy(host, '[tenant.scans]\npaths = ["/scans/**"]\nlimit = "16MiB"\n')
     host.assert_right(*names)
     assert 8 <= cached(host, names) <= 16
+    shown = host.status()["policy"]
+    assert shown["version"] == 1
+    assert (
+        8 * MIB
+        < shown["tenants"]["scans"]["used_bytes"]
+        <= 16 * MIB
+        == shown["tenants"]["scans"]["limit_bytes"]
+    )
+    assert "tenant scans uses" in host.ok("status")
     host.assert_right(*names)
     assert 8 <= cached(host, names) <= 16
 
@@ -75,7 +84,7 @@ def test_a_limit_below_what_is_pinned_is_refused(host: Host) -> None:
 
 
 def test_low_priority_gives_way_and_high_stays_over_a_restart(host: Host) -> None:
-    high, low, others = fill(host, "high", 16), fill(host, "low", 24), fill(host, "others", 40)
+    high, low, others = fill(host, "high", 16), fill(host, "low", 24), fill(host, "others", 60)
     up = host.up(host.truth, host.mount, cache=f"{host.cache}:80MiB")
     set_policy(
         host,
