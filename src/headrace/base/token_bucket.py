@@ -25,6 +25,12 @@ class TokenBucket:
             self._level -= amount
             return max(0.0, -self._level / self._rate_per_s)
 
+    def debt(self, now_s: float) -> float:
+        """Return how much of what was taken must still be waited for."""
+        with self._lock:
+            self._refill(now_s)
+            return max(0.0, -self._level)
+
     def refund(self, amount: float) -> None:
         with self._lock:
             self._level += amount

@@ -154,6 +154,12 @@ def _policy_lines(policy: dict[str, Any]) -> list[tuple[str, str]]:
         if tenant["limit_bytes"] is not None:
             line += f", its limit is {show_size(tenant['limit_bytes'])}"
         lines.append(("", line))
+    for origin in policy["origins"]:
+        parts = [
+            f"{origin['requests_s']:g} requests/s" if origin["requests_s"] is not None else "",
+            f"{show_size(origin['bytes_s'])}/s" if origin["bytes_s"] is not None else "",
+        ]
+        lines.append(("", f"{origin['url']}: this node may use {', '.join(filter(None, parts))}"))
     return lines
 
 

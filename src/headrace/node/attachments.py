@@ -26,6 +26,7 @@ from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import verifies_opens
+from headrace.origin.pace import OriginPace, OriginPaces
 from headrace.origin.reserved import NamespaceOrigin
 from headrace.store.index import Index
 from headrace.store.recovery import doubt
@@ -53,12 +54,14 @@ class Attachments:
         namespace: Namespace,
         subscribers: Subscribers,
         *,
+        paces: OriginPaces,
         has_written: Callable[[], bool],
     ) -> None:
         self._config = config
         self._index = index
         self._namespace = namespace
         self._subscribers = subscribers
+        self._paces = paces
         self._has_written = has_written
         self.allowed = AllowedOrigins(config.allowed_origins, config.mounts)
 
@@ -119,12 +122,15 @@ class Attachments:
         """Detach a mount on this node, and close its origin."""
         mount = self._namespace.mount_points.detach(path)
         self._index.mounts.drop(path)
+        self._paces.remove(mount.url)
         await mount.origin.close()
 
     async def _attach(
         self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
     ) -> None:
-        origin = build_origin(url, options)
+        parsed = parse_origin(url)
+        pace = OriginPace(parsed)
+        origin = build_origin(url, options, pace)
         if WriteModes.parse(self._config.write).persists_below(os.fsencode(path)) and not origin.writable:
             raise UsageError(
                 f"writing to {url}",
@@ -141,8 +147,9 @@ class Attachments:
                     raise
                 log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
         shown = NamespaceOrigin(origin)
-        mount = Mount(path, parse_origin(url), shown, self._config.sync_interval_s, origin.circuit)
+        mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
         self._namespace.mount_points.attach(mount, known=known)
+        self._paces.add(pace)
         if verifies_opens(options):
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)

@@ -45,6 +45,7 @@ from headrace.node.cache import (
 )
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
+from headrace.node.origin_budgets import OriginBudgets
 from headrace.node.plan_requests import PlanRequests
 from headrace.node.policies import Policies, PolicyFile, load_policy
 from headrace.node.policy_requests import PolicyRequests
@@ -62,6 +63,7 @@ from headrace.node.session_events import SessionEvents
 from headrace.node.space_policy import NodeCapacity, Regrouping
 from headrace.node.upkeep import Upkeep
 from headrace.node.writing import CacheOfLayer, build_persister, build_single
+from headrace.origin.pace import OriginPaces
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
 from headrace.prefetch.fetcher import PlannedFetcher
@@ -129,6 +131,8 @@ class Node:
         # names, and where bytes come from
         self.mounts = MountTable()
         self.policies = policies
+        self.paces = OriginPaces()
+        self.origin_budgets = _build_origin_budgets(self, link)
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
@@ -334,6 +338,7 @@ class Node:
             remembered = {m.path: MountRecord(m.url) for m in self.mounts.all() if m.path not in own}
             await self.cluster.start(own, remembered)
             self.policies.start(self.cluster.joined)
+            self.origin_budgets.start(self.cluster.joined)
         if self.write is not None and self.native is not None:
             if self.cluster is not None:
                 await self.cluster.fail_back()
@@ -367,6 +372,7 @@ class Node:
         await self.jobs.auto_seal.stop()
         await self.jobs.lazy_seals.stop()
         await self.policies.stop()
+        await self.origin_budgets.stop()
         await self.regrouping.stop()
         await self.expiry.stop()
         await self.namespace.freshness.stop()
@@ -457,7 +463,10 @@ class Node:
             "seal_auto": self.jobs.auto_seal.status(),
             "plans": self.planned_fetcher.statistics(),
             "predictions": self.predicted_fetcher.statistics(),
-            "policy": self.policies.status(self.store.space),
+            "policy": {
+                **self.policies.status(self.store.space),
+                "origins": self.origin_budgets.status(),
+            },
             "expiry": self.expiry.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
@@ -511,12 +520,20 @@ def _build_link(config: Config, store: Store) -> ClusterLink | None:
     return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
 
 
+def _build_origin_budgets(node: Node, link: ClusterLink | None) -> OriginBudgets:
+    parts = (node.policies.current, node.paces, node.policies.capacity)
+    if link is None:
+        return OriginBudgets(*parts, node="", records=None)
+    return OriginBudgets(*parts, node=link.info.id, records=link.records)
+
+
 def _build_attachments(node: Node) -> Attachments:
     return Attachments(
         node.config,
         node.store.index,
         node.namespace,
         node.subscribers,
+        paces=node.paces,
         has_written=lambda: node.write is not None and node.write.has_written,
     )
 

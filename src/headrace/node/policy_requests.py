@@ -50,7 +50,7 @@ class PolicyRequests:
         }
 
     async def _set(self, request: PolicySet) -> PolicyShown:
-        self._trial.check_pinned(PolicyResolver(parse_policy(request.text)))
+        self._trial.check(PolicyResolver(parse_policy(request.text)))
         return _shown(await self._policies.set(request.text, author=request.author, base=request.base))
 
     async def _show(self, request: PolicyAsk) -> PolicyShown:
@@ -69,7 +69,7 @@ class PolicyRequests:
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
         after = PolicyResolver(parse_policy(request.text))
-        self._trial.check_pinned(after)
+        self._trial.check(after)
         return PolicyTried(await self._trial.outcomes(self._policies.current.resolver, after))
 
     def _decision(self, path: bytes, decision: Decision) -> PolicyDecision:

@@ -6,10 +6,12 @@ import asyncio
 import os
 from dataclasses import dataclass, fields
 
+from headrace.base.errors import UsageError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import join
 from headrace.base.sizes import show_size
 from headrace.node.space_policy import NodeCapacity, chain_of
+from headrace.origin.factory import parse_origin
 from headrace.policy.document import PolicyFault, PolicyFaultsError
 from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
@@ -37,8 +39,18 @@ class PolicyTrial:
         self._index = store.index
         self._capacity = capacity
 
-    def check_pinned(self, policy: PolicyResolver) -> None:
-        """Raise PolicyFaultsError if a tenant's pinned files on this node take more than its limit."""
+    def check(self, policy: PolicyResolver) -> None:
+        """Raise PolicyFaultsError for URLs of no origin, and for limits below what is pinned here."""
+        faults = self._pinned_above_limits(policy)
+        for url, origin in policy.document.origins.items():
+            try:
+                parse_origin(url)
+            except UsageError as error:
+                faults.append(PolicyFault(origin.line, f"origin: {error}"))
+        if faults:
+            raise PolicyFaultsError(faults)
+
+    def _pinned_above_limits(self, policy: PolicyResolver) -> list[PolicyFault]:
         pinned: dict[str, int] = {}
         for id in list(self._store.space.pinned) if policy.document.tenants else ():
             path, cached = self._index.path_of(id), self._index.cached(id)
@@ -52,8 +64,7 @@ class PolicyTrial:
             if limit is not None and pinned.get(name, 0) > limit:
                 text = f"limit: {show_size(limit)} on this node, where {show_size(pinned[name])} are pinned"
                 faults.append(PolicyFault(policy.document.tenants[name].line, text))
-        if faults:
-            raise PolicyFaultsError(faults)
+        return faults
 
     async def outcomes(self, before: PolicyResolver, after: PolicyResolver) -> list[PolicyOutcome]:
         """Return the changes of each effect with their files and bytes, by effect."""

@@ -41,10 +41,13 @@ class NodeCapacity:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.changed: Listeners[[]] = Listeners()
+        self.members: int | None = None
+        """Nodes of the cluster; None before that is known, or without one."""
         self._share = 1.0
 
     def note_view(self, node_id: str, view: ClusterView) -> None:
         """Note the members of the cluster. node_id: of this node."""
+        self.members = len(view.nodes)
         own = view.nodes.get(node_id)
         total_bytes = sum(node.capacity_bytes for node in view.nodes.values())
         share = own.capacity_bytes / total_bytes if own is not None and total_bytes else self._share

@@ -17,6 +17,7 @@ from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
+from headrace.origin.pace import OriginPace
 from headrace.origin.retry import RetryOrigin, no_pause
 from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 
@@ -67,15 +68,17 @@ def parse_origin(text: str) -> str:
     return f"{scheme}://{rest.rstrip('/')}"
 
 
-def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
-    """Build an origin. Raise UsageError for an invalid URL or option. Sends no request; `check_origin` does."""
+def build_origin(url: str, options: dict[str, str], pace: OriginPace | None = None) -> MeasureOrigin:
+    """Build an origin. pace: a budget of the policy. Raise UsageError for an invalid URL or option. Sends no request;
+    `check_origin` does."""
     url = parse_origin(url)
     raw, parsed = _raw(url, options)
     circuit = Circuit(url)
     hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
     retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "requested_pause_s", no_pause))
     limits = parsed.limits()
-    throttled = retrying if limits == OriginLimits() else ThrottleOrigin(retrying, limits)
+    is_free = limits == OriginLimits() and pace is None
+    throttled = retrying if is_free else ThrottleOrigin(retrying, limits, pace)
     return MeasureOrigin(throttled, circuit, hedging)
 
 

@@ -14,6 +14,7 @@ from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.base.token_bucket import TokenBucket
 from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
+from headrace.origin.pace import Charges, OriginPace
 from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 PAID_AT_ONCE_BYTES = 8 << 20
@@ -31,9 +32,9 @@ class OriginLimits:
 class _PacedSource:
     """Reserves the bytes of a source in the thread that reads them."""
 
-    def __init__(self, inner: PutSource, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
+    def __init__(self, inner: PutSource, buckets: list[TokenBucket], url: str, deadline: Deadline) -> None:
         self._inner = inner
-        self._bucket = bucket
+        self._buckets = buckets
         self._url = url
         self._deadline = deadline
 
@@ -42,11 +43,13 @@ class _PacedSource:
         return self._inner.size_bytes
 
     def pread(self, start: int, end: int) -> Body:
-        wait_s = self._bucket.reserve(end - start, monotonic_s())
+        wait_s = max(bucket.reserve(end - start, monotonic_s()) for bucket in self._buckets)
         if wait_s > 0 and wait_s >= self._deadline.left_s():
-            self._bucket.refund(end - start)
+            for bucket in self._buckets:
+                bucket.refund(end - start)
             raise DeadlineExceededError(
-                self._url, why="the throttle (bytes_limit_per_s) would delay it past the deadline"
+                self._url,
+                why="the throttle (bytes_limit_per_s, or a budget of the policy) would delay it past the deadline",
             )
         time.sleep(wait_s)
         return self._inner.pread(start, end)
@@ -54,10 +57,11 @@ class _PacedSource:
 
 class ThrottleOrigin(WrapperOrigin):
     """Wraps an Origin, and limits its calls. A wait that would pass the deadline is refused at once and takes
-    nothing."""
+    nothing. pace: a budget of the policy; None: there is none."""
 
-    def __init__(self, inner: Origin, limits: OriginLimits) -> None:
+    def __init__(self, inner: Origin, limits: OriginLimits, pace: OriginPace | None = None) -> None:
         super().__init__(inner)
+        self._pace = pace
         self._requests = TokenBucket(limits.requests_per_s, monotonic_s()) if limits.requests_per_s else None
         self._bytes = TokenBucket(limits.bytes_per_s, monotonic_s()) if limits.bytes_per_s else None
         self._slots = asyncio.Semaphore(limits.concurrency_max) if limits.concurrency_max else None
@@ -80,10 +84,13 @@ class ThrottleOrigin(WrapperOrigin):
     ) -> ObjectInfo:
         """Put an object. Counts as one request, however many parts it has. The bytes of a large one are paid part by
         part, as they are read."""
-        is_paid_at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
+        buckets = [] if self._bytes is None else [self._bytes]
+        if self._pace is not None and self._pace.bytes is not None:
+            buckets.append(self._pace.bytes)
+        is_paid_at_once = not buckets or source.size_bytes <= PAID_AT_ONCE_BYTES
         async with self._limited(source.size_bytes if is_paid_at_once else 0, deadline):
-            if self._bytes is not None and not is_paid_at_once:
-                source = _PacedSource(source, self._bytes, self.url, deadline)
+            if not is_paid_at_once:
+                source = _PacedSource(source, buckets, self.url, deadline)
             return await self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
             )
@@ -120,14 +127,17 @@ class ThrottleOrigin(WrapperOrigin):
     async def _pay(self, size_bytes: int, deadline: Deadline) -> None:
         """Reserve one request of that size, and wait. A call that is refused or cancelled reserves nothing."""
         charges = [(self._requests, 1), (self._bytes, size_bytes)]
-        payments = [(bucket, amount) for bucket, amount in charges if bucket is not None]
+        payments: Charges = [(bucket, amount) for bucket, amount in charges if bucket is not None]
+        if self._pace is not None:
+            payments += self._pace.charges(size_bytes)
         now_s = monotonic_s()
         wait_s = max((bucket.reserve(amount, now_s) for bucket, amount in payments), default=0.0)
         try:
             if wait_s > 0 and wait_s >= deadline.left_s():
                 raise DeadlineExceededError(
                     self.url,
-                    why="the throttle (request_limit_per_s or bytes_limit_per_s) would delay it past the deadline",
+                    why="the throttle (request_limit_per_s, bytes_limit_per_s, or a budget of the policy) would delay "
+                    "it past the deadline",
                 )
             if wait_s > 0:
                 await asyncio.sleep(wait_s)

@@ -16,9 +16,11 @@ from headrace.jobs import job_records
 from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
 from headrace.node import shared_mounts
+from headrace.node.origin_budgets import PublishedRate, PublishedRates, decode_rates
 from headrace.overlay.pending_version import PendingVersion
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import PolicyFaultsError
+from headrace.policy.rate_shares import NodeBudget
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
@@ -86,6 +88,13 @@ def _policy(data: bytes) -> None:
         CurrentPolicy().adopt(record)
     except PolicyFaultsError:
         assert record.text
+
+
+def _rates(data: bytes) -> None:
+    for rate in decode_rates(data).values():
+        part = NodeBudget("me", 50.0)
+        part.exchange(100.0, {"other": rate}, demand=70.0, factor=1.0)
+        assert 0 < part.rate <= 100.0
 
 
 def _cover(data: bytes) -> None:
@@ -159,6 +168,16 @@ FUZZERS = [
         "records of policies (policy/record.py)",
         _policy,
         [encode_record(_FIRST), encode_record(_FIRST.followed_by("", author="", now_s=2.0))],
+    ),
+    _fuzzer(
+        "rate-records",
+        "what nodes take of the budgets of origins (node/origin_budgets.py)",
+        _rates,
+        _json(
+            PublishedRates(
+                {"requests s3://b": PublishedRate(20.5, 10.0), "bytes s3://b": PublishedRate(0.0, 1e9)}
+            )
+        ),
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

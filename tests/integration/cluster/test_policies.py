@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,22 @@ def test_a_policy_outlives_etcd_and_its_data(
         third = cluster.add()
         cluster.up(third)
         wait_until(lambda: shown(third)["text"] == FIRST)
+
+
+def test_nodes_divide_the_budget_of_an_origin(cluster: ClusterFixture) -> None:
+    for number in range(60):
+        cluster.put(f"d/{number}", 1000 + number)
+    cluster.start(2)
+    set_policy(cluster.hosts[0], f'[origin."file://{cluster.truth}"]\nrequests_s = 40\n')
+
+    def rates() -> list[float]:
+        shown = [origin for host in cluster.hosts for origin in cluster.status(host)["policy"]["origins"]]
+        return [origin["requests_s"] for origin in shown]
+
+    wait_until(lambda: len(rates()) == 2 and sum(rates()) <= 40 * 1.02)
+    begun_s = time.monotonic()
+    cluster.hosts[0].ok("load", "/d")
+    assert time.monotonic() - begun_s >= (60 - 40) / 40  # a second's worth may pass at once
+    for host in cluster.hosts:
+        host.assert_right()
+    assert sum(rates()) <= 40 * 1.1

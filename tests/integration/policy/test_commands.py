@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,23 @@ def test_listings_are_as_fresh_as_the_policy_says(host: Host) -> None:
     # under the policy before it was good for an hour
     wait_until(lambda: host.ok("ls", "/kept") == "a\nb\n")
     host.assert_right("kept/b", "asked/b")
+
+
+def test_a_budget_of_the_origin_is_kept_and_shown(host: Host) -> None:
+    for number in range(40):
+        host.put(f"d/{number}", 1000 + number)
+    host.up()
+    policy = f'[origin."file://{host.truth}"]\nrequests_s = 20\nbytes_s = "10Mbit"\n'
+    host.ok("policy", "set", policy_file(host, policy))
+    begun_s = time.monotonic()
+    host.ok("load", "/d")
+    assert time.monotonic() - begun_s >= (40 - 20) / 20
+    host.assert_right()
+    (origin,) = host.status()["policy"]["origins"]
+    assert (origin["url"], origin["requests_s"], origin["bytes_s"]) == (f"file://{host.truth}", 20.0, 1.25e6)
+    assert origin["requests"] >= 40 and origin["bytes"] >= 40 * 1000
+    assert "this node may use 20 requests/s, 1.19 MiB/s" in host.ok("status")
+    refused = host.headrace("policy", "set", policy_file(host, '[origin."nothing://x"]\nrequests_s = 1\n'))
+    assert refused.returncode == 2 and "line 1: origin: " in refused.stderr
+    host.ok("policy", "set", policy_file(host, ""))
+    assert host.status()["policy"]["origins"] == []

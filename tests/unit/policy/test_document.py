@@ -95,7 +95,6 @@ budget_month = 1
         (20, "parent"),
         (21, "'orgin' is unknown"),
         (23, "'x' is no URL of an origin"),
-        (23, "origin"),
         (24, "requests_s"),
         (25, "budget_month"),
     }
@@ -173,9 +172,13 @@ def test_effects_that_no_node_obeys_are_refused() -> None:
     assert values.write_promise("back:2") == WritePromise(WriteMode.BACK, 2)
 
 
-def test_budgets_of_origins_are_refused_but_checked() -> None:
-    text = '[origin."s3://training-data"]\nrequests_s = 2000\nbytes_s = "10Gbit"\negress_per_gib = 0.09\n'
-    assert faults_of(text) == [(1, "origin: this release does not obey budgets of origins yet")]
+def test_rates_of_origins_are_obeyed_and_prices_are_not() -> None:
+    text = '[origin."s3://training-data"]\nrequests_s = 2000\nbytes_s = "10Gbit"\n'
+    origin = parse_policy(text).origins["s3://training-data"]
+    assert (origin.requests_s, origin.bytes_s) == (2000.0, 1.25e9)
+    assert faults_of(text + "egress_per_gib = 0.09\n") == [
+        (4, "egress_per_gib: this release does not obey it yet")
+    ]
     assert (values.rate_bytes_s("10Gbit"), values.rate_bytes_s("500MB")) == (1.25e9, 5e8)
     for rate in ("0Gbit", "fast", "-1MB", 3):
         with pytest.raises(ValueError):

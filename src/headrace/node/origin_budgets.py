@@ -1,0 +1,212 @@
+"""Keep the calls of all nodes to an origin within the budget of the policy.
+
+In a cluster each node publishes what it needs and what it takes, as a leased record `rates/NODE`, and computes its own
+part (`policy/rate_shares.py`). While etcd is away every node keeps its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from headrace.base.clock import monotonic_s
+from headrace.base.decoding import decode_json
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.tasks import OwnedTasks
+from headrace.cluster.records import Records
+from headrace.node.space_policy import NodeCapacity
+from headrace.origin.factory import parse_origin
+from headrace.origin.pace import BudgetRates, OriginPaces
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import ORIGINS_MAX
+from headrace.policy.rate_shares import NodeBudget, NodeRate
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rates"
+EXCHANGE_S = 0.5
+STEADY_SHARE = 0.02
+"""Changes of a rate that are too small to publish."""
+NODES_ASSUMED = 16
+"""Nodes that a starting node divides a limit by, until it knows how many there are."""
+RECORD_BYTES_MAX = 1 << 18
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class PublishedRate(msgspec.Struct, frozen=True):
+    """The demand of a node on a budget, and the rate that it takes, a second."""
+
+    demand: Amount
+    rate: Amount
+
+
+class PublishedRates(msgspec.Struct, frozen=True):
+    """The record of a node: its rates by "requests URL" and "bytes URL"."""
+
+    rates: Annotated[dict[str, PublishedRate], Meta(max_length=2 * ORIGINS_MAX)] = {}
+
+
+def decode_rates(raw: bytes) -> dict[str, NodeRate]:
+    """Decode the record of another node. Raises msgspec.DecodeError."""
+    if len(raw) > RECORD_BYTES_MAX:
+        raise msgspec.ValidationError(f"a record of {len(raw)} bytes: {RECORD_BYTES_MAX} are allowed")
+    record = decode_json(raw, PublishedRates)
+    if not all(math.isfinite(rate.demand + rate.rate) for rate in record.rates.values()):
+        raise msgspec.ValidationError("a rate is not finite")
+    return {name: NodeRate(rate.demand, rate.rate) for name, rate in record.rates.items()}
+
+
+class _Part:
+    """This node's part of one limit."""
+
+    def __init__(self, node: str, limit: float, rate: float) -> None:
+        self.limit = limit
+        self.budget = NodeBudget(node, rate)
+        self.asked = 0.0
+
+    def demand(self, asked: float, debt: float, passed_s: float) -> float:
+        """Return what the node needs a second. asked: the sum of all calls so far. debt: what waits for the next
+        exchange."""
+        demand = (asked - self.asked) / max(passed_s, 1e-3) + debt / EXCHANGE_S
+        self.asked = asked
+        return demand
+
+
+class OriginBudgets:
+    """Divides the budgets with one task. capacity: knows how many nodes there are. node: the id of this node. records:
+    of the cluster; None without one."""
+
+    def __init__(
+        self,
+        policy: CurrentPolicy,
+        paces: OriginPaces,
+        capacity: NodeCapacity,
+        node: str,
+        records: Records | None,
+    ) -> None:
+        self._policy = policy
+        self._capacity = capacity
+        self._paces = paces
+        self._node = node
+        self._records = records
+        self._others: dict[str, dict[str, NodeRate]] = {}
+        self._rates: dict[str, BudgetRates] = {}
+        self._parts: dict[str, _Part] = {}
+        self._published: dict[str, NodeRate] = {}
+        self._exchanged_s = monotonic_s()
+        self._tasks = OwnedTasks()
+        self._apply()
+        policy.changed.add(lambda _: self._apply())
+
+    def start(self, joined: asyncio.Event | None) -> None:
+        """Exchange rates with the other nodes from the moment on that this one has joined them."""
+        if self._records is not None and joined is not None:
+            self._tasks.start(self._run(self._records, joined))
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def status(self) -> list[dict[str, object]]:
+        """Return the budgets, and what this node may use and did use of each."""
+        return [
+            {
+                "url": url,
+                "requests_s": self._rate_of("requests", url),
+                "bytes_s": self._rate_of("bytes", url),
+                "requests": rates.asked_requests,
+                "bytes": rates.asked_bytes,
+            }
+            for url, rates in self._rates.items()
+        ]
+
+    def _rate_of(self, kind: str, url: str) -> float | None:
+        part = self._parts.get(f"{kind} {url}")
+        return None if part is None else round(part.budget.rate, 1)
+
+    def _apply(self) -> None:
+        """Put the budgets of the policy in force. In a cluster a node begins with an equal part of each limit."""
+        nodes = 1 if self._records is None else self._capacity.members or NODES_ASSUMED
+        self._rates, self._parts = {}, {}
+        for budget in self._policy.resolver.document.origins.values():
+            try:
+                url = parse_origin(budget.url)
+            except UsageError as error:  # another release may have set it
+                log.warning("a budget of the policy is for no origin error=%s", error)
+                continue
+            limits = {"requests": budget.requests_s, "bytes": budget.bytes_s}
+            parts = {kind: None if limit is None else limit / nodes for kind, limit in limits.items()}
+            self._rates[url] = BudgetRates(parts["requests"], parts["bytes"])
+            for kind, limit in limits.items():
+                if limit is not None:
+                    self._parts[f"{kind} {url}"] = _Part(self._node, limit, limit / nodes)
+        self._paces.apply(self._rates)
+
+    async def _run(self, records: Records, joined: asyncio.Event) -> None:
+        await joined.wait()
+        await self._follow(records)
+        while True:
+            await asyncio.sleep(EXCHANGE_S)
+            try:
+                if self._parts or self._published:
+                    await self._exchange(records)
+            except HeadraceError as error:
+                log.info("rates can't be exchanged, all nodes keep theirs error=%s", error)
+
+    async def _follow(self, records: Records) -> None:
+        while True:
+            try:
+                return await records.follow(f"{PREFIX}/", self._on_record)
+            except HeadraceError:
+                await asyncio.sleep(EXCHANGE_S)
+
+    def _on_record(self, key: str, value: bytes | None) -> None:
+        node = key.removeprefix(f"{PREFIX}/")
+        if node == self._node:
+            return
+        if not value:
+            self._others.pop(node, None)
+            return
+        try:
+            self._others[node] = decode_rates(value)
+        except msgspec.DecodeError as error:
+            log.warning("the rates of a node are invalid node=%s error=%s", node, error)
+
+    async def _exchange(self, records: Records) -> None:
+        now_s = monotonic_s()
+        passed_s, self._exchanged_s = now_s - self._exchanged_s, now_s
+        own: dict[str, NodeRate] = {}
+        for url, rates in self._rates.items():
+            for kind, bucket, asked in (
+                ("requests", rates.requests, rates.asked_requests),
+                ("bytes", rates.bytes, rates.asked_bytes),
+            ):
+                name = f"{kind} {url}"
+                part = self._parts.get(name)
+                if part is None or bucket is None:
+                    continue
+                others = {node: known[name] for node, known in self._others.items() if name in known}
+                demand = part.demand(asked, bucket.debt(now_s), passed_s)
+                own[name] = part.budget.exchange(part.limit, others, demand=demand, factor=1.0)
+                bucket.set_rate(part.budget.rate, now_s)
+        if _differs(own, self._published):
+            published = {name: PublishedRate(rate.demand, rate.rate) for name, rate in own.items()}
+            await records.put(
+                f"{PREFIX}/{self._node}", msgspec.json.encode(PublishedRates(published)), leased=True
+            )
+            self._published = own
+
+
+def _differs(rates: dict[str, NodeRate], published: dict[str, NodeRate]) -> bool:
+    """Return whether others must hear of these rates."""
+    if rates.keys() != published.keys():
+        return True
+    return any(
+        abs(rate.rate - published[name].rate) > STEADY_SHARE * published[name].rate
+        or abs(rate.demand - published[name].demand) > STEADY_SHARE * max(rate.rate, published[name].demand)
+        for name, rate in rates.items()
+    )

@@ -1,0 +1,141 @@
+"""Nodes of a cluster keep within the budget of an origin together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import ClusterUnavailableError
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.records import Followers
+from headrace.node.origin_budgets import OriginBudgets, decode_rates
+from headrace.node.space_policy import NodeCapacity
+from headrace.origin.pace import OriginPace, OriginPaces
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.record import PolicyRecord, PolicyVersion
+from headrace.testing.virtual_loop import pass_time
+
+LIMIT = 100.0
+POLICY = f'[origin."s3://b"]\nrequests_s = {LIMIT}\n'
+
+
+class FlakyRecords(EmbeddedRecords):
+    """Records whose store can go away."""
+
+    is_away = False
+
+    async def put(self, key: str, value: bytes, leased: bool = False) -> None:
+        if self.is_away:
+            raise ClusterUnavailableError("put", why="away")
+        await super().put(key, value, leased)
+
+
+class BudgetNode:
+    """A node with one mount, whose calls wait as those of readers do."""
+
+    def __init__(self, name: str, shared: Followers, members: int) -> None:
+        self.policy, self.paces = CurrentPolicy(), OriginPaces()
+        self.pace = OriginPace("s3://b")
+        self.paces.add(self.pace)
+        self.records = FlakyRecords(shared)
+        capacity = NodeCapacity(1 << 30)
+        capacity.members = members
+        self.budgets = OriginBudgets(self.policy, self.paces, capacity, name, self.records)
+        self.sent = 0
+        self._callers: list[asyncio.Task[None]] = []
+        joined = asyncio.Event()
+        joined.set()
+        self.policy.adopt(PolicyRecord([PolicyVersion(1, POLICY)]))
+        self.budgets.start(joined)
+
+    def call(self, readers: int) -> None:
+        self._callers += [asyncio.ensure_future(self._calls()) for _ in range(readers)]
+
+    async def _calls(self) -> None:
+        while True:
+            ((bucket, amount),) = self.pace.charges(10)
+            await asyncio.sleep(bucket.reserve(amount, monotonic_s()))
+            self.sent += 1
+            await asyncio.sleep(0.001)
+
+    async def rest(self) -> None:
+        for caller in self._callers:
+            caller.cancel()
+        await asyncio.gather(*self._callers, return_exceptions=True)
+        self._callers.clear()
+
+    async def close(self) -> None:
+        await self.rest()
+        await self.budgets.stop()
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[list[BudgetNode]]:
+    shared = Followers()
+    nodes = [BudgetNode(f"n{number}", shared, 4) for number in range(4)]
+    yield nodes
+    for node in nodes:
+        await node.close()
+
+
+def sent(nodes: list[BudgetNode]) -> int:
+    return sum(node.sent for node in nodes)
+
+
+async def test_all_nodes_together_use_the_limit_and_no_more(nodes: list[BudgetNode]) -> None:
+    for node, readers in zip(nodes, (1, 8, 8, 40), strict=True):
+        node.call(readers)
+    await pass_time(5.0)
+    before = sent(nodes)
+    await pass_time(20.0)
+    assert 0.9 * 20 * LIMIT <= sent(nodes) - before <= 1.02 * 20 * LIMIT
+
+
+async def test_what_resting_nodes_leave_is_used(nodes: list[BudgetNode]) -> None:
+    for node in nodes:
+        node.call(8)
+    await pass_time(5.0)
+    for node in nodes[1:]:
+        await node.rest()
+    await pass_time(5.0)
+    before = nodes[0].sent
+    await pass_time(10.0)
+    assert nodes[0].sent - before >= 0.9 * 10 * LIMIT
+    for node in nodes[1:]:
+        node.call(8)
+    await pass_time(5.0)
+    before = sent(nodes)
+    await pass_time(10.0)
+    assert sent(nodes) - before <= 1.02 * 10 * LIMIT
+
+
+async def test_while_the_records_are_away_each_node_keeps_its_part(nodes: list[BudgetNode]) -> None:
+    for node in nodes:
+        node.call(8)
+    await pass_time(5.0)
+    for node in nodes:
+        node.records.is_away = True
+    before = sent(nodes)
+    await pass_time(60.0)
+    assert 0.9 * 60 * LIMIT <= sent(nodes) - before <= 1.02 * 60 * LIMIT
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b'{"rates": {"requests s3://b": {"demand": -1, "rate": 1}}}',
+        b'{"rates": {"requests s3://b": {"demand": 1, "rate": 1e300}}}',
+        b'{"rates": {"requests s3://b": {"demand": NaN, "rate": 1}}}',
+        b'{"rates": {"requests s3://b": 3}}',
+        b" " * (1 << 19),
+    ],
+)
+def test_a_record_that_is_none_is_refused(raw: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_rates(raw)
