@@ -12,7 +12,7 @@ _collected: list[str] = []
 
 
 def collect(logs: Iterable[Path]) -> None:
-    """Read logs of processes that have ended."""
+    """Read the logs of services. Call it before the test ends them: what they log then is not of the test."""
     for path in logs:
         lines = path.read_text(errors="backslashreplace").splitlines()
         _collected.extend(f"{path.name}: {line}" for line in lines if _UNEXPECTED.search(line))

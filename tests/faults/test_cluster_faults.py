@@ -70,7 +70,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture
     base = tmp_path_factory.mktemp("apart")
     try:
         with etcd_server() as etcd:
-            cluster = ClusterFixture(base, etcd.address, sync_interval_s=2, lease_s=30)
+            cluster = ClusterFixture(base, etcd.address, sync_interval_s=2, lease_s=30, predict_reads=False)
             disk = base / "n1/cache"
             try:
                 for number in range(40):

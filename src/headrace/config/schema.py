@@ -113,6 +113,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="After this many bytes of sequential reads, or of one read, the node fetches the whole file."
         ),
     ] = 32 * BLOCK_SIZE_BYTES
+    predict_reads: Annotated[
+        bool,
+        Meta(
+            description="Fetch ahead what a job without a plan is expected to read next, as far as space and bandwidth "
+            "are free. docs/plan.md explains it."
+        ),
+    ] = True
     origin_timeout_s: Annotated[
         float,
         Meta(description="Limit in seconds for a request to an origin, including its retries."),

@@ -318,7 +318,8 @@ class Node:
         node.planned_fetcher.start()
         node.regrouping.start()
         node.expiry.start()
-        node.predicted_fetcher.start()
+        if config.predict_reads:
+            node.predicted_fetcher.start()
         node.jobs.auto_seal.start()
         node.jobs.lazy_seals.start()
         if node.scrub is not None:

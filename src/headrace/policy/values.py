@@ -180,6 +180,6 @@ Choice = TypeVar("Choice")
 
 
 def _choice(members: dict[str, Choice], value: object) -> Choice:
-    if value not in members:
+    if not isinstance(value, str) or value not in members:
         raise ValueError(f"{shown(value)} is none of {', '.join(members)}")
-    return members[str(value)]
+    return members[value]

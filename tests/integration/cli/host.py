@@ -252,10 +252,11 @@ class Host:
 
     def close(self) -> None:
         """Whatever happened: no process, no mount, no seal."""
+        # before the end of all, in which a process may see another die
+        service_logs.collect([*self.run_folder.glob("*.log"), *self.base.glob("stderr-*")])
         self._unmount_all()
         self.kill_all()
         self._unmount_all()
-        service_logs.collect([*self.run_folder.glob("*.log"), *self.base.glob("stderr-*")])
 
     def _unmount_all(self) -> None:
         for path in reversed(seals_below(str(self.base))):

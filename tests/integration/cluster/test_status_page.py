@@ -30,7 +30,9 @@ def printed(value: object, name: str = "") -> Iterator[str]:
     """Yield the fields of a status, with the page's words for paths and nodes."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            field = {"origin.mounts": "PATH", "cluster.peers": "NODE"}.get(name, str(key))
+            field = {"origin.mounts": "PATH", "cluster.peers": "NODE", "policy.tenants": "NAME"}.get(
+                name, str(key)
+            )
             yield from printed(inner, f"{name}.{field}" if name else field)
     elif isinstance(value, list) and value and isinstance(value[0], dict) and name != "gateways":
         yield from printed(value[0], f"{name}[]")
@@ -44,6 +46,11 @@ def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) ->
     cluster.put("data/b", 60_000)
     cluster.start(2)
     hosts = cluster.hosts
+    policy = cluster.base / "policy.toml"
+    policy.write_text(
+        '[tenant.a]\npaths = ["/data/**"]\n[origin."s3://b"]\nrequests_s = 10\nbytes_s = "1MB"\n'
+    )
+    hosts[0].ok("policy", "set", policy)
     for host in hosts:
         host.ok("seal", "/data")
         assert (host.mount / "data/a").read_bytes() == (cluster.truth / "data/a").read_bytes()

@@ -43,6 +43,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                     cache_bytes=256 << 20,
                     folder=str(base / "lab"),
                     sample=False,
+                    settings={"predict_reads": "false"},  # files come when the job asks
                 )
             )
             client = services.client_of(lab.store())

@@ -153,6 +153,7 @@ def test_a_kill_at_a_step_leaves_nothing_that_nobody_owns(host: Host, tmp_path: 
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("the FD store died", "the layer of a lazy seal failed", "Traceback")
 def test_kills_at_random_moments_leave_nothing_that_nobody_owns(host: Host) -> None:
     """Each round kills the node, the session, `up` or the command."""
     chance = random.Random("kills of seals")

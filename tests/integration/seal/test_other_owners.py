@@ -38,6 +38,7 @@ def up(host: Host) -> None:
     host.up(host.truth, host.mount, *words, cache=f"{host.base}/second:256MiB")
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_disks_in_each_others_place_show_no_other_bytes(two: list[Host]) -> None:
     """Files of both caches may have the same ids, so only the record of a volume tells them apart."""
     for host in two:

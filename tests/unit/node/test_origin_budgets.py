@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from headrace.base.clock import monotonic_s
+from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.node.origin_budgets import OriginBudgets, decode_rates
 from headrace.node.space_policy import NodeCapacity
+from headrace.origin.memory import MemoryOrigin
 from headrace.origin.pace import OriginPace, OriginPaces
+from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.record import PolicyRecord, PolicyVersion
 from headrace.testing.virtual_loop import pass_time
@@ -39,8 +41,11 @@ class BudgetNode:
 
     def __init__(self, name: str, shared: Followers, members: int) -> None:
         self.policy, self.paces = CurrentPolicy(), OriginPaces()
-        self.pace = OriginPace("s3://b")
-        self.paces.add(self.pace)
+        pace = OriginPace("s3://b")
+        self.paces.add(pace)
+        memory = MemoryOrigin()
+        memory.hold("f", b"x")
+        self._origin = ThrottleOrigin(memory, OriginLimits(), pace)
         self.records = FlakyRecords(shared)
         capacity = NodeCapacity(1 << 30)
         capacity.members = members
@@ -57,10 +62,8 @@ class BudgetNode:
 
     async def _calls(self) -> None:
         while True:
-            ((bucket, amount),) = self.pace.charges(10)
-            await asyncio.sleep(bucket.reserve(amount, monotonic_s()))
+            await self._origin.head("f", deadline=Deadline.never())
             self.sent += 1
-            await asyncio.sleep(0.001)
 
     async def rest(self) -> None:
         for caller in self._callers:
