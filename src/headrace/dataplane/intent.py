@@ -13,7 +13,8 @@ class ReadIntent:
     background: no reader waits for the next bytes, so other reads precede this one. for_peer: another node requested
     the bytes, so no third node is asked for them. in_batch: a small file may wait until others are committed with it.
     is_sequential: the reader reads the file in order, so bytes ahead of it are fetched, too. into_spill: the disks have
-    no space or the policy does not admit the file, and the bytes are written to the spill.
+    no space or the policy does not admit the file, and the bytes are written to the spill. is_admitted: the policy is
+    not asked, because the spill has no space for what it does not admit.
     """
 
     background: bool = False
@@ -21,6 +22,7 @@ class ReadIntent:
     in_batch: bool = False
     is_sequential: bool = False
     into_spill: bool = False
+    is_admitted: bool = False
 
     @property
     def may_spill(self) -> bool:

@@ -220,6 +220,11 @@ class ReadPath:
                 if intent.background:
                     await fill.compared()
             except NoSpaceError:
+                if self._is_kept_out(fill, intent):
+                    self._fills.close([id])
+                    self._store.free(id)
+                    intent = dataclasses.replace(intent, is_admitted=True)
+                    continue
                 refusals += 1
                 if refusals > NO_SPACE_MAX:
                     raise
@@ -235,6 +240,15 @@ class ReadPath:
                 raise
             return fill.is_committed
         raise AssertionError
+
+    def _may_keep_out(self, intent: ReadIntent) -> bool:
+        """Return whether the policy may keep a file out of the cache."""
+        return intent.may_spill and not intent.is_admitted and self._store.spill is not None
+
+    def _is_kept_out(self, fill: Fill | None, intent: ReadIntent) -> bool:
+        """Return whether the policy may have put a fill into the spill, where a disk was not tried."""
+        is_spilled = fill is not None and fill.volume is self._store.spill
+        return is_spilled and not intent.into_spill and not intent.is_admitted
 
     async def _fill_of(self, id: FileId, intent: ReadIntent) -> Fill | None:
         """Return the fill of a file; None if the file is complete."""
@@ -268,7 +282,7 @@ class ReadPath:
         if self._demote is not None and await self._demote(path, entry):
             self._on_complete([id])
             return True
-        if intent.may_spill and self._store.spill is not None and not self._store.space.division.admits(id):
+        if self._may_keep_out(intent) and not self._store.space.division.admits(id):
             intent = dataclasses.replace(intent, into_spill=True)
         source = self._sources.of(mount, key, entry, path)
         origin = self._sources.origin_of(mount, key, entry)

@@ -12,8 +12,8 @@ import asyncio
 import logging
 import os
 import time
-from array import array
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 
@@ -43,7 +43,7 @@ class CachedLives:
         self.uses = LastUses()
         self.is_used = False
         self._policy = policy
-        self._cached = array("Q")
+        self._cached: deque[FileId] = deque()
         policy.changed.add(lambda _: self._apply())
 
     def _apply(self) -> None:
@@ -58,10 +58,10 @@ class CachedLives:
         if self.is_used:
             self.uses.use(ids, time.time())
 
-    def take_cached(self) -> array[int]:
-        """Return the files that were cached since the last call."""
-        taken, self._cached = self._cached, array("Q")
-        return taken
+    def take_cached(self) -> Iterator[FileId]:
+        """Yield the files that were cached since the last call, also while others are added."""
+        while self._cached:
+            yield self._cached.popleft()
 
 
 class Expiry:
@@ -133,7 +133,7 @@ class Expiry:
             if self._scan_from == start:  # else the policy changed meanwhile
                 self._scan_from = batch[-1].id if batch else None
         for id in self._lives.take_cached():
-            new = self._store.index.cached(FileId(id))
+            new = self._store.index.cached(id)
             if new is not None:
                 self._watch(new, now_s)
         due = self._wheel.due(now_s, EXAMINED_AT_ONCE, partial(self._expires_at, now_s))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from typing import Protocol
 
 import msgspec
 
-from headrace.base.errors import ClusterUnavailableError, HeadraceError, UsageError
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, StoreError, UsageError
 from headrace.base.private_folder import make_private
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
@@ -51,6 +52,7 @@ class PolicyFile:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._path = os.path.join(folder, FILE)
+        self._lock = threading.Lock()
 
     async def read(self) -> bytes | None:
         return await asyncio.to_thread(self._read)
@@ -67,8 +69,21 @@ class PolicyFile:
             return None
 
     def _replace(self, old: bytes | None, new: bytes) -> bool:
-        if self._read() != old:
-            return False
+        with self._lock:
+            if self._read() != old:
+                return False
+            self._write(new)
+        return True
+
+    async def keep(self, record: PolicyRecord) -> None:
+        """Replace the record, whatever it is."""
+        await asyncio.to_thread(self._keep, encode_record(record))
+
+    def _keep(self, new: bytes) -> None:
+        with self._lock:
+            self._write(new)
+
+    def _write(self, new: bytes) -> None:
         make_private(self._folder)
         draft = self._path + ".new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -82,7 +97,6 @@ class PolicyFile:
             os.fsync(folder)
         finally:
             os.close(folder)
-        return True
 
 
 async def load_policy(policy: CurrentPolicy, file: PolicyFile) -> None:
@@ -123,6 +137,7 @@ class Policies:
         self._file = file
         self._records = records
         self._shared: PolicyRecords = file if records is None else ClusterPolicyRecords(records)
+        self._keeping = asyncio.Lock()
         self._tasks = OwnedTasks()
 
     def start(self, joined: asyncio.Event) -> None:
@@ -162,10 +177,18 @@ class Policies:
             if record.number and record.text == text:
                 return record  # a repeated request of a client that heard no answer
             new = record.followed_by(text, author=author, now_s=time.time())
-            if await self._shared.replace(raw, encode_record(new)):
+            if await self._replaced(raw, new):
                 await self._adopt(new)
                 return new
         raise UsageError("the policy", why="others set it at the same time", hint="try again")
+
+    async def _replaced(self, old: bytes | None, new: PolicyRecord) -> bool:
+        try:
+            return await self._shared.replace(old, encode_record(new))
+        except OSError as error:
+            if isinstance(error, HeadraceError):
+                raise
+            raise StoreError("the policy", why=f"it can't be written: {error.strerror}") from error
 
     async def roll_back(self, number: int, *, author: str) -> PolicyRecord:
         """Put an earlier version in force again, as a new one; 0: the one before."""
@@ -226,6 +249,7 @@ class Policies:
         if self._records is None:
             return
         try:
-            await self._file.replace(await self._file.read(), encode_record(record))
+            async with self._keeping:
+                await self._file.keep(self.current.record)
         except OSError as error:
             log.warning("the policy can't be kept for the next run error=%s", error)
