@@ -178,6 +178,9 @@ async def test_etcd_of_another_authority_is_not_believed(
             await secured.records(access).start()
 
 
+@pytest.mark.expected_warnings(
+    "this node's record was deleted"
+)  # on a machine that stands still for its lease
 async def test_certificates_and_passwords_are_taken_anew(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,7 @@ def test_only_the_configuration_names_files(monkeypatch: pytest.MonkeyPatch, tmp
     path = secret(tmp_path, "of-the-host")
     given_options: list[dict[str, str]] = []
 
-    def build(url: str, options: dict[str, str]) -> Any:
+    def build(url: str, options: dict[str, str], _: object) -> Any:
         given_options.append(options)
         raise UsageError("enough")
 

@@ -96,8 +96,8 @@ class Handlers:
             "listSeals": lambda _, query, __: ApiSeals(self._seals(from_origin=query.origin)),
             "listPlans": lambda *_: ApiPlans(self._plans()),
             "getPolicy": lambda _, query, __: self._policy(PolicyAsk(number=query.number)),
-            "setPolicy": lambda _, __, body: self._policy(PolicySet(body.text, body.author, body.base)),
-            "rollBackPolicy": lambda _, __, body: self._policy(PolicyRollBack(body.number, body.author)),
+            "setPolicy": lambda _, __, body: self._policy(_policy_set(body)),
+            "rollBackPolicy": lambda _, __, body: self._policy(PolicyRollBack(int(body.number), body.author)),
             "tryPolicy": lambda _, __, body: self._try_policy(body.text),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
             "listJobs": lambda *_: JobsReply(jobs.all()),
@@ -162,6 +162,10 @@ class Handlers:
     def _ask_done(self, message: MountAdd | MountRemove) -> None:
         answer = self._client.ask(message)
         assert isinstance(answer, Done)
+
+
+def _policy_set(body: Any) -> PolicySet:
+    return PolicySet(body.text, body.author, None if body.base is None else int(body.base))
 
 
 class RestGateway:

@@ -51,6 +51,10 @@ PATH = Meta(
 Path = Annotated[str, PATH]
 
 
+WHOLE = Meta(ge=0, le=1 << 31, multiple_of=1)
+"""A whole number in JSON, for which 3.0 is one, too."""
+
+
 class Value(msgspec.Struct, frozen=True, omit_defaults=False):
     """Base of all JSON values."""
 
@@ -274,13 +278,13 @@ class NewPolicy(Value, frozen=True):
 
     text: Annotated[str, Meta(max_length=POLICY_TEXT_MAX)]
     author: Annotated[str, Meta(max_length=POLICY_AUTHOR_MAX)] = ""
-    base: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    base: Annotated[float, WHOLE] | None = None
 
 
 class EarlierPolicy(Value, frozen=True):
     """An earlier version of the policy. number: 0 for the one before."""
 
-    number: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    number: Annotated[float, WHOLE] = 0
     author: Annotated[str, Meta(max_length=POLICY_AUTHOR_MAX)] = ""
 
 

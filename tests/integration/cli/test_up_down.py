@@ -60,6 +60,7 @@ def test_up_with_an_object_store(host: Host, seaweed: S3Server) -> None:
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("the index is corrupt")  # one that was not complete yet
 def test_control_c_at_any_moment_of_the_start_leaves_nothing(host: Host) -> None:
     for number in range(12):
         up = host.start("up", host.truth, host.mount, "--cache", f"{host.cache}:1GiB")
