@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config.schema import TIERS, Config
+from headrace.base.tiers import TIERS
+from headrace.config.schema import Config
 from headrace.fuse.errno_map import ERRNO
 
 ROOT = Path(__file__).resolve().parents[2]

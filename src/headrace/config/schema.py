@@ -16,11 +16,11 @@ from msgspec import Meta
 
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.tiers import TIERS
 from headrace.base.write_modes import WriteModes
 from headrace.identity.names import DEFAULT_FORM, NameForm
 
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
-TIERS = ("memory", "nvme", "hdd")
 POLICIES = ("s3fifo", "lru")
 CLUSTER_SCHEMES = ("etcd", "https")
 SEAL_POLICIES = ("off", "auto")

@@ -302,7 +302,7 @@ class AccessPredictor:
         self.right = self.wrong = 0
         """Predictions that were handed out: opened; given up without an open."""
         self.has_more = False
-        """Whether the last call of `predictions` looked at as many files as it might."""
+        """True if the last call of `predictions` looked at as many files as it might."""
         self.epochs = 0
         """Epochs that have ended."""
 

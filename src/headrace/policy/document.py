@@ -15,10 +15,9 @@ from headrace.base.errors import UsageError
 from headrace.policy import values
 from headrace.policy.effects import FIELD_OF
 from headrace.policy.key_lines import KeyPath, key_lines, line_of
+from headrace.policy.limits import POLICY_TEXT_MAX
 from headrace.policy.patterns import PathPatterns
 
-DOCUMENT_CHARACTERS_MAX = 65536
-"""As a message has at most."""
 RULES_MAX = 500
 TENANTS_MAX = 200
 ORIGINS_MAX = 200
@@ -77,7 +76,6 @@ class PolicyRule:
 
     number: int
     line: int
-    match: tuple[str, ...]
     patterns: PathPatterns
     effects: Mapping[str, Any]
 
@@ -90,7 +88,6 @@ class Tenant:
     name: str
     line: int
     patterns: PathPatterns
-    paths: tuple[str, ...]
     guaranteed: int | float = 0
     limit: int | float | None = None
     share: float = 1.0
@@ -120,8 +117,8 @@ class PolicyDocument:
 
 def parse_policy(text: str) -> PolicyDocument:
     """Parse a document. Raise PolicyFaultsError with all its faults."""
-    if len(text) > DOCUMENT_CHARACTERS_MAX:
-        _refuse(1, f"it has {len(text)} characters: {DOCUMENT_CHARACTERS_MAX} are allowed")
+    if len(text) > POLICY_TEXT_MAX:
+        _refuse(1, f"it has {len(text)} characters: {POLICY_TEXT_MAX} are allowed")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -170,9 +167,7 @@ class _Parser:
             if not effects and fields.keys() == table.keys():
                 self._fault(path, "the rule has no effect")
             if patterns is not None:
-                rules.append(
-                    PolicyRule(index + 1, self._line(path), tuple(table["match"]), patterns, effects)
-                )
+                rules.append(PolicyRule(index + 1, self._line(path), patterns, effects))
         return tuple(rules)
 
     def _tenants(self, tables: object) -> dict[str, Tenant]:
@@ -183,7 +178,7 @@ class _Parser:
             patterns = self._patterns(path, "paths", fields)
             fields.pop("paths", None)
             if patterns is not None:
-                tenants[name] = Tenant(name, self._line(path), patterns, tuple(table["paths"]), **fields)
+                tenants[name] = Tenant(name, self._line(path), patterns, **fields)
         return tenants
 
     def _origins(self, tables: object) -> dict[str, OriginBudget]:

@@ -66,7 +66,7 @@ class Effects:
 
 DEFAULT_EFFECTS = Effects()
 EFFECT_NAMES = ("fresh", "admit", "replicas", "priority", "tier", "ttl", "write")
-"""As a rule spells them."""
+"""The names of effects in a rule."""
 FIELD_OF = {"fresh": "fresh_s", "tier": "tiers"} | {
     name: name for name in EFFECT_NAMES if name not in ("fresh", "tier")
 }

@@ -10,12 +10,11 @@ from msgspec import Meta
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import PathNotFoundError
-from headrace.policy.document import DOCUMENT_CHARACTERS_MAX
+from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
 
 VERSIONS_KEPT_MAX = 16
 RECORD_BYTES_MAX = 1 << 20
 """etcd accepts 1.5 MiB. The longest document of the widest characters takes 256 KiB."""
-AUTHOR_CHARACTERS_MAX = 256
 
 
 class PolicyVersion(msgspec.Struct, frozen=True):
@@ -23,8 +22,8 @@ class PolicyVersion(msgspec.Struct, frozen=True):
     since 1970."""
 
     number: Annotated[int, Meta(ge=1, le=1 << 53)]
-    text: Annotated[str, Meta(max_length=DOCUMENT_CHARACTERS_MAX)]
-    author: Annotated[str, Meta(max_length=AUTHOR_CHARACTERS_MAX)] = ""
+    text: Annotated[str, Meta(max_length=POLICY_TEXT_MAX)]
+    author: Annotated[str, Meta(max_length=POLICY_AUTHOR_MAX)] = ""
     set_at_s: float = 0.0
 
 
@@ -56,7 +55,7 @@ class PolicyRecord(msgspec.Struct, frozen=True):
 
     def followed_by(self, text: str, *, author: str, now_s: float) -> PolicyRecord:
         """Return the record with another version in force. The oldest versions go where there are too many."""
-        version = PolicyVersion(self.number + 1, text, author[:AUTHOR_CHARACTERS_MAX], now_s)
+        version = PolicyVersion(self.number + 1, text, author[:POLICY_AUTHOR_MAX], now_s)
         versions = [*self.versions, version][-VERSIONS_KEPT_MAX:]
         while len(versions) > 1 and len(msgspec.json.encode(versions)) > RECORD_BYTES_MAX - 1024:
             del versions[0]

@@ -37,7 +37,6 @@ class PolicyResolver:
         self._depends_on_names = any(pattern.depends_on_names for pattern in patterns)
         literals = frozenset[bytes]().union(*(pattern.literals for pattern in patterns))
         self._parents_of_literals = {split(literal)[0] for literal in literals}
-        self._known: dict[tuple[bytes, ...], Effects] = {}
         self._by_directory: dict[bytes, Effects] = {}
         self._by_path: dict[bytes, Effects] = {}
 
@@ -54,14 +53,13 @@ class PolicyResolver:
         """Return the effects on the files of a directory, as far as their names don't matter; of its listing, too."""
         effects = self._by_directory.get(directory)
         if effects is None:
-            if len(self._by_directory) >= CACHED_MAX:
-                self._by_directory.clear()
-            effects = self._by_directory[directory] = self._resolve(join(directory, _ANY_NAME))
+            effects = self._resolve(join(directory, _ANY_NAME))
+            _remember(self._by_directory, directory, effects)
         return effects
 
     def explain(self, path: bytes) -> list[Decision]:
         """Return each effect on a file with the rule that decided it, and last the tenant."""
-        effects, decided = DEFAULT_EFFECTS, dict[str, PolicyRule]()
+        decided: dict[str, PolicyRule] = {}
         for rule in self._matching(path):
             decided |= dict.fromkeys(rule.effects, rule)
         effects = self._resolve(path)
@@ -81,9 +79,8 @@ class PolicyResolver:
     def _by_name(self, path: bytes) -> Effects:
         effects = self._by_path.get(path)
         if effects is None:
-            if len(self._by_path) >= CACHED_MAX:
-                self._by_path.clear()
-            effects = self._by_path[path] = self._resolve(path)
+            effects = self._resolve(path)
+            _remember(self._by_path, path, effects)
         return effects
 
     def _resolve(self, path: bytes) -> Effects:
@@ -105,3 +102,9 @@ class PolicyResolver:
             if candidate.patterns.match(path):
                 tenant = candidate
         return tenant
+
+
+def _remember(cache: dict[bytes, Effects], key: bytes, effects: Effects) -> None:
+    if len(cache) >= CACHED_MAX:
+        cache.clear()
+    cache[key] = effects

@@ -10,6 +10,7 @@ from typing import TypeVar
 from headrace.base.errors import UsageError
 from headrace.base.priority import Priority
 from headrace.base.sizes import parse_size
+from headrace.base.tiers import TIERS
 from headrace.base.write_modes import WriteModes
 from headrace.policy.effects import (
     AUTO_REPLICAS,
@@ -20,8 +21,6 @@ from headrace.policy.effects import (
     WritePromise,
 )
 
-TIERS = ("memory", "nvme", "hdd")
-"""As `cache` names them in the configuration."""
 REPLICAS_MAX = 64
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", re.ASCII)

@@ -67,7 +67,7 @@ class PlannedReader:
         self.all_hits = self.all_misses = 0
         self.heard_s = now_s
         self.lately_bytes = 0.0
-        """What was fetched for it of late; older bytes count less."""
+        """The bytes that were fetched for it of late; older ones count less."""
         self._width = sample_map.width  # files a sample in the stream
         self._starts: dict[int, int] = {}  # epoch → its first position in the stream
         self._received_epoch, self._received = -1, array("I")

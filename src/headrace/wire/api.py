@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
 from headrace.wire.messages import PlanRow
 from headrace.wire.policy_messages import (
-    POLICY_AUTHOR_MAX,
-    POLICY_TEXT_MAX,
     PolicyDecision,
     PolicyOutcome,
     PolicyVersionRow,

@@ -7,11 +7,8 @@ from typing import Annotated
 import msgspec
 
 from headrace.base.namespace_path import PATH_BYTES_MAX
+from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
 from headrace.wire.message import Message
-
-POLICY_TEXT_MAX = 65536
-POLICY_AUTHOR_MAX = 256
-"""Characters."""
 
 
 class PolicySet(Message, frozen=True):

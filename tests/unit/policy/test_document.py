@@ -9,8 +9,9 @@ import pytest
 from headrace.base.priority import Priority
 from headrace.base.write_modes import WriteMode
 from headrace.policy import values
-from headrace.policy.document import DOCUMENT_CHARACTERS_MAX, PolicyFaultsError, parse_policy
+from headrace.policy.document import PolicyFaultsError, parse_policy
 from headrace.policy.effects import AUTO_REPLICAS, CacheAdmission, LifeStart, TimeToLive, WritePromise
+from headrace.policy.limits import POLICY_TEXT_MAX
 
 WHOLE = """
 [[rule]]
@@ -203,7 +204,7 @@ def test_values_at_their_limits() -> None:
         ("a = 1\na = 2\n", 2),
         ("\n\nx y\n", 3),
         ("x = " + "[" * 5000, 1),
-        ("x" * (DOCUMENT_CHARACTERS_MAX + 1), 1),
+        ("x" * (POLICY_TEXT_MAX + 1), 1),
     ],
 )
 def test_what_is_no_toml_is_refused_with_a_line(text: str, line: int) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.base.errors import PathNotFoundError
 from headrace.policy.current import CurrentPolicy
-from headrace.policy.document import DOCUMENT_CHARACTERS_MAX, PolicyFaultsError
+from headrace.policy.document import PolicyFaultsError
+from headrace.policy.limits import POLICY_TEXT_MAX
 from headrace.policy.record import (
     RECORD_BYTES_MAX,
     VERSIONS_KEPT_MAX,
@@ -39,7 +40,7 @@ def test_versions_follow_each_other_and_the_oldest_go() -> None:
 
 def test_long_versions_are_fewer_and_the_newest_always_stays() -> None:
     for character in ("x", "\u20ac", "\U0001f600"):
-        record = after(VERSIONS_KEPT_MAX, "#" + character * (DOCUMENT_CHARACTERS_MAX - 10))
+        record = after(VERSIONS_KEPT_MAX, "#" + character * (POLICY_TEXT_MAX - 10))
         assert record.number == VERSIONS_KEPT_MAX and len(record.versions) >= 3
         assert decode_record(encode_record(record)) == record
 
@@ -53,7 +54,7 @@ def test_long_versions_are_fewer_and_the_newest_always_stays() -> None:
         b'{"versions": [{"number": 0, "text": ""}]}',
         b'{"versions": [{"number": 2, "text": ""}, {"number": 2, "text": ""}]}',
         b'{"versions": [{"number": 3, "text": ""}, {"number": 2, "text": ""}]}',
-        b'{"versions": [{"number": 1, "text": "' + b"x" * (DOCUMENT_CHARACTERS_MAX + 1) + b'"}]}',
+        b'{"versions": [{"number": 1, "text": "' + b"x" * (POLICY_TEXT_MAX + 1) + b'"}]}',
         b'{"versions": [' + b",".join(b'{"number": %d, "text": ""}' % n for n in range(1, 30)) + b"]}",
         b" " * (RECORD_BYTES_MAX + 1),
     ],
