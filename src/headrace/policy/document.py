@@ -160,7 +160,7 @@ class _Parser:
         for index, table in enumerate(tables):
             path: KeyPath = ("rule", index)
             fields = self._fields(path, table, _RULE)
-            patterns = self._patterns(path, "match", fields)
+            patterns = self._patterns(path, "match", table, fields)
             effects = {FIELD_OF[name]: value for name, value in fields.items() if name in FIELD_OF}
             for name in fields.keys() & set(NOT_OBEYED):
                 self._fault((*path, name), f"{name}: this release does not obey it yet")
@@ -175,7 +175,7 @@ class _Parser:
         for name, table in self._named("tenant", tables, TENANTS_MAX):
             path: KeyPath = ("tenant", name)
             fields = self._fields(path, table, _TENANT)
-            patterns = self._patterns(path, "paths", fields)
+            patterns = self._patterns(path, "paths", table, fields)
             fields.pop("paths", None)
             if patterns is not None:
                 tenants[name] = Tenant(name, self._line(path), patterns, **fields)
@@ -226,10 +226,12 @@ class _Parser:
                 self._fault((*path, key), f"{key}: {error}")
         return fields
 
-    def _patterns(self, path: KeyPath, key: str, fields: Mapping[str, object]) -> PathPatterns | None:
+    def _patterns(
+        self, path: KeyPath, key: str, table: Mapping[str, object], fields: Mapping[str, object]
+    ) -> PathPatterns | None:
         patterns = fields.get(key)
         if not isinstance(patterns, tuple):
-            if key not in {fault.text.partition(":")[0] for fault in self._faults}:
+            if key not in table:
                 self._fault(path, f"{key} is missing: the paths that are meant")
             return None
         try:

@@ -101,6 +101,11 @@ budget_month = 1
     }
 
 
+def test_each_rule_without_paths_is_a_fault_of_its_own() -> None:
+    text = '[[rule]]\nmatch = []\nttl = "1d"\n[[rule]]\nttl = "1d"\n'
+    assert [(line, text.split()[0]) for line, text in faults_of(text)] == [(2, "match:"), (4, "match")]
+
+
 def test_over_all_guaranteed_is_refused_where_it_passes_the_whole() -> None:
     text = '[tenant.a]\npaths = ["/a/**"]\nguaranteed = "60%"\n[tenant.b]\npaths = ["/b/**"]\nguaranteed = "50%"\n'
     assert faults_of(text) == [(6, "guaranteed: 110% are guaranteed to the tenants so far")]
