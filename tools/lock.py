@@ -26,7 +26,7 @@ ENVIRONMENTS = {
     "bench": ("bench",),
     "docs": ("docs",),
     "release": ("release",),
-    "runtime": ("fsspec", "cluster", "checkpoint", "s3", "rest", "webhdfs", "diagnose"),
+    "runtime": ("fsspec", "cluster", "checkpoint", "s3", "rest", "webhdfs", "diagnose", "events"),
 }
 """By file, the extras that it installs. The first one decides the versions that the others have, too."""
 BARE = ("build", "docs", "release")

@@ -14,8 +14,8 @@ import pytest
 import xxhash
 
 from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.http.node_connection import Address
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
-from headrace.vfs.remote.http_connection import Address
 from headrace.vfs.remote.remote_vfs import RemoteVfs
 
 MIB = 1 << 20

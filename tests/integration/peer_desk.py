@@ -37,6 +37,7 @@ from headrace.wire.peer_messages import (
     NameRow,
     Names,
     OfferHandover,
+    OriginChanged,
     PeerWelcome,
     PendingNamesPage,
     QueryFailover,
@@ -131,7 +132,7 @@ class FileDesk:
         self.folder = folder
         self.files: dict[bytes, DeskFile] = {}
         self.requests: list[int] = []
-        self.forgotten: list[InvalidateListing] = []
+        self.forgotten: list[InvalidateListing | OriginChanged] = []
         self.taken: list[OfferHandover] = []
         self.doubted: list[FileRange] = []
         self.pages: list[Names] = []
@@ -182,7 +183,7 @@ class FileDesk:
         rows = [row for page in self.pages for row in page.rows if row.name == request.name]
         return [Names(rows, 5.0, last=True)]
 
-    async def invalidate_listing(self, request: InvalidateListing) -> None:
+    async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None:
         self.forgotten.append(request)
 
     async def check_corruption(self, request: ReportCorruption) -> None:

@@ -29,7 +29,7 @@ from headrace.base.model import ObjectMetadata
 from headrace.entry.peer.server import PeerServer, avoid_bbr
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
-from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
+from headrace.wire.peer_messages import PEER_PROTOCOL, InvalidateListing, OriginChanged, PeerWelcome
 
 from .peer_desk import (
     CLUSTER,
@@ -194,7 +194,11 @@ async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
         gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
         assert gone.rows == []
         await peers.invalidate_listing(node, b"/data", relist=True, below=True, deadline=soon())
-        assert [(call.path, call.relist) for call in desk.forgotten] == [(b"/data", True)]
+        await peers.report_origin_changes(node, [b"/data", b"/d"], below=False, deadline=soon())
+        assert desk.forgotten == [
+            InvalidateListing(b"/data", relist=True, below=True),
+            OriginChanged([b"/data", b"/d"]),
+        ]
         here = desk.add("f", 10)
         away = msgspec.structs.replace(here, path=b"/away")
         assert await peers.offer_handover(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]

@@ -19,13 +19,13 @@ from headrace.client.node_client import connect
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
+from headrace.http.node_connection import Address
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _decode, _encode
 from headrace.sdk.folder import LocalFolder
 from headrace.store.index import Index
 from headrace.testing.waiting import until
 from headrace.vfs.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.vfs.remote.cluster_client import ClusterClient
-from headrace.vfs.remote.http_connection import Address
 from tests.security.nobody import BECOME_NOBODY
 
 pytestmark = pytest.mark.expected_warnings("a record does not replace a configured mount")

@@ -40,6 +40,7 @@ def requests_with(path: bytes) -> list[dict[str, object]]:
         {"type": "ListShared", "path": path, "epoch": 1},
         {"type": "LookupShared", "path": path, "name": b"x", "epoch": 1},
         {"type": "InvalidateListing", "path": path},
+        {"type": "OriginChanged", "paths": [path]},
         {"type": "OfferHandover", "files": [wanted], "epoch": 1},
         {"type": "ReportCorruption", "file": wanted},
         {"type": "Replicate", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},

@@ -7,6 +7,7 @@ from nodebench.results import Results
 
 from .budgets import MOST, USED
 from .cases import CURVE_ERROR, GUARANTEE_LOST, HITS_LOST, SHARED_HITS, WRITES
+from .events import SEEN, SEEN_P99
 from .expiry import LATENESS, MEMORY, PROCESSOR
 from .limits import EXCEEDED
 from .resolution import RESOLVED
@@ -54,6 +55,8 @@ def goals(results: Results) -> list[Goal]:
             Goal(f"{CURVE_ERROR}, {name}", 2, False, results.median(CURVE_ERROR, name), "points")
             for name in TRACES
         ),
+        Goal(SEEN, 1, False, results.median(SEEN, "median"), "s"),
+        Goal(SEEN_P99, 1, False, results.median(SEEN_P99, "headrace"), "s"),
         *(Goal(f"{USED}, {name}", 0.9, True, results.median(USED, name)) for name in LOADS),
         *(Goal(f"{MOST}, {name}", 1.02, False, results.median(MOST, name)) for name in LOADS),
     ]

@@ -10,10 +10,13 @@ from headrace.base.errors import MissingExtraError
 
 EXTRAS_OF: dict[str, tuple[str, ...]] = {
     "aetcd": ("cluster", "lab", "bench"),
+    "aiohttp": ("events",),
     "awscrt": ("s3", "webhdfs", "spark", "bench"),
+    "botocore": ("events",),
     "cryptography": ("tls", "cluster", "lab", "bench"),
     "defusedxml": ("s3", "bench"),
     "fsspec": ("fsspec", "worlds", "ray", "bench"),
+    "google": ("events",),
     "google_crc32c": ("bench",),
     "grpc": ("cluster", "lab", "bench"),
     "httptools": ("s3", "webhdfs", "rest", "spark", "bench"),
@@ -21,6 +24,7 @@ EXTRAS_OF: dict[str, tuple[str, ...]] = {
     "numpy": ("checkpoint", "torch", "bench"),
     "pynvml": ("diagnose",),
     "torch": ("torch", "bench"),
+    "urllib3": ("events",),
     "zstandard": ("checkpoint", "torch", "bench"),
 }
 """The imported name → extras of pyproject.toml that install it; the first is the smallest."""

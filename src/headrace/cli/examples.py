@@ -180,8 +180,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy expiry "
-        "scrub fill peers write cluster rebalance sessions gateways"
+        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy events "
+        "expiry scrub fill peers write cluster rebalance sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),

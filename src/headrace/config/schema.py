@@ -315,6 +315,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "it changes."
         ),
     ] = ""
+    events_token: Annotated[
+        str,
+        Meta(
+            description="File of mode 0600 with the token that origins send with their events to the REST API, or two "
+            "tokens on a line each. It permits nothing else. The file is read again when it changes."
+        ),
+    ] = ""
     open_to_others: Annotated[
         bool,
         Meta(
@@ -576,7 +583,7 @@ PUBLIC_OPTIONS = frozenset(
             "account_name",
             "timeout_s",
         ),
-        *("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "verify"),
+        *("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "verify", "events"),
         *("host", "port", "anon", "use_ssl", "project", "protocol"),  # of drivers of fsspec
     )
 )

@@ -35,6 +35,7 @@ from headrace.wire.peer_messages import (
     LookupShared,
     Names,
     OfferHandover,
+    OriginChanged,
     PendingNamesAnswer,
     PendingNamesRequest,
     QueryFailover,
@@ -284,8 +285,11 @@ class NodePeerService:
         entry = await self._entry_of(request.file)
         await self._reads.check(entry.id)
 
-    async def invalidate_listing(self, request: InvalidateListing) -> None:
-        if request.relist:
+    async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None:
+        if isinstance(request, OriginChanged):
+            for path in request.paths:
+                self._namespace.changed_directories.add(path, below=request.below)
+        elif request.relist:
             self._on_invalidate(request.path, request.below)
         elif request.below:
             self._namespace.changes.expire(request.path)

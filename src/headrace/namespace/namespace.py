@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.namespace.changed_directories import ChangedDirectories
 from headrace.namespace.changes import NameChanges
 from headrace.namespace.freshness import Freshness
 from headrace.namespace.listings import Listings, OthersNames
@@ -20,7 +21,8 @@ from headrace.store.index import Index
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The parts of the tree. `refreshes` follows the pending names of other nodes."""
+    """The parts of the tree. `refreshes` follows the pending names of other nodes, `changed_directories` what origins
+    report."""
 
     tree: NameTree
     listings: Listings
@@ -30,6 +32,7 @@ class Namespace:
     owner_names: OwnerNames
     refreshes: RefreshQueue
     freshness: Freshness
+    changed_directories: ChangedDirectories
 
     @classmethod
     def build(
@@ -63,4 +66,5 @@ class Namespace:
             OwnerNames(index, pending),
             RefreshQueue(listings.refresh_pending, tree.directories_below),
             freshness,
+            ChangedDirectories(tree, changes, listings),
         )

@@ -22,12 +22,14 @@ from headrace.config.secret_options import resolve_options
 from headrace.entry.rpc.server import Subscribers
 from headrace.namespace.mounts import Mount, normal_path
 from headrace.namespace.namespace import Namespace
+from headrace.node.origin_events import OriginEvents
 from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import verifies_opens
 from headrace.origin.pace import OriginPace, OriginPaces
 from headrace.origin.reserved import NamespaceOrigin
+from headrace.receivers.factory import check_events
 from headrace.store.index import Index
 from headrace.store.recovery import doubt
 from headrace.wire.messages import Invalidated
@@ -55,6 +57,7 @@ class Attachments:
         subscribers: Subscribers,
         *,
         paces: OriginPaces,
+        events: OriginEvents,
         has_written: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -62,6 +65,7 @@ class Attachments:
         self._namespace = namespace
         self._subscribers = subscribers
         self._paces = paces
+        self._events = events
         self._has_written = has_written
         self.allowed = AllowedOrigins(config.allowed_origins, config.mounts)
 
@@ -123,12 +127,14 @@ class Attachments:
         mount = self._namespace.mount_points.detach(path)
         self._index.mounts.drop(path)
         self._paces.remove(mount.url)
+        self._events.remove(path)
         await mount.origin.close()
 
     async def _attach(
         self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
     ) -> None:
         parsed = parse_origin(url)
+        check_events(parsed, options)
         pace = OriginPace(parsed)
         origin = build_origin(url, options, pace)
         if WriteModes.parse(self._config.write).persists_below(os.fsencode(path)) and not origin.writable:
@@ -150,6 +156,7 @@ class Attachments:
         mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
         self._namespace.mount_points.attach(mount, known=known)
         self._paces.add(pace)
+        self._events.add(path, parsed, options)
         if verifies_opens(options):
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)

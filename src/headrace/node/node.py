@@ -46,6 +46,7 @@ from headrace.node.cache import (
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.origin_budgets import OriginBudgets
+from headrace.node.origin_events import OriginEvents
 from headrace.node.plan_requests import PlanRequests
 from headrace.node.policies import Policies, PolicyFile, load_policy
 from headrace.node.policy_requests import PolicyRequests
@@ -144,6 +145,7 @@ class Node:
             shared=owner_listing,
             others=None if link is None else link.dirty.elsewhere,
         )
+        self.origin_events = OriginEvents(self.namespace.changed_directories, link)
         # writes, then reads, which take a file of the upper layer before they ask an origin
         cache = CacheOfLayer(store, self.sources.owns)
         writing = None if link is None else self._build_cluster_writing(link, cache)
@@ -234,6 +236,7 @@ class Node:
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
+            **self.origin_events.handlers,
             **PolicyRequests(self.policies, self.mounts, self.store, self.config).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
@@ -315,6 +318,7 @@ class Node:
             close_after_failure(store)
             raise
         node.upkeep.start()
+        node.origin_events.start()
         node.planned_fetcher.start()
         node.regrouping.start()
         node.expiry.start()
@@ -368,6 +372,8 @@ class Node:
 
     async def stop(self) -> None:
         await self.upkeep.stop()
+        await self.origin_events.stop()
+        await self.namespace.changed_directories.stop()
         await self.predicted_fetcher.stop()
         await self.planned_fetcher.stop()
         await self.jobs.auto_seal.stop()
@@ -468,6 +474,7 @@ class Node:
                 **self.policies.status(self.store.space),
                 "origins": self.origin_budgets.status(),
             },
+            "events": self.origin_events.status(),
             "expiry": self.expiry.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
@@ -535,6 +542,7 @@ def _build_attachments(node: Node) -> Attachments:
         node.namespace,
         node.subscribers,
         paces=node.paces,
+        events=node.origin_events,
         has_written=lambda: node.write is not None and node.write.has_written,
     )
 

@@ -40,6 +40,7 @@ class OriginOptions:
     concurrency_max: int = 0
     timeout_s: float = TIMEOUT_S
     verify: str = ""
+    events: str = ""
 
     def limits(self) -> OriginLimits:
         return OriginLimits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)
@@ -49,11 +50,12 @@ NAMES = tuple(field.name for field in fields(OriginOptions))
 _NUMBERS = ("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "timeout_s")
 COMMON = (*_NUMBERS, "verify")
 VERIFY_OPEN = "open"
+OPTION_EVENTS = "events"
 
 STEERING: dict[str, tuple[str, ...]] = {
-    "s3": ("endpoint", "profile"),
-    "gs": ("endpoint", "service_account_path"),
-    "az": ("endpoint", "account_name"),
+    "s3": ("endpoint", "profile", OPTION_EVENTS),
+    "gs": ("endpoint", "service_account_path", OPTION_EVENTS),
+    "az": ("endpoint", "account_name", OPTION_EVENTS),
     "http": ("endpoint",),
     "https": ("endpoint",),
 }

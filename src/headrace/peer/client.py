@@ -50,6 +50,7 @@ from headrace.wire.peer_messages import (
     LookupShared,
     Names,
     OfferHandover,
+    OriginChanged,
     PeerHello,
     PeerWelcome,
     PendingNamesPage,
@@ -123,6 +124,13 @@ class PeerClient:
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
         call = UnaryCall(InvalidateListing(path, relist, below), Done)
+        await self._execute(self.table.peer(node), call, deadline)
+        call.result()
+
+    async def report_origin_changes(
+        self, node: NodeInfo, paths: builtins.list[bytes], *, below: bool, deadline: Deadline
+    ) -> None:
+        call = UnaryCall(OriginChanged(paths, below), Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
 

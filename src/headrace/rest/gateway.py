@@ -23,10 +23,11 @@ from headrace.base.errors import (
 )
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
-from headrace.http.admission import WHOLE_BODIES
 from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
+from headrace.rest.bodies import read_whole
+from headrace.rest.events import EventOperations
 from headrace.rest.files import FileOperations, path_of
 from headrace.rest.jobs import JobOperations, check_ready
 from headrace.rest.problems import MEDIA_TYPE, RefusedError, problem_of, status_of
@@ -81,6 +82,7 @@ class Handlers:
     def __init__(self, vfs: LocalVfs) -> None:
         client = self._client = vfs.client
         files, jobs = FileOperations(vfs), JobOperations(client)
+        self._events = EventOperations(client)
         self.table: dict[str, Handler] = {
             "health": lambda *_: Health(ready=True),
             "ready": lambda *_: self._ready(),
@@ -100,6 +102,7 @@ class Handlers:
             "rollBackPolicy": lambda _, __, body: self._policy(PolicyRollBack(int(body.number), body.author)),
             "tryPolicy": lambda _, __, body: self._try_policy(body.text),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
+            "receiveEvents": lambda _, __, pieces: self._events.receive(pieces),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
@@ -169,14 +172,21 @@ def _policy_set(body: Any) -> PolicySet:
 
 
 class RestGateway:
-    """Serves one listening address. A client must send one of `tokens`; None allows everyone who can connect. `pages`
+    """Serves one listening address. A client must send one of `tokens`; None allows everyone who can connect.
+    `events_tokens` permit no more than to report events. `pages`
     returns why a web page's request is refused, by the rule of http/sender.py; None where no page can connect."""
 
     def __init__(
-        self, handlers: Handlers, tokens: Tokens | None, *, pages: Callable[[Request], str] | None = None
+        self,
+        handlers: Handlers,
+        tokens: Tokens | None,
+        *,
+        events_tokens: Tokens | None = None,
+        pages: Callable[[Request], str] | None = None,
     ) -> None:
         self._handlers = handlers.table
         self._tokens = tokens
+        self._events_tokens = events_tokens
         self._pages = pages
         self._refusals = Refusals(log, "rest")
 
@@ -240,12 +250,18 @@ class RestGateway:
             return
         if self._tokens is not None:
             scheme, _, token = request.header(TOKEN_HEADER).partition(" ")
-            if scheme.lower() != "bearer" or not self._tokens.accept(token.strip()):
+            if scheme.lower() != "bearer" or not self._accepts(token.strip(), operation):
                 why = "the request has no valid token"
                 self._refusals.add(why, address=request.address, who=request.certificate)
-                error = NotAllowedError("request", why=why, hint="see rest_token")
+                hint = "see events_token" if operation.events else "see rest_token"
+                error = NotAllowedError("request", why=why, hint=hint)
                 raise RefusedError(401, error, headers=(("WWW-Authenticate", "Bearer"),))
         request.authenticate(request.certificate or ("token" if self._tokens else "anyone"))
+
+    def _accepts(self, token: str, operation: Operation) -> bool:
+        if operation.events and self._events_tokens is not None and self._events_tokens.accept(token):
+            return True
+        return self._tokens is None or self._tokens.accept(token)
 
 
 # ---------------------------------------------------------------- requests
@@ -313,21 +329,11 @@ def _body_of(request: Request, operation: Operation, pieces: Iterator[bytes]) ->
         return pieces
     if request.header("content-type").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, UsageError("body", why="its type is not application/json"))
-    data = bytearray()
-    try:
-        for piece in pieces:
-            if len(data) + len(piece) > BODY_BYTES_MAX:
-                raise RefusedError(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
-            if not WHOLE_BODIES.reserve(len(piece)):
-                raise RefusedError(
-                    503, HeadraceError("body", why="too many bodies are being read", hint="try again later")
-                )
-            data += piece
-        return convert(json.loads(data), operation.body)
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise _malformed("body", str(error)[:300]) from error
-    finally:
-        WHOLE_BODIES.release(len(data))
+    with read_whole(pieces, BODY_BYTES_MAX) as data:
+        try:
+            return convert(json.loads(data), operation.body)
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise _malformed("body", str(error)[:300]) from error
 
 
 def _malformed(subject: str, why: str) -> RefusedError:

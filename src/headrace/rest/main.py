@@ -59,6 +59,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     if by_tcp:
         check_access(config)
     tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
+    events_tokens = Tokens(config.events_token, "events_token") if config.events_token else None
     tls = server_tls(config)
     raise_descriptor_limit()
     tcp = listen(config.rest_address, SETTING) if by_tcp else None
@@ -75,7 +76,8 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         on_ready(Ready(bound_to(tcp)))
         loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
         pages = functools.partial(sender_refusal, domains=(), loopback=loopback)
-        run_until_signal(HttpServer(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
+        gateway = RestGateway(handlers, tokens, events_tokens=events_tokens, pages=pages)
+        run_until_signal(HttpServer(gateway, tcp, name="rest", tls=tls))
         unix_server.stop()
         unix_thread.join()
     os.unlink(socket_path)

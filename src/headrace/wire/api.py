@@ -260,6 +260,14 @@ class ApiPolicy(Value, frozen=True):
     versions: list[PolicyVersionRow]
 
 
+class ReceivedEvents(Value, frozen=True):
+    """Counts what was received. changes: changes of objects; refused: those whose keys have no name in a namespace.
+    When Azure Event Grid asks for its code, the response has the code as `validationResponse`, and nothing else."""
+
+    changes: int = 0
+    refused: int = 0
+
+
 class ApiPolicyDecisions(Value, frozen=True):
     """The effects of the policy on a path."""
 
@@ -337,7 +345,7 @@ class Problem(Value, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A row of the table. query: all parameters, including those in the path. body, answer: a JSON type, a media type,
-    or None. open: the operation needs no token."""
+    or None. open: the operation needs no token. events: it also takes the token of origins that send events."""
 
     name: str
     method: str
@@ -348,6 +356,7 @@ class Operation:
     answer: type[Value] | str | None = None
     status: int = 200
     open: bool = False
+    events: bool = False
 
     @property
     def path_names(self) -> tuple[str, ...]:
@@ -425,6 +434,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="explainPolicy", method="GET", path="/v1/policy/explain", query=AtPath, answer=ApiPolicyDecisions,
         summary="Return what the policy means for a path, which need not exist.",
+    ),
+    Operation(
+        name="receiveEvents", method="POST", path="/v1/events", body=DOCUMENT, answer=ReceivedEvents, events=True,
+        summary="Receive what an origin reports about changed objects: S3 event notifications and others.",
     ),
     Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,

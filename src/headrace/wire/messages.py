@@ -14,6 +14,7 @@ import msgspec
 from headrace.base.model import FILE_ID_MAX
 from headrace.base.namespace_path import check_long_names
 from headrace.plan.estimates import PlanEstimate
+from headrace.wire.event_messages import ReportChanges
 from headrace.wire.extents import count_extents
 from headrace.wire.message import Message
 from headrace.wire.policy_messages import (
@@ -645,6 +646,7 @@ Request = (
     | PolicyRollBack
     | PolicyExplain
     | PolicyTry
+    | ReportChanges
     | Shutdown
 )
 Answer = (

@@ -11,6 +11,8 @@ In the docstrings the *sender* is the node that sends the request, the *receiver
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from headrace.base.model import ObjectMetadata, Version
@@ -26,6 +28,8 @@ PEER_PROTOCOL_MIN = 4
 be upgraded one by one. Protocols 1 to 3 had other names for messages."""
 FILES_MAX = 256
 """The limit for the files of one Fetch."""
+REPORTED_MAX = 256
+"""The limit for the directories of one OriginChanged."""
 
 
 # ---------------------------------------------------------------- requests
@@ -106,6 +110,19 @@ class InvalidateListing(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_path(self.path)
+
+
+class OriginChanged(Message, frozen=True):
+    """Notify the receiver that the origin reported changes in these directories. It lists each again that it had
+    listed, or the nearest directory above that it knows. → Done, at once. below: changes may also be anywhere below
+    them. A report is a hint: the receiver believes the origin only."""
+
+    paths: Annotated[list[bytes], msgspec.Meta(max_length=REPORTED_MAX)]
+    below: bool = False
+
+    def __post_init__(self) -> None:
+        for path in self.paths:
+            check_path(path)
 
 
 class OfferHandover(Message, frozen=True):
@@ -316,6 +333,7 @@ PeerRequest = (
     | Fetch
     | ListingRequest
     | InvalidateListing
+    | OriginChanged
     | OfferHandover
     | ReportCorruption
     | ReplicaRequest

@@ -25,6 +25,7 @@ _MODULES = {
     "mounts": ("mount-requests",),
     "plans": ("plans",),
     "policies": ("policies",),
+    "origin_events": ("origin-events",),
     "predictions": ("predictions",),
     "file_changes": ("file-changes",),
     "disks": (

@@ -7,9 +7,10 @@ import msgspec
 from headrace.base.errors import ProtocolError
 from headrace.base.model import Version
 from headrace.base.namespace_path import check_name, check_path
+from headrace.events.changes import OriginChange
 from headrace.overlay.pending_version import EntryState, PendingEntry
 from headrace.overlay.snapshot import EntryType, Snapshot
-from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
+from headrace.wire import broker_messages, event_messages, frame, messages, peer_frame, peer_messages
 from headrace.wire.message import Message
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
@@ -24,6 +25,7 @@ _HOST_REQUESTS: list[Message] = [
     messages.MountAdd("/data", "s3://bucket/prefix", {"region": "eu-1"}),
     messages.JobStart("load", "/data", {"replicas": "2"}),
     messages.Changed([b"/a", b"/b"], 3, [b"/c"]),
+    event_messages.ReportChanges([OriginChange("s3", "bucket", b"a/b", True, 1.5)], 1),
     messages.GatewayCounts(1, "s3", "127.0.0.1:9000", [messages.OperationRow("get_object", 1, 2, 3, 4, 5)]),
 ]
 _HOST_ANSWERS: list[Message] = [
@@ -42,6 +44,7 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.ListShared(b"/data", 3, True),
     peer_messages.LookupShared(b"/data", b"a", 3),
     peer_messages.InvalidateListing(b"/", True),
+    peer_messages.OriginChanged([b"/w", b"/"], True),
     peer_messages.OfferHandover([_WANTED, _WANTED], 4),
     peer_messages.ReportCorruption(_WANTED),
     peer_messages.Replicate(

@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OF_DEVELOPERS = {"check", "test", "demo"}
-DISTRIBUTION = {"google_crc32c": "google-crc32c", "grpc": "grpcio", "pynvml": "nvidia-ml-py"}
+DISTRIBUTION = {
+    "google": "google-auth",
+    "google_crc32c": "google-crc32c",
+    "grpc": "grpcio",
+    "pynvml": "nvidia-ml-py",
+}
 """Where it is not the name that is imported."""
 NO_EXTRA = {"tensorflow"}
 """What the user has, or has not: no extra brings it."""

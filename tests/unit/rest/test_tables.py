@@ -34,6 +34,7 @@ BY_OPERATION = {
     "PolicyRollBack": "rollBackPolicy",
     "PolicyTry": "tryPolicy",
     "PolicyExplain": "explainPolicy",
+    "ReportChanges": "receiveEvents",
     "Resolve": "getEntry",
     "List": "listEntries",
 }

@@ -23,6 +23,7 @@ from headrace.wire.peer_messages import (
     InvalidateListing,
     ListingRequest,
     OfferHandover,
+    OriginChanged,
     PeerHello,
     PeerRequest,
     PeerWelcome,
@@ -131,7 +132,7 @@ class PeerProtocol:
             for page in pages:
                 self._put(page)
                 yield from self._channel.flush()
-        elif isinstance(request, InvalidateListing):
+        elif isinstance(request, InvalidateListing | OriginChanged):
             yield from self._call(service.invalidate_listing(request), "invalidating a listing for a peer")
             self._put(Done())
         elif isinstance(request, OfferHandover):

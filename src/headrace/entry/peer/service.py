@@ -21,6 +21,7 @@ from headrace.wire.peer_messages import (
     ListingRequest,
     Names,
     OfferHandover,
+    OriginChanged,
     PendingNamesAnswer,
     PendingNamesRequest,
     QueryFailover,
@@ -84,7 +85,7 @@ class PeerService(Protocol):
 
     async def names(self, request: ListingRequest) -> list[Names]: ...
 
-    async def invalidate_listing(self, request: InvalidateListing) -> None: ...
+    async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None: ...
 
     async def take_over(self, request: OfferHandover) -> HandoverAnswer: ...
 

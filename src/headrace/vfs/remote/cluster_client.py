@@ -34,8 +34,8 @@ from headrace.base.errors import (
 from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tokens import Tokens
+from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
-from headrace.vfs.remote.http_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import ssl
 from headrace.base.errors import UsageError
 from headrace.base.tokens import Tokens
 from headrace.config.load import load
+from headrace.http.node_connection import Address
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.vfs.remote.cluster_client import ClusterClient
-from headrace.vfs.remote.http_connection import Address
 from headrace.vfs.remote.remote_vfs import RemoteVfs
 from headrace.vfs.vfs_registry import VfsRegistry
 

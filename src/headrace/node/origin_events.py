@@ -1,0 +1,233 @@
+"""Receive what origins report about changes, and have all nodes list again what changed.
+
+Each queue has one receiver in the cluster: on the node that owns the path of its mount. During a change of the members
+two nodes may receive for a moment, which is harmless, as each message is handled by one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.clock import monotonic_s
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.tasks import OwnedTasks
+from headrace.events.changes import OriginChange
+from headrace.namespace.changed_directories import ChangedDirectories
+from headrace.receivers.factory import build_queue, check_events
+from headrace.receivers.receiver import QueueReceiver
+from headrace.wire.event_messages import ReportChanges
+from headrace.wire.messages import Done
+from headrace.wire.peer_messages import REPORTED_MAX
+
+if TYPE_CHECKING:
+    from headrace.node.cluster_link import ClusterLink
+    from headrace.ring.view import ClusterView, NodeInfo
+
+log = logging.getLogger(__name__)
+
+HANDLED_WITHIN_S = 20.0
+"""Most seconds that a message of a queue waits for its listings. The visibility timeout of a queue is 30 s or more."""
+SEND_LIMIT_S = 5.0
+RETRY_S = 1.0
+PLACE_S = 1.0
+"""Seconds between two checks which receivers belong to this node."""
+UNSENT_MAX = 4096
+"""Most directories that wait for one node; for more, their common parent and all below it is meant."""
+
+
+class ReportSender:
+    """Passes reported directories on to the other nodes. A node that does not answer gets them again until it answers
+    or leaves the cluster."""
+
+    def __init__(self, link: ClusterLink) -> None:
+        self._me = link.info.id
+        self._peers = link.peers
+        self._view = link.view
+        self._unsent: dict[str, dict[bytes, bool]] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._tasks = OwnedTasks()
+
+    async def send(self, directories: Iterable[bytes]) -> None:
+        """Return when each node was notified, or did not answer once."""
+        others = [node for node in self._view().nodes.values() if node.id != self._me]
+        wanted = list(directories)
+        if not others or not wanted:
+            return
+        for node in others:
+            self._unsent.setdefault(node.id, {}).update(dict.fromkeys(wanted, False))
+            self._bound(node.id)
+        await asyncio.wait([asyncio.shield(self._begin(node.id)) for node in others], timeout=SEND_LIMIT_S)
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    @property
+    def unsent(self) -> int:
+        """Return how many directories wait for nodes that do not answer."""
+        return sum(map(len, self._unsent.values()))
+
+    def _bound(self, node_id: str) -> None:
+        directories = self._unsent[node_id]
+        if len(directories) > UNSENT_MAX:
+            common_parent = os.path.commonpath(list(directories))
+            directories.clear()
+            directories[common_parent] = True
+
+    def _begin(self, node_id: str) -> asyncio.Future[None]:
+        """Return a future that ends after the next attempt."""
+        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = self._sending.get(node_id)
+        if running is None or running.done():
+            self._sending[node_id] = self._tasks.start(self._send_all(node_id, attempt))
+        else:
+            running.add_done_callback(lambda _: None if attempt.done() else attempt.set_result(None))
+        return attempt
+
+    async def _send_all(self, node_id: str, first: asyncio.Future[None]) -> None:
+        try:
+            while self._unsent.get(node_id):
+                node = self._view().nodes.get(node_id)
+                if node is None:
+                    return
+                is_sent = await self._attempt(node)
+                if not first.done():
+                    first.set_result(None)
+                if not is_sent:
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            if not self._unsent.get(node_id) or node_id not in self._view().nodes:
+                self._unsent.pop(node_id, None)
+            if not first.done():
+                first.set_result(None)
+
+    async def _attempt(self, node: NodeInfo) -> bool:
+        directories = self._unsent[node.id]
+        below = next(iter(directories.values()))
+        paths = [path for path, is_below in directories.items() if is_below == below][:REPORTED_MAX]
+        for path in paths:
+            del directories[path]
+        try:
+            deadline = Deadline.after(SEND_LIMIT_S)
+            await self._peers.report_origin_changes(node, paths, below=below, deadline=deadline)
+        except HeadraceError as error:
+            log.info("reported changes wait for a node node=%s error=%s", node.id, error)
+            for path in paths:
+                directories[path] = below or directories.get(path, False)
+            return False
+        return True
+
+
+class OriginEvents:
+    """Holds the receivers of a node. link: None without a cluster."""
+
+    def __init__(self, changed: ChangedDirectories, link: ClusterLink | None) -> None:
+        self._changed = changed
+        self._view: Callable[[], ClusterView] | None = None if link is None else link.view
+        self._me = "" if link is None else link.info.id
+        self._sender = None if link is None else ReportSender(link)
+        self._queues: dict[str, tuple[str, dict[str, str]]] = {}
+        self._receivers: dict[str, QueueReceiver] = {}
+        self._posts = self._posted = self._refused = 0
+        self._posted_s: float | None = None
+        self._tasks = OwnedTasks()
+        self.handlers: Mapping[type, Any] = {ReportChanges: self._report}
+
+    def start(self) -> None:
+        self._tasks.start(self._place_receivers())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        for receiver in self._receivers.values():
+            await receiver.stop()
+        self._receivers.clear()
+        if self._sender is not None:
+            await self._sender.stop()
+
+    def add(self, path: str, url: str, options: dict[str, str]) -> None:
+        """Note a mount. Raise UsageError if its option `events` is invalid."""
+        check_events(url, options)
+        self._queues[path] = url, options
+
+    def remove(self, path: str) -> None:
+        self._queues.pop(path, None)
+
+    def status(self) -> dict[str, object]:
+        since_s = None if self._posted_s is None else round(monotonic_s() - self._posted_s, 1)
+        return {
+            "receivers": {path: receiver.status() for path, receiver in self._receivers.items()},
+            "posts": {
+                "posts": self._posts,
+                "changes": self._posted,
+                "refused": self._refused,
+                "since_s": since_s,
+            },
+            **self._changed.statistics(),
+            "unsent": 0 if self._sender is None else self._sender.unsent,
+        }
+
+    async def handle(self, changes: Sequence[OriginChange]) -> None:
+        """Have all nodes list again what changed. Raise HeadraceError if this node could not: of the others, one that
+        does not answer now is notified later."""
+        directories = self._changed.reported.directories(changes)
+        listed = [self._changed.add(path) for path in directories]
+        if self._sender is not None:
+            await self._sender.send(directories)
+        if not listed:
+            return
+        _, late = await asyncio.wait(map(asyncio.shield, listed), timeout=HANDLED_WITHIN_S)
+        if late:
+            raise DeadlineExceededError("reported changes", why=f"{len(late)} directories are not listed yet")
+        for future in listed:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                raise error
+
+    async def _report(self, request: ReportChanges) -> Done:
+        """Take a post of an origin. It is answered before the listings: an origin must not wait for them."""
+        self._posts += 1
+        self._posted += len(request.changes)
+        self._refused += request.refused
+        self._posted_s = monotonic_s()
+        directories = self._changed.reported.directories(request.changes)
+        for path in directories:
+            self._changed.add(path)
+        if self._sender is not None:
+            self._tasks.start(self._sender.send(directories))
+        return Done()
+
+    # ------------------------------------------------------------ receivers
+
+    async def _place_receivers(self) -> None:
+        """Start the receivers that belong to this node, and stop those that do not any more."""
+        while True:
+            for path, (url, options) in list(self._queues.items()):
+                if path not in self._receivers and self._is_own(path):
+                    self._start_receiver(path, url, options)
+            for path in list(self._receivers):
+                if path not in self._queues or not self._is_own(path):
+                    await self._receivers.pop(path).stop()
+            await asyncio.sleep(PLACE_S)
+
+    def _start_receiver(self, path: str, url: str, options: dict[str, str]) -> None:
+        try:
+            queue = build_queue(url, options)
+        except HeadraceError as error:  # such as a missing profile; the mount itself works
+            log.warning("events of a mount can't be received mount=%s error=%s", path, error)
+            del self._queues[path]
+            return
+        if queue is None:
+            del self._queues[path]
+            return
+        receiver = self._receivers[path] = QueueReceiver(path, queue, self.handle)
+        receiver.start()
+
+    def _is_own(self, path: str) -> bool:
+        """Return whether this node receives for a mount."""
+        if self._view is None:
+            return True
+        owners = self._view().owners(os.fsencode(path))
+        return not owners or owners[0].id == self._me

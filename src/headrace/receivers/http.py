@@ -1,0 +1,117 @@
+"""Send requests to the services of queues: with a limit for the time and for the size of an answer, and no redirects,
+since those would take credentials elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.base.decoding import decode_json
+from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError
+from headrace.base.missing_extras import needs_extra
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+ANSWER_BYTES_MAX = 32 << 20
+"""The largest answer of a queue: 10 messages of SQS, 1 MiB each, of which JSON may double characters."""
+CONNECT_LIMIT_S = 10.0
+EXTRA = "events"
+
+
+class QueueHttp:
+    """Sends requests to one service. name: of the queue, for messages; it has no secret."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._session: ClientSession | None = None
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        limit_s: float,
+    ) -> bytes:
+        """Send a request and return the body of the answer. Raise OriginDeniedError, OriginUnavailableError or
+        OriginError, without any part of the answer but the code of its error."""
+        import aiohttp
+
+        session = self._open_session()
+        try:
+            async with asyncio.timeout(limit_s):
+                async with session.request(
+                    method, url, headers=dict(headers), data=body or None, allow_redirects=False
+                ) as response:
+                    answer = await _read(response.content)
+                    status = response.status
+        except TimeoutError:
+            raise OriginUnavailableError(self.name, why=f"no answer within {limit_s:g} s") from None
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise OriginUnavailableError(self.name, why=f"no connection: {type(error).__name__}") from error
+        if answer is None:
+            raise OriginError(self.name, why=f"an answer has more than {ANSWER_BYTES_MAX} bytes")
+        if status in (401, 403):
+            raise OriginDeniedError(
+                self.name, why=f"status {status}{_code_of(answer)}", hint="check the credentials of the mount"
+            )
+        if status in (408, 429) or status >= 500:
+            raise OriginUnavailableError(self.name, why=f"status {status}{_code_of(answer)}")
+        if not 200 <= status < 300:
+            raise OriginError(self.name, why=f"status {status}{_code_of(answer)}")
+        return answer
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open_session(self) -> ClientSession:
+        if self._session is None:
+            with needs_extra(self.name, extra=EXTRA):
+                import aiohttp
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
+            self._session = aiohttp.ClientSession(
+                timeout=limits, trust_env=True, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
+
+
+async def _read(content: Any) -> bytes | None:
+    """Return the whole body, or None if it is too long."""
+    parts, size = [], 0
+    async for part in content.iter_any():
+        size += len(part)
+        if size > ANSWER_BYTES_MAX:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+class ServiceError(msgspec.Struct, frozen=True):
+    """An error of a service. AWS has the code at the top, Google below `error`."""
+
+    kind: str = msgspec.field(name="__type", default="")
+    error: dict[str, Any] = {}
+
+
+def _code_of(answer: bytes) -> str:
+    """Return the code of an error, if it is a plain word. Its text may quote what was sent."""
+    try:
+        error = decode_json(answer[:65536], ServiceError)
+    except msgspec.DecodeError:
+        return ""
+    code = error.kind.rpartition("#")[2] or error.error.get("status", "")
+    return f", {code}" if isinstance(code, str) and code.replace("_", "").replace(".", "").isalnum() else ""
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,143 @@
+"""Receive from one queue: hand on what it reports, and delete a message only after that was done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError
+from headrace.base.tasks import OwnedTasks
+from headrace.events.changes import EventFormatError, OriginChange
+from headrace.receivers.source import EventQueue, QueuedMessage
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[Sequence[OriginChange]], Awaitable[None]]
+"""Makes all nodes list again what changed. Raises HeadraceError if that failed."""
+
+BATCHES_MAX = 8
+"""Most batches of messages that are handled at a time."""
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
+REFUSALS_SHOWN_S = 600.0
+"""Seconds between two lines in the log about messages that are no events."""
+FOREIGN_PAUSE_S = 1.0
+"""Pause after a batch without any event, so that a queue of something else is not read all the time."""
+
+
+class QueueReceiver:
+    """Receives until it is stopped. mount: the path of the mount, for messages. queue: it is closed by `stop`."""
+
+    def __init__(self, mount: str, queue: EventQueue, handle: Handle) -> None:
+        self._mount = mount
+        self._queue = queue
+        self._handle = handle
+        self._gate = asyncio.Semaphore(BATCHES_MAX)
+        self._tasks = OwnedTasks()
+        self._error = ""
+        self._errors = self._messages = self._changes = self._refused = 0
+        self._refusal_shown_s = float("-inf")
+        self._received_s: float | None = None
+        self._lag_s: float | None = None
+
+    def start(self) -> None:
+        self._tasks.start(self._run())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        await self._queue.close()
+
+    def status(self) -> dict[str, object]:
+        """Return the counts. since_s: seconds since the last event. lag_s: seconds from the last change to its arrival,
+        by the clocks of both. error: why the queue can't be read now; "": it can."""
+        since_s = None if self._received_s is None else round(monotonic_s() - self._received_s, 1)
+        return {
+            "messages": self._messages,
+            "changes": self._changes,
+            "refused": self._refused,
+            "errors": self._errors,
+            "error": self._error,
+            "since_s": since_s,
+            "lag_s": None if self._lag_s is None else round(self._lag_s, 3),
+        }
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await self._gate.acquire()
+            try:
+                messages = await self._queue.receive()
+            except HeadraceError as error:
+                self._gate.release()
+                self._report_failure(error)
+                failures += 1
+                await asyncio.sleep(_backoff_s(failures))
+                continue
+            except BaseException:
+                self._gate.release()
+                raise
+            failures = 0
+            self._report_success()
+            self._tasks.start(self._handle_batch(messages))
+            if messages and all(isinstance(message.content, EventFormatError) for message in messages):
+                await asyncio.sleep(FOREIGN_PAUSE_S)
+
+    async def _handle_batch(self, messages: Sequence[QueuedMessage]) -> None:
+        """Handle messages and delete them. One that is no event is not deleted: the queue may belong to others."""
+        try:
+            changes, handled = self._decode(messages)
+            if changes:
+                await self._handle(changes)
+            if handled:
+                await self._queue.delete(handled)
+        except HeadraceError as error:
+            self._errors += 1
+            log.info(
+                "events are not handled and will be delivered again mount=%s error=%s", self._mount, error
+            )
+        finally:
+            self._gate.release()
+
+    def _decode(self, messages: Sequence[QueuedMessage]) -> tuple[list[OriginChange], list[QueuedMessage]]:
+        changes: list[OriginChange] = []
+        handled = []
+        for message in messages:
+            self._messages += 1
+            if isinstance(message.content, EventFormatError):
+                self._refuse(message.content)
+                continue
+            self._refused += message.content.refused
+            changes += message.content.changes
+            handled.append(message)
+        if changes:
+            self._changes += len(changes)
+            self._received_s = monotonic_s()
+            sent_s = changes[-1].sent_at_s
+            self._lag_s = max(0.0, time.time() - sent_s) if sent_s else None
+        return changes, handled
+
+    def _refuse(self, why: EventFormatError) -> None:
+        self._refused += 1
+        now_s = monotonic_s()
+        if now_s >= self._refusal_shown_s + REFUSALS_SHOWN_S:
+            self._refusal_shown_s = now_s
+            log.warning("a message of a queue is no event, it stays mount=%s why=%s", self._mount, why)
+
+    def _report_failure(self, error: HeadraceError) -> None:
+        self._errors += 1
+        if not self._error:
+            log.warning("events of a mount can't be received mount=%s error=%s", self._mount, error)
+        self._error = str(error)
+
+    def _report_success(self) -> None:
+        if self._error:
+            log.warning("events of a mount are received again mount=%s", self._mount)
+        self._error = ""
+
+
+def _backoff_s(failures: int) -> float:
+    limit_s: float = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures - 1, 10))
+    return limit_s * random.uniform(0.5, 1.0)

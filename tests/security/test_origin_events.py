@@ -1,0 +1,182 @@
+"""Events come from whoever can write at an origin, or reaches the REST API: they cost little and prove nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.events.changes import EVENTS_BYTES_MAX
+from tests.integration.cli.host import wait_until
+from tests.integration.door.rest.conftest import TOKEN, Api, serving
+
+pytestmark = pytest.mark.timeout(90)
+
+OF_EVENTS = "of-the-origin"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    base = tmp_path_factory.mktemp("events")
+    token = base / "events-token"
+    token.write_text(f"{OF_EVENTS}\n")
+    token.chmod(0o600)
+    with serving(base, write="off", events_token=token) as api:
+        yield api
+
+
+def record(key: str, bucket: str = "b", kind: str = "ObjectCreated:Put") -> dict[str, Any]:
+    return {"eventName": kind, "s3": {"bucket": {"name": bucket}, "object": {"key": key}}}
+
+
+def post(api: Api, body: object, token: str = OF_EVENTS) -> Any:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return api.ask("POST", "/v1/events", body=data, token=token, Content_Type="application/json")
+
+
+def events_of(api: Api) -> Any:
+    return api.ask("GET", "/v1/status").json["status"]["events"]
+
+
+def test_the_token_of_events_permits_nothing_else(api: Api) -> None:
+    assert post(api, {"Records": [record("k")]}).json == {"changes": 1, "refused": 0}
+    assert post(api, {"Records": []}, token=TOKEN).status == 200
+    for method, path in (
+        ("GET", "/v1/status"),
+        ("GET", "/v1/content?path=/data/one"),
+        ("DELETE", "/v1/entry?path=/data/one"),
+        ("POST", "/v1/mounts"),
+        ("PUT", "/v1/policy"),
+        ("GET", "/metrics"),
+    ):
+        assert api.ask(method, path, token=OF_EVENTS).status == 401, path
+
+
+@pytest.mark.expected_warnings("refused interface=rest")
+@pytest.mark.parametrize(
+    "token", ["", "wrong", OF_EVENTS[:-1], OF_EVENTS + "x", "\u00fc".encode().decode("latin-1")]
+)
+def test_a_post_without_the_token_is_refused_unread(api: Api, token: str) -> None:
+    before = events_of(api)["posts"]
+    for body in (
+        {"Records": [record("k")]},
+        [{"eventType": "Microsoft.EventGrid.SubscriptionValidationEvent"}],
+    ):
+        answer = post(api, body, token=token)
+        assert answer.status == 401
+        assert b"validation" not in answer.body
+    assert events_of(api)["posts"] == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"Records":' * 10_000,
+        b"\xff\xfe\x00",
+        b'{"Records": [{"eventName": "ObjectCreated:Put"}]}',
+        b'{"key": 5, "event_type": "create"}',
+        b"5",
+        json.dumps({"Records": [record("k")] * 6000}).encode(),
+    ],
+)
+def test_a_body_that_is_no_event_is_refused(api: Api, body: bytes) -> None:
+    answer = post(api, body)
+    assert answer.status == 422
+    assert answer.json["code"] == "usage"
+
+
+def test_a_huge_body_is_refused_before_it_is_read(api: Api) -> None:
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = f"POST /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {OF_EVENTS}\r\n"
+        connection.sendall(f"{head}Content-Length: {1 << 40}\r\n\r\n".encode())
+        sent = 0
+        try:
+            while sent < 64 * EVENTS_BYTES_MAX:
+                sent += connection.send(bytes(65536))
+        except OSError:
+            pass
+        assert sent < 64 * EVENTS_BYTES_MAX
+    assert post(api, {"Records": []}).status == 200
+
+
+def test_keys_that_lead_elsewhere_are_counted_and_dropped(api: Api) -> None:
+    keys = ["../../etc/passwd", "a/../../b", "/etc/shadow", "a//b", "a%00b", "n" * 300, "%2e%2e/%2e%2e/x"]
+    answer = post(api, {"Records": [record(key) for key in keys]}).json
+    assert answer["refused"] >= len(keys)
+    assert answer["changes"] <= 2  # %00 and %2e, read as plain letters
+    assert events_of(api)["directories_waiting"] == 0
+
+
+def test_foreign_buckets_cost_no_listing(api: Api) -> None:
+    before = events_of(api)["directories_listed"]
+    for bucket in ("other", "..", "data", "/data", "b" * 255):
+        post(api, {"Records": [record(f"d{number}/x", bucket) for number in range(100)]})
+    assert events_of(api)["directories_listed"] == before
+
+
+def test_a_validation_is_answered_to_who_has_the_token(api: Api) -> None:
+    event = {
+        "eventType": "Microsoft.EventGrid.SubscriptionValidationEvent",
+        "data": {"validationCode": "0000-1111", "validationUrl": "https://example.com/confirm"},
+        "subject": "",
+    }
+    answer = post(api, [event])
+    assert (answer.status, answer.json) == (200, {"validationResponse": "0000-1111"})
+    long = {**event, "data": {"validationCode": "x" * 5000}}
+    assert post(api, [long]).json == {"changes": 0, "refused": 0}
+
+
+def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
+    """Two thousand posts with 100,000 keys in ten directories and elsewhere: some listings, and the node answers."""
+    from headrace.testing.servers import ServerMissing
+    from tests.emulators import moto_s3
+
+    token = tmp_path / "events-token"
+    token.write_text(f"{OF_EVENTS}\n")
+    token.chmod(0o600)
+    try:
+        origin = moto_s3()
+        server = origin.__enter__()
+    except ServerMissing as error:
+        pytest.skip(str(error))
+    try:
+        for number in range(10):
+            server.put(f"d{number}/file", b"x" * 10)
+        allowed = f"{server.url()},endpoint={server.endpoint}"
+        with serving(tmp_path, write="off", events_token=token, allowed_origins=allowed) as api:
+            options = {**server.options(), "allow_http": "true"}
+            added = api.ask(
+                "POST", "/v1/mounts", body={"path": "/m", "url": server.url(), "options": options}
+            )
+            assert added.status == 201, added.body
+            for number in range(10):
+                assert api.ask("GET", f"/v1/entries?path=/m/d{number}").status == 200
+            before = api.ask("GET", "/v1/status").json["status"]["origin"]["mounts"]["/m"]["requests"]
+            begun_s = time.monotonic()
+            for number in range(200):
+                keys = [record(f"d{key % 10}/{number}-{key}", "data") for key in range(250)]
+                keys += [
+                    record(f"none{number}/{key}/x", "data", "ObjectRemoved:Delete") for key in range(250)
+                ]
+                assert post(api, {"Records": keys}).status == 200
+            took_s = time.monotonic() - begun_s
+            assert api.ask("GET", "/v1/entries?path=/m/d3").json["entries"][0]["path"] == "/m/d3/file"
+            wait_until(lambda: events_of(api)["directories_waiting"] == 0, 60.0)
+            status = api.ask("GET", "/v1/status").json["status"]
+            listed = status["events"]["directories_listed"]
+            requests = status["origin"]["mounts"]["/m"]["requests"] - before
+            assert listed <= 100 * (time.monotonic() - begun_s) + 200, (listed, took_s)
+            assert requests <= 3 * listed + 50, (requests, listed)
+    finally:
+        origin.__exit__(None, None, None)
+    assert os.path.exists(tmp_path)

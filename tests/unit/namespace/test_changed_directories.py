@@ -1,0 +1,209 @@
+"""Directories that origins report as changed: what a report causes, and that a flood of reports causes little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import OriginUnavailableError
+from headrace.base.model import ROOT_ID
+from headrace.events.changes import OriginChange
+from headrace.namespace import changed_directories
+from headrace.namespace.changed_directories import SYNC_REST_S, ReportedPaths
+from headrace.namespace.mounts import Mount
+from headrace.testing.virtual_loop import pass_time
+from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
+    fixture = NamespaceFixture(tmp_path / "index")
+    yield fixture
+    fixture.index.close(clean=False)
+
+
+def gated(*keys: str) -> GatedOrigin:
+    origin = GatedOrigin(page_size=1000)
+    for key in keys:
+        origin.hold(key, key.encode())
+    return origin
+
+
+async def test_a_report_shows_the_new_names_of_a_listed_directory(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    assert await tree.names("/m/d") == ["a"]
+    origin.hold("d/b", b"new")
+    assert await tree.names("/m/d") == ["a"]  # its listing is fresh for an hour
+    await tree.namespace.changed_directories.add(b"/m/d")
+    assert await tree.names("/m/d") == ["a", "b"]
+
+
+async def test_a_report_below_an_unknown_directory_lists_the_nearest_above(tree: NamespaceFixture) -> None:
+    origin = gated("a")
+    tree.attach("/m", origin)
+    assert await tree.names("/m") == ["a"]
+    origin.hold("x/y/z/file", b"new")
+    await tree.namespace.changed_directories.add(b"/m/x/y/z")
+    assert await tree.names("/m") == ["a", "x"]
+    listings = origin.listings
+    await tree.namespace.changed_directories.add(b"/m/x/y/z")
+    assert origin.listings == listings, "nobody has listed below x, so nothing there is old"
+
+
+async def test_a_directory_without_objects_vanishes_above_too(tree: NamespaceFixture) -> None:
+    origin = gated("keep", "x/y/file")
+    tree.attach("/m", origin)
+    for path in ("/m", "/m/x", "/m/x/y"):
+        await tree.names(path)
+    origin.delete("x/y/file")
+    await tree.namespace.changed_directories.add(b"/m/x/y")
+    assert await tree.names("/m") == ["keep"]
+
+
+async def test_a_directory_that_nobody_listed_costs_nothing(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m")
+    listings = origin.listings
+    await tree.namespace.changed_directories.add(b"/m/d")
+    assert origin.listings == listings
+
+
+async def test_reports_of_a_directory_share_a_listing(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m/d")
+    origin.gate.clear()
+    listings = origin.listings
+    first = tree.namespace.changed_directories.add(b"/m/d")
+    await pass_time(0.01)  # its listing has begun
+    origin.hold("d/b", b"new")
+    later = [tree.namespace.changed_directories.add(b"/m/d") for _ in range(1000)]
+    assert len({id(future) for future in later}) == 1
+    assert later[0] is not first, "a listing that began before the change may lack it"
+    origin.gate.set()
+    await asyncio.gather(first, *later)
+    assert origin.listings == listings + 2
+    assert await tree.names("/m/d") == ["a", "b"]
+
+
+async def test_listings_take_a_share_of_the_time_only(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m/d")
+    listings, begun_s = origin.listings, monotonic_s()
+
+    async def slow() -> None:
+        while True:
+            origin.gate.clear()
+            await pass_time(1.0)
+            origin.gate.set()
+            await asyncio.sleep(0)
+
+    pacing = asyncio.ensure_future(slow())
+    while monotonic_s() - begun_s < 100:
+        tree.namespace.changed_directories.add(b"/m/d")
+        await pass_time(0.1)
+    pacing.cancel()
+    origin.gate.set()
+    await tree.namespace.changed_directories.stop()
+    assert 5 <= origin.listings - listings <= 45
+
+
+async def test_a_flood_of_directories_becomes_one_listing_of_the_mount(
+    tree: NamespaceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changed_directories, "WAITING_MAX", 20)
+    names = [f"d{number}" for number in range(50)]
+    origin = gated(*(f"{name}/a" for name in names))
+    tree.attach("/m", origin)
+    await tree.names("/m")
+    for name in names:
+        await tree.names(f"/m/{name}")
+    changed = tree.namespace.changed_directories
+    for name in names:
+        origin.hold(f"{name}/b", b"new")
+    listings, begun_s = origin.listings, monotonic_s()
+    floods = [changed.add(f"/m/{name}".encode()) for name in names * 100]
+    assert len({id(future) for future in floods}) == 21
+    await asyncio.gather(*floods)
+    assert origin.listings - listings <= 20 + 51
+    for name in names:
+        assert await tree.names(f"/m/{name}") == ["a", "b"]
+    await asyncio.gather(*(changed.add(f"/m/{name}".encode()) for name in names * 100))
+    assert monotonic_s() - begun_s >= SYNC_REST_S
+    assert changed.statistics()["overflows"] == 2 * 100 * 30
+
+
+async def test_a_flood_of_unknown_directories_is_one_listing(tree: NamespaceFixture) -> None:
+    origin = gated("a")
+    tree.attach("/m", origin)
+    await tree.names("/m")
+    listings = origin.listings
+    changed = tree.namespace.changed_directories
+    await asyncio.gather(*(changed.add(b"/m/none/%d/x" % number) for number in range(50_000)))
+    assert origin.listings == listings + 1
+    assert changed.statistics()["overflows"] == 0
+
+
+async def test_a_listing_that_fails_is_reported_and_repeated_at_the_next_access(
+    tree: NamespaceFixture,
+) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m/d")
+    origin.broken = True
+    origin.hold("d/b", b"new")
+    with pytest.raises(OriginUnavailableError):
+        await tree.namespace.changed_directories.add(b"/m/d")
+    origin.broken = False
+    assert await tree.names("/m/d") == ["a", "b"]
+    assert tree.namespace.changed_directories.statistics()["directories_failed"] == 1
+
+
+async def test_all_listings_end_with_the_node(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m/d")
+    origin.gate.clear()
+    future = tree.namespace.changed_directories.add(b"/m/d")
+    waiting = tree.namespace.changed_directories.add(b"/m")
+    await pass_time(0.01)
+    await tree.namespace.changed_directories.stop()
+    assert future.cancelled()
+    assert waiting.done()
+    origin.gate.set()
+    await pass_time(0.01)  # the listing itself ends
+
+
+def test_reports_are_mapped_to_mounts(tree: NamespaceFixture) -> None:
+    for path, url in {
+        "/all": "s3://bucket",
+        "/part": "s3://bucket/train/set",
+        "/all/nested": "s3://other",
+        "/blobs": "az://data/x",
+    }.items():
+        tree.namespace.mount_points.attach(Mount(path, url, origin_with("f"), 3600.0))
+    reported = ReportedPaths(tree.namespace.tree)
+
+    def directories(scheme: str, bucket: str, key: bytes) -> set[bytes]:
+        return reported.directories([OriginChange(scheme, bucket, key)])  # type: ignore[arg-type]
+
+    assert directories("s3", "bucket", b"top") == {b"/all"}
+    assert directories("s3", "bucket", b"train/set/a/b") == {b"/all/train/set/a", b"/part/a"}
+    assert directories("s3", "bucket", b"train/set/b") == {b"/all/train/set", b"/part"}
+    assert directories("s3", "bucket", b"train/settle") == {b"/all/train"}
+    assert directories("s3", "bucket", b"new/") == {b"/all"}  # the marker of a directory
+    assert directories("s3", "bucket", b"nested/x") == set(), "the mount below hides it"
+    assert directories("az", "data", b"x/y") == {b"/blobs"}
+    assert directories("gs", "bucket", b"top") == set()
+    assert directories("s3", "Bucket", b"top") == set()
+    assert reported.top_of(b"/all/nested/x") == b"/all/nested"
+    assert tree.namespace.tree.directory_at(b"/") == ROOT_ID

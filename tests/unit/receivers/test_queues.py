@@ -1,0 +1,156 @@
+"""Queues of services: what is sent to them, and that no answer of theirs does harm."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError, UsageError
+from headrace.events.changes import EventFormatError, ReportedChanges
+from headrace.origin.options import OriginOptions
+from headrace.receivers import http
+from headrace.receivers.factory import build_queue, check_events
+from headrace.receivers.pubsub import PubsubSubscription
+from headrace.receivers.sqs import SqsQueue
+from tests.event_services import answering, pubsub
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.real_time]
+
+NAME = "projects/p/subscriptions/changes"
+KEYS = OriginOptions(access_key_id="AKID", secret_access_key="very-secret", session_token="of-session")
+
+
+async def test_pubsub_delivers_until_a_message_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pubsub(NAME, ack_deadline_s=0.2) as subscription:
+        monkeypatch.setenv("PUBSUB_EMULATOR_HOST", subscription.address)
+        queue = PubsubSubscription(NAME, OriginOptions())
+        subscription.notify("b", "dir/ü", "OBJECT_DELETE")
+        subscription.publish({"of": "something else"})
+        first = await queue.receive()
+        again = await queue.receive()
+        assert [message.receipt for message in first] == [message.receipt for message in again]
+        event, other = first
+        assert isinstance(event.content, ReportedChanges)
+        (change,) = event.content.changes
+        assert (change.bucket, change.key, change.is_removal) == ("b", "dir/ü".encode(), True)
+        assert isinstance(other.content, EventFormatError)
+        await queue.delete([event])
+        assert subscription.unacknowledged == 1
+        await queue.close()
+
+
+async def test_sqs_is_called_by_its_json_protocol_and_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[str, bytes]] = []
+
+    def answer(_: str, path: str, body: bytes) -> tuple[int, bytes]:
+        requests.append((path, body))
+        message = {"ReceiptHandle": "r", "Body": '{"Event": "s3:TestEvent"}', "MessageId": "1"}
+        return 200, json.dumps(
+            {"Messages": [message]} if b"MaxNumber" in body else {"Successful": []}
+        ).encode()
+
+    with answering(answer) as address:
+        url = f"http://{address}/123456789012/changes"
+        queue = SqsQueue(url, KEYS)
+        (message,) = await queue.receive()
+        assert message.content == ReportedChanges([])
+        await queue.delete([message])
+        await queue.close()
+    received, deleted = (json.loads(body) for _, body in requests)
+    assert received == {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 20}
+    assert deleted == {"QueueUrl": url, "Entries": [{"Id": "0", "ReceiptHandle": "r"}]}
+    assert "very-secret" not in str(requests)
+
+
+async def _refused_by(answer: Callable[[str, str, bytes], tuple[int, bytes]], kind: type[Exception]) -> str:
+    with answering(answer) as address:
+        queue = SqsQueue(f"http://{address}/1/q", KEYS)
+        with pytest.raises(kind) as raised:
+            await queue.receive()
+        await queue.close()
+    assert "very-secret" not in str(raised.value)
+    return str(raised.value)
+
+
+async def test_errors_of_the_service_are_told_without_its_text() -> None:
+    error = json.dumps({"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "<b>secret</b>"}).encode()
+    text = await _refused_by(lambda *_: (400, error), OriginError)
+    assert "status 400, QueueDoesNotExist" in text
+    assert "secret" not in text.replace("very-secret", "")
+    assert "status 403" in await _refused_by(lambda *_: (403, b"no"), OriginDeniedError)
+    assert "status 503" in await _refused_by(lambda *_: (503, b"{}"), OriginUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"[" * 50_000, b'{"Messages": 5}', b"\xff", b'{"Messages": [{}]}']
+)
+async def test_an_answer_that_is_none_is_an_error(body: bytes) -> None:
+    await _refused_by(lambda *_: (200, body), OriginError)
+
+
+async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_BYTES_MAX", 1 << 20)
+    assert "more than" in await _refused_by(lambda *_: (200, bytes(2 << 20)), OriginError)
+
+
+async def test_no_redirect_is_followed() -> None:
+    asked = threading.Event()
+
+    def other(*_: object) -> tuple[int, bytes]:
+        asked.set()
+        return 200, b"{}"
+
+    with answering(other) as elsewhere:
+        await _refused_by(lambda *_: (307, f"http://{elsewhere}/".encode()), OriginError)
+    assert not asked.is_set()
+
+
+async def test_nobody_who_answers_is_unavailable() -> None:
+    queue = SqsQueue("http://127.0.0.1:1/1/q", KEYS)
+    with pytest.raises(OriginUnavailableError):
+        await queue.receive()
+    await queue.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "events"),
+    [
+        ("s3://b", "sqs"),
+        ("s3://b", "https://user:password@sqs.eu-west-1.amazonaws.com/1/q"),
+        ("s3://b", "https://sqs.eu-west-1.amazonaws.com/1/q?secret=1"),
+        ("s3://b", "file:///etc/passwd"),
+        ("s3://b", "https://sqs.eu-west-1.amazonaws.com/"),
+        ("gs://b", "changes"),
+        ("gs://b", "projects/p/subscriptions/../../x"),
+        ("gs://b", "projects/p/subscriptions/s:pull?"),
+        ("az://b", "https://account.queue.core.windows.net/q"),
+        ("file:///data", "https://sqs.eu-west-1.amazonaws.com/1/q"),
+    ],
+)
+def test_a_queue_that_is_none_is_refused(url: str, events: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_events(url, {"events": events})
+    assert "password" not in str(raised.value)
+
+
+def test_a_mount_without_events_has_no_queue() -> None:
+    assert build_queue("s3://b", {}) is None
+    assert build_queue("file:///d", {"verify": "open"}) is None
+    assert isinstance(build_queue("gs://b", {"events": NAME}), PubsubSubscription)
+
+
+@pytest.mark.parametrize(
+    ("url", "region"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com/123456789012/q", "eu-west-1"),
+        ("https://vpce-0f-1.sqs.us-gov-west-1.vpce.amazonaws.com/1/q", "us-gov-west-1"),
+        ("https://eu-central-1.queue.amazonaws.com/1/q", "eu-central-1"),
+        ("http://localhost:4566/1/q", "ap-south-1"),
+    ],
+)
+def test_the_region_of_a_queue(url: str, region: str) -> None:
+    options = OriginOptions(access_key_id="k", secret_access_key="s", region="ap-south-1")
+    assert SqsQueue(url, options)._region == region

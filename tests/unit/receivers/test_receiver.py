@@ -1,0 +1,157 @@
+"""A receiver of a queue: at least once, in spite of failures, and without hurry for what is no event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
+from headrace.receivers.receiver import BACKOFF_S_MAX, BATCHES_MAX, QueueReceiver
+from headrace.receivers.source import QueuedMessage
+from headrace.testing.virtual_loop import pass_time
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class FakeQueue:
+    """Delivers messages that are not deleted again after VISIBILITY_S."""
+
+    VISIBILITY_S = 30.0
+
+    def __init__(self) -> None:
+        self.messages: dict[str, ReportedChanges | EventFormatError] = {}
+        self.hidden_until_s: dict[str, float] = {}
+        self.failure: HeadraceError | None = None
+        self.calls: list[float] = []
+        self.deleted: list[str] = []
+        self.closed = False
+
+    def put(self, receipt: str, key: bytes = b"a") -> None:
+        self.messages[receipt] = ReportedChanges([OriginChange("s3", "b", key)])
+
+    async def receive(self) -> Sequence[QueuedMessage]:
+        self.calls.append(monotonic_s())
+        if self.failure is not None:
+            raise self.failure
+        for _ in range(20):
+            visible = [r for r in self.messages if self.hidden_until_s.get(r, 0.0) <= monotonic_s()][:10]
+            if visible:
+                break
+            await pass_time(1.0)
+        for receipt in visible:
+            self.hidden_until_s[receipt] = monotonic_s() + self.VISIBILITY_S
+        return [QueuedMessage(receipt, self.messages[receipt]) for receipt in visible]
+
+    async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+        for message in messages:
+            del self.messages[message.receipt]
+            self.deleted.append(message.receipt)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Handled:
+    def __init__(self) -> None:
+        self.changes: list[OriginChange] = []
+        self.failure: HeadraceError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = self.most = 0
+
+    async def __call__(self, changes: Sequence[OriginChange]) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.gate.wait()
+        self.running -= 1
+        if self.failure is not None:
+            raise self.failure
+        self.changes += changes
+
+
+async def test_a_message_is_deleted_after_it_was_handled_and_not_before() -> None:
+    queue, handled = FakeQueue(), Handled()
+    handled.gate.clear()
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    queue.put("1")
+    await pass_time(5)
+    assert queue.deleted == []
+    handled.gate.set()
+    await pass_time(1)
+    assert queue.deleted == ["1"]
+    assert [change.key for change in handled.changes] == [b"a"]
+    await receiver.stop()
+    assert queue.closed
+
+
+async def test_what_could_not_be_handled_is_delivered_again() -> None:
+    queue, handled = FakeQueue(), Handled()
+    handled.failure = OriginUnavailableError("listing", why="the test says so")
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    queue.put("1")
+    await pass_time(2)
+    assert queue.deleted == []
+    handled.failure = None
+    await pass_time(queue.VISIBILITY_S + 2)
+    assert queue.deleted == ["1"]
+    assert receiver.status()["errors"] == 1
+    await receiver.stop()
+
+
+async def test_a_burst_is_handled_by_some_batches_at_a_time() -> None:
+    queue, handled = FakeQueue(), Handled()
+    for number in range(1000):
+        queue.put(str(number))
+    handled.gate.clear()
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    await pass_time(2)
+    assert handled.running == BATCHES_MAX
+    assert len(queue.calls) == BATCHES_MAX
+    handled.gate.set()
+    await pass_time(2)
+    assert len(queue.deleted) == 1000
+    assert handled.most == BATCHES_MAX
+    await receiver.stop()
+
+
+@pytest.mark.expected_warnings("events of a mount can't be received", "events of a mount are received again")
+async def test_a_queue_that_fails_is_asked_less_and_less_often() -> None:
+    queue, handled = FakeQueue(), Handled()
+    queue.failure = OriginUnavailableError("queue", why="the test says so")
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    await pass_time(3600)
+    pauses = [later - earlier for earlier, later in zip(queue.calls, queue.calls[1:], strict=False)]
+    assert 60 <= len(queue.calls) <= 140
+    assert all(BACKOFF_S_MAX / 2 <= pause <= BACKOFF_S_MAX for pause in pauses[7:])
+    assert receiver.status()["error"] == "queue: the test says so"
+    queue.failure = None
+    queue.put("1")
+    await pass_time(BACKOFF_S_MAX + 1)
+    assert queue.deleted == ["1"]
+    assert receiver.status()["error"] == ""
+    await receiver.stop()
+
+
+@pytest.mark.expected_warnings("a message of a queue is no event")
+async def test_what_is_no_event_stays_in_the_queue_and_costs_little() -> None:
+    queue, handled = FakeQueue(), Handled()
+    for number in range(5000):
+        queue.messages[str(number)] = EventFormatError("it is no event of a known form")
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    await pass_time(100)
+    assert len(queue.calls) <= 102
+    assert len(queue.messages) == 5000
+    assert handled.changes == []
+    refused = receiver.status()["refused"]
+    assert isinstance(refused, int)
+    assert refused >= 900
+    await receiver.stop()
