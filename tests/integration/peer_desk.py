@@ -161,7 +161,7 @@ class FileDesk:
             os.close(file.fd)
 
     async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
+        self, wanted: list[FileRange], *, cached_only: bool, peer: str
     ) -> Sequence[DeskPiece | HeadraceError]:
         self.requests.append(len(wanted))
         self.threads.add(threading.current_thread().name)

@@ -174,14 +174,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "webhdfs": _fields("ready url socket pid"),
     "down": _fields("kind pid mountpoint socket"),
     "ls": _fields("name kind size_bytes mtime"),
-    "stat": _fields("path kind id size_bytes mtime cached version origin"),
+    "stat": _fields("path kind id size_bytes mtime cached version origin location"),
     "cat": _fields("path base64"),
     **dict.fromkeys(
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
         "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy events "
-        "expiry scrub fill peers write cluster rebalance sessions gateways"
+        "expiry scrub fill peers write cluster rebalance copies sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
@@ -195,7 +195,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("policy set", "policy show", "policy rollback"), _fields("number text versions")),
     "policy history": _fields("number author set_at_s"),
     "policy explain": _fields("effect value source rule line"),
-    "policy try": _fields("effect before after files bytes example"),
+    "policy try": _fields("effect before after files bytes example copies"),
     "policy check": _fields("rules tenants origins"),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),

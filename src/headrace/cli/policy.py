@@ -190,7 +190,11 @@ def try_(
     if json:
         print_json([msgspec.to_builtins(outcome) for outcome in answer.outcomes])
     elif answer.outcomes:
-        print_rows([_columns(outcome) for outcome in answer.outcomes], as_json=False, right=("files", "size"))
+        print_rows(
+            [_columns(outcome) for outcome in answer.outcomes],
+            as_json=False,
+            right=("files", "size", "copies"),
+        )
     else:
         say("no cached file would be treated in another way")
 
@@ -237,6 +241,7 @@ def _columns(outcome: PolicyOutcome) -> dict[str, str]:
         "after": outcome.after,
         "files": str(outcome.files),
         "size": show_size(outcome.bytes),
+        "copies": f"{outcome.copies:+d}" if outcome.copies else "",
         "for example": outcome.example,
     }
 

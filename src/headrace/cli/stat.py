@@ -21,9 +21,15 @@ def stat(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print the attributes of a path, and how much of it is cached."""
+    """Print the attributes of a path, how much of it is cached, and why it is where it is.
+
+    `owners` are the nodes that the ring gives, `holders` those that keep a copy because the file is hot.
+    """
+    import msgspec
+
     from headrace.base.model import Kind
-    from headrace.cli.request import client_of
+    from headrace.cli.request import ask, client_of
+    from headrace.wire.location_messages import LocationAsk, LocationShown
 
     with client_of(socket, cache, path) as (client, target):
         entry = client.resolve(os.fsencode(target.path))
@@ -37,4 +43,7 @@ def stat(
         if entry.kind is Kind.FILE:
             row.update(client.file_state(entry.id))
             del row["socket"]  # the node that answered
+            shown = ask(LocationAsk(os.fsencode(target.path)), target.socket, None)
+            assert isinstance(shown, LocationShown)
+            row["location"] = msgspec.to_builtins(shown.location)
     print_tree(row, as_json=json)

@@ -272,6 +272,23 @@ def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         state = "running" if rebalance["running"] else "none running"
         size = show_size(rebalance["bytes_handed_over"])
         lines.append(("moves", f"{state}; {rebalance['files_handed_over']} files, {size} handed over"))
+    lines += _copies_lines(report["copies"])
+    return lines
+
+
+def _copies_lines(copies: dict[str, int]) -> list[tuple[str, str]]:
+    if not any(copies.values()):
+        return []
+    lines = [
+        (
+            "copies",
+            f"{copies['copies_made']} made, {show_size(copies['bytes_made'])}; "
+            f"{copies['copies_dropped']} dropped; {copies['files_waiting']} files wait",
+        )
+    ]
+    if copies["hot_segments"]:
+        size = show_size(copies["hot_bytes"])
+        lines.append(("", f"{copies['hot_segments']} hot, with {copies['hot_copies']} copies, {size}"))
     return lines
 
 

@@ -128,12 +128,14 @@ class OpenFills:
             if fill is not None:
                 fill.close()
 
-    def close_idle(self) -> None:
-        """Close the fills that are idle and got no request since the previous call. The store evicts a file with an
-        open writer last."""
+    def close_idle(self) -> list[FileId]:
+        """Close the fills that are idle and got no request since the previous call, and return their ids. The store
+        evicts a file with an open writer last."""
         idle = {id: fill.request_count for id, fill in self._fills.items() if fill.is_idle}
-        self.close([id for id, count in idle.items() if self._idle_before.get(id) == count])
+        closed = [id for id, count in idle.items() if self._idle_before.get(id) == count]
+        self.close(closed)
         self._idle_before = idle
+        return closed
 
     async def stop(self) -> None:
         """Cancel all fills."""

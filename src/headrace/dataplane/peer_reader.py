@@ -15,6 +15,7 @@ from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.route import Hop, Route, route
 from headrace.peer.client import PeerClient
+from headrace.ring.ownership import Ownership
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange
 
@@ -32,6 +33,8 @@ MISSES_MAX = 64
 """A former owner that misses this many times in a row is not asked again until the members change."""
 EARLY_MISSES_MAX = 3
 """The same for a node that is asked before the owner: each miss costs a request."""
+EARLY_RETRY_S = 2.0
+"""After so many seconds such a node is asked once more: it may have got copies meanwhile."""
 VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
@@ -42,7 +45,7 @@ HANDING_OVER_S = 60.0
 
 class PeerReader:
     """Reads from peers by the current view. gate: of reads from peers. view: returns the current view. timeout_s: of
-    one request. small_bytes_max: ranges up to this size share requests."""
+    one request. ownership: knows the owners. small_bytes_max: ranges up to this size share requests."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class PeerReader:
         gate: Gate,
         *,
         view: Callable[[], ClusterView],
-        replicas: int,
+        ownership: Ownership,
         timeout_s: float,
         small_bytes_max: int,
     ) -> None:
@@ -59,7 +62,7 @@ class PeerReader:
         self._peers = peers
         self._gate = gate
         self.view = view
-        self._replicas = replicas
+        self._ownership = ownership
         self.timeout_s = timeout_s
         self._small_bytes_max = small_bytes_max
         self.bytes_read = self.reads = self.reads_failed = self.reads_hedged = 0
@@ -67,6 +70,7 @@ class PeerReader:
         self._ring = view().ring
         self._changed_s = float("-inf")
         self._misses: dict[str, int] = {}
+        self._missed_s: dict[str, float] = {}
 
     @property
     def in_flight_max(self) -> float:
@@ -91,19 +95,29 @@ class PeerReader:
         since_s = monotonic_s() - self._changed_s
         return route(
             *(view, self._me, path, start),
-            replicas=self._replicas,
+            ownership=self._ownership,
             for_peer=for_peer,
             moving=since_s < MOVING_S,
             handing_over=since_s < HANDING_OVER_S,
         )
 
     def is_worth_asking(self, hop: Hop) -> bool:
-        """Return False for a peer that is down, and for a former owner that repeatedly had none of the requested
-        bytes."""
-        misses_max = EARLY_MISSES_MAX if hop.early else MISSES_MAX
-        if hop.cached_only and self._misses.get(hop.node.id, 0) >= misses_max:
+        """Return False for a peer that is down, and for a former owner or a copy that repeatedly had none of the
+        requested bytes. A copy that is slow is not worth asking, either: the owner has the bytes, too."""
+        id, misses = hop.node.id, self._misses.get(hop.node.id, 0)
+        if hop.early and (misses < EARLY_MISSES_MAX or self._may_retry(id)):
+            return self._peers.usable(hop.node) and not self._peers.is_slow(hop.node)
+        if hop.cached_only and (hop.early or misses >= MISSES_MAX):
             return False
         return self._peers.usable(hop.node)
+
+    def _may_retry(self, id: str) -> bool:
+        """Return whether a node that had no bytes is asked again now: once in a while."""
+        now_s = monotonic_s()
+        if now_s - self._missed_s.get(id, float("-inf")) < EARLY_RETRY_S:
+            return False
+        self._missed_s[id] = now_s
+        return True
 
     async def newer_view(self, before: ClusterView) -> bool:
         """Wait shortly for a newer view, because a peer has another one than this node. Return whether it came."""
@@ -125,8 +139,10 @@ class PeerReader:
         deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
         size_bytes = wanted.end - wanted.start
         try:
-            if size_bytes <= self._small_bytes_max and not hop.cached_only:
-                arrived = await self._peers.fetch_small(hop.node, wanted, epoch=epoch, deadline=deadline)
+            if size_bytes <= self._small_bytes_max and (hop.early or not hop.cached_only):
+                arrived = await self._peers.fetch_small(
+                    hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
+                )
             else:
                 arrived = await self._peers.fetch(
                     hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
@@ -140,6 +156,7 @@ class PeerReader:
                 )
             else:
                 self._misses[hop.node.id] = self._misses.get(hop.node.id, 0) + 1
+                self._missed_s[hop.node.id] = monotonic_s()
             return error
         if hop.cached_only:
             self._misses[hop.node.id] = 0

@@ -127,6 +127,16 @@ class ServedFile:
             self._reader = None
 
 
+class ReadCounts:
+    """Hears what peers read here, and which files this node takes over. This one ignores it."""
+
+    def note_read(self, id: FileId, wanted: FileRange, reader: str) -> None:
+        """Note that a peer reads a part of a file."""
+
+    def note_taken(self, id: FileId, offered: FileRange) -> None:
+        """Note that this node has a file now that it owns."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationService:
     """Hold the parts of replication that peers call. offers: the dirty files of this node, for its replicas."""
@@ -140,8 +150,8 @@ class NodePeerService:
     """Answer peers.
 
     owns: returns whether this node owns a range of a path, by its own view. on_invalidate: lists directories again
-    whose listings are invalid. copies: None on a node without replication. shared: answers for names that are not
-    persisted; None on a node without writes.
+    whose listings are invalid. hot: counts what peers read. copies: None on a node without replication. shared:
+    answers for names that are not persisted; None on a node without writes.
     """
 
     def __init__(
@@ -152,6 +162,7 @@ class NodePeerService:
         *,
         owns: Callable[[bytes, int], bool],
         on_invalidate: Callable[[bytes, bool], None],
+        hot: ReadCounts | None = None,
         copies: ReplicationService | None = None,
         shared: CoherenceService | None = None,
     ) -> None:
@@ -164,15 +175,16 @@ class NodePeerService:
         self._reads = reads
         self._owns = owns
         self._on_invalidate = on_invalidate
+        self._hot = hot or ReadCounts()
 
     async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
+        self, wanted: list[FileRange], *, cached_only: bool, peer: str
     ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
-        """Return a file or an error for each range, in order, without fetching any. epoch: that of the peer's view."""
-        return [await self._open(file, cached_only=cached_only) for file in wanted]
+        """Return a file or an error for each range, in order, without fetching any. peer: the node that asks."""
+        return [await self._open(file, cached_only=cached_only, peer=peer) for file in wanted]
 
     async def _open(
-        self, wanted: FileRange, *, cached_only: bool
+        self, wanted: FileRange, *, cached_only: bool, peer: str
     ) -> ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError:
         try:
             if wanted.token.startswith(PREFIX):
@@ -190,8 +202,10 @@ class NodePeerService:
             )
             if file.ready(wanted.start, wanted.end):
                 self._store.touch([entry.id])
+                self._hot.note_read(entry.id, wanted, peer)
                 return file
             if fetches or is_arriving():
+                self._hot.note_read(entry.id, wanted, peer)
                 return file
             file.close()
             return NotOwnerError(os.fsdecode(wanted.path), why="this node does not own it, or has none of it")
@@ -246,6 +260,7 @@ class NodePeerService:
             fetch_s = monotonic_s() - began_s
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)
+        self._hot.note_taken(entry.id, offered)
 
     async def replicate(self, request: ReplicaRequest) -> None:
         replica_host = self._replication().replica_host

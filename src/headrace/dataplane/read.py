@@ -34,6 +34,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     VersionChangedError,
 )
+from headrace.base.listeners import Listeners
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
 from headrace.base.tasks import OwnedTasks
@@ -83,13 +84,15 @@ class ReadPath:
         self._disk = disk
         self._small_bytes_max = min(BLOCK_SIZE_BYTES, settings.small_file_bytes_max)
         self._on_complete = on_complete
+        self.fetched: Listeners[[list[FileId]]] = Listeners()
+        """Called with the ids of complete files that were fetched, small ones, too."""
         self._on_damaged = on_damaged
         self._demote = demote
         self.digests = Digests(wanted=settings.verify_origin)
         self._small_files = SmallFileFetcher(store, disk)
         self._fills = OpenFills(
             *(store, sources, disk, settings, self.digests),
-            on_complete=on_complete,
+            on_complete=self._note_complete,
             on_damaged=on_damaged,
             on_changed=self._follow_change,
         )
@@ -190,9 +193,10 @@ class ReadPath:
         """Close the fills of files that were evicted or freed."""
         self._fills.close(ids)
 
-    def close_idle(self) -> None:
-        """Close the fills that fetched nothing since the previous call. The node calls this periodically."""
-        self._fills.close_idle()
+    def close_idle(self) -> list[FileId]:
+        """Close the fills that fetched nothing since the previous call, and return the ids of these incomplete files.
+        The node calls this periodically."""
+        return self._fills.close_idle()
 
     async def close(self) -> None:
         """Stop all fetches, and close all fills."""
@@ -295,7 +299,12 @@ class ReadPath:
         except VersionChangedError:
             await self._follow_change(entry)
             raise
+        self.fetched([entry.id])
         return True
+
+    def _note_complete(self, ids: list[FileId]) -> None:
+        self._on_complete(ids)
+        self.fetched(ids)
 
     async def _follow_change(self, entry: Entry) -> None:
         """List the directory of a changed file again, so that the next lookup returns the new version. The old id then

@@ -1,4 +1,5 @@
-"""Hand cached files over to their new owners after a change of the ring, without reading the origin again.
+"""Hand cached files over to their new owners after a change of the ring or of the policy, without reading the origin
+again.
 
 Each node walks its cached files and offers a file to the owners that may lack it. A file that it no longer owns is
 offered to all owners. A file that it still owns is offered to new owners only, and only by the first owner that had it
@@ -6,7 +7,8 @@ before. Incomplete files come last, with the parts that are present. An owner th
 needless offer costs little.
 
 When the owners have a file, this node's copy is borrowed, and evicted first. It is owned again if the ring assigns it
-to this node. One walk runs at a time; another change of the ring begins a new one.
+to this node. A copy that the policy no longer wants is deleted then. One walk runs at a time; another change begins a
+new one.
 """
 
 from __future__ import annotations
@@ -17,14 +19,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from headrace.base.clock import monotonic_s
-from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
+from headrace.dataplane.handover import HandoverOffers, parts_to_offer
+from headrace.ring.ownership import Ownership
 from headrace.ring.ring import Ring, key_of
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
-from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
@@ -35,19 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH_FILES = 64
-BATCH_BYTES = 16 << 20
-TAKE_LIMIT_S = 300.0
 REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
 """Files that a walk examines before other tasks of the loop run."""
 
-Offer = tuple[FileId, FileRange]
-
 
 class Rebalance:
     """Run the walks of this node. bytes_s: most bytes that are handed over in a second. view: returns the current
-    view."""
+    view. ownership: knows the owners by the policy in force."""
 
     def __init__(
         self,
@@ -56,18 +51,22 @@ class Rebalance:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
-        replicas: int,
+        ownership: Ownership,
         bytes_s: int,
     ) -> None:
         self._me = me
         self._store = store
-        self._peers = peers
         self._view = view
-        self._replicas = replicas
-        self._bytes_s = bytes_s
+        self._ownership = ownership
+        self._offers = HandoverOffers(
+            peers, bytes_s=bytes_s, on_taken=self._note_taken, on_refused=self._note_refused
+        )
         self._ring: Ring | None = None
+        self._settled: Ring | None = None
+        self._copies_before: Callable[[bytes], int] | None = None
         self._tasks = OwnedTasks()
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
+        self.copies_dropped = self.copy_bytes_dropped = 0
         self._refused: list[tuple[str, str]] = []
 
     @property
@@ -79,7 +78,25 @@ class Rebalance:
         if view.ring is self._ring:
             return
         self._ring = view.ring
+        self._begin(view)
+
+    def on_policy(self, copies_before: Callable[[bytes], int]) -> None:
+        """Begin a new walk because the policy wants other numbers of copies. copies_before: those that it wanted."""
+        if self._ring is None:
+            return  # the first view begins a walk that offers every file
+        if self._copies_before is None:
+            self._copies_before = copies_before
+        self._begin(self._view())
+
+    def check_all(self) -> None:
+        """Begin a walk that offers every file to all its other owners, because some may lack theirs."""
+        if self._ring is not None:
+            self._settled, self._copies_before = None, lambda path: 0
+            self._begin(self._view())
+
+    def _begin(self, view: ClusterView) -> None:
         self._tasks.cancel()
+        self._offers.clear()
         self._tasks.start(self._hand_over(view))
 
     async def wait(self) -> None:
@@ -115,20 +132,16 @@ class Rebalance:
     async def _hand_over(self, view: ClusterView) -> None:
         """Walk once. If an owner refuses a file, or is unavailable, the file stays here: readers get it here or at the
         origin."""
-        waiting: dict[str, list[Offer]] = {}
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused.clear()
         for cached in self._whole_first():
             self.files_examined += 1
             if self.files_examined % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            for node, wanted in self._offers(view, cached):
-                batch = waiting.setdefault(node.id, [])
-                batch.append((cached.id, wanted))
-                if len(batch) >= BATCH_FILES or sum(w.end - w.start for _, w in batch) >= BATCH_BYTES:
-                    await self._offer(view, node, waiting.pop(node.id))
-        for id, batch in waiting.items():
-            await self._offer(view, view.nodes[id], batch)
+            for node, part in self._offers_of(view, cached):
+                await self._offers.add(view, node, cached.id, part)
+        await self._offers.flush(view)
+        self._settled, self._copies_before = view.ring, None
         log.info("the handover ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _whole_first(self) -> Iterator[CachedFile]:
@@ -141,7 +154,7 @@ class Rebalance:
                 being_filled.append(cached.id)
         yield from filter(None, map(self._store.index.cached, being_filled))
 
-    def _offers(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, FileRange]]:
+    def _offers_of(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, FileRange]]:
         if cached.unverified or cached.superseded:
             return
         path = self._store.index.path_of(cached.id)
@@ -151,76 +164,60 @@ class Rebalance:
             if not self._owns_some(view, path, cached.size_bytes):
                 return
             self._store.set_borrowed(cached.id, borrowed=False)
-        for start, end in self._parts(cached):
-            wanted = FileRange(path, cached.size_bytes, cached.mtime_ns, cached.token, start, end)
-            for node in self._lacking(view, path, start // SEGMENT_BYTES):
-                yield node, wanted
-
-    def _parts(self, cached: CachedFile) -> Iterator[tuple[int, int]]:
-        """Yield the present ranges: the segments of a complete file, otherwise the runs of blocks in each segment."""
-        for start in range(0, cached.size_bytes, SEGMENT_BYTES):
-            end = min(cached.size_bytes, start + SEGMENT_BYTES)
-            if cached.complete:
-                yield start, end
-            else:
-                yield from self._present(cached, start, end)
-
-    def _present(self, cached: CachedFile, start: int, end: int) -> list[tuple[int, int]]:
-        try:
-            reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
-        except HeadraceError as error:  # evicted, or complete by now
-            log.info("a file that is being filled is not handed over error=%s", error)
-            return []
-        try:
-            return reader.present_runs(start, end)
-        finally:
-            reader.close()
+        for part in parts_to_offer(self._store, cached, path):
+            for node in self._lacking(view, path, part.start // SEGMENT_BYTES):
+                yield node, part
 
     def _lacking(self, view: ClusterView, path: bytes, segment: int) -> list[NodeInfo]:
         """Return the owners to which this node should offer a segment that it has."""
-        owners = view.owners(path, segment, replicas=self._replicas)
+        owners = self._ownership.owners(view, path, segment)
         ids = [owner.id for owner in owners]
         if self._me not in ids:
             return list(owners)
-        former = view.former[0].owners(key_of(path, segment), self._replicas) if view.former else ()
-        former_ids = {member.id for member in former}
+        former_ids = self._former_ids(view, path, segment)
         if next((id for id in ids if id in former_ids), self._me) != self._me:
             return []
         return [owner for owner in owners if owner.id not in former_ids and owner.id != self._me]
 
-    async def _offer(self, view: ClusterView, node: NodeInfo, batch: list[Offer]) -> None:
-        files = [wanted for _, wanted in batch]
-        size_bytes = sum(wanted.end - wanted.start for wanted in files)
-        pause_end_s = monotonic_s() + size_bytes / self._bytes_s
-        try:
-            refused = set(
-                await self._peers.offer_handover(
-                    node, files, epoch=view.epoch, deadline=Deadline.after(TAKE_LIMIT_S)
-                )
-            )
-            for number, (id, wanted) in enumerate(batch):
-                if number in refused:
-                    self._refuse(wanted, f"node {node.id} did not take it")
-                    continue
-                self.files_handed_over += 1
-                self.bytes_handed_over += wanted.end - wanted.start
-                if not self._owns_some(view, wanted.path, wanted.size_bytes):
-                    self._store.set_borrowed(id, borrowed=True)
-            await asyncio.sleep(pause_end_s - monotonic_s())
-        except HeadraceError as error:
-            log.warning("the handover failed node=%s files=%d error=%s", node.id, len(files), error)
-            for wanted in files:
-                self._refuse(wanted, str(error))
+    def _former_ids(self, view: ClusterView, path: bytes, segment: int) -> set[str]:
+        """Return the owners before the changes that this walk follows."""
+        ring = self._settled or (view.former[0] if view.former else None)
+        if ring is None:
+            return set()
+        copies = (self._copies_before or self._ownership.copies)(path)
+        return {member.id for member in ring.owners(key_of(path, segment), copies)}
 
-    def _refuse(self, wanted: FileRange, reason: str) -> None:
+    def _note_taken(self, view: ClusterView, id: FileId, part: FileRange) -> None:
+        self.files_handed_over += 1
+        self.bytes_handed_over += part.end - part.start
+        if self._owns_some(view, part.path, part.size_bytes):
+            return
+        if self._is_surplus(view, id, part):
+            freed_bytes = self._store.free(id)  # 0 if another owner took it before
+            self.copies_dropped += freed_bytes > 0
+            self.copy_bytes_dropped += freed_bytes
+        else:
+            self._store.set_borrowed(id, borrowed=True)
+
+    def _is_surplus(self, view: ClusterView, id: FileId, part: FileRange) -> bool:
+        """Return whether this node has a file only because the policy wanted more copies. A file of several segments
+        is kept: its owners have a part of it each."""
+        if self._copies_before is None or part.size_bytes > SEGMENT_BYTES:
+            return False
+        if id in self._store.space.pinned or id in self._store.sealed:
+            return False
+        members = view.ring.owners(key_of(part.path, 0), self._copies_before(part.path))
+        return part.end - part.start == part.size_bytes and any(member.id == self._me for member in members)
+
+    def _note_refused(self, id: FileId, part: FileRange, reason: str) -> None:
         self.files_refused += 1
         if len(self._refused) < REFUSED_SHOWN_MAX:
-            self._refused.append((os.fsdecode(wanted.path), reason))
+            self._refused.append((os.fsdecode(part.path), reason))
 
     def _owns_some(self, view: ClusterView, path: bytes, size_bytes: int) -> bool:
         """Return whether this node owns one of the file's segments."""
         return any(
             owner.id == self._me
             for start in range(0, size_bytes, SEGMENT_BYTES)
-            for owner in view.owners(path, start // SEGMENT_BYTES, replicas=self._replicas)
+            for owner in self._ownership.owners(view, path, start // SEGMENT_BYTES)
         )

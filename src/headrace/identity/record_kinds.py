@@ -10,6 +10,7 @@
     claims/FOLDER           which node has claimed an exclusive directory
     rights/FOLDER           which node has the directory lease; leased, and not sealed
     rates/NODE              what a node takes of the budgets of origins; leased
+    hot/NODE                which nodes hold copies of a node's hot segments; leased
 
 A directory lease is not sealed, because anybody who can write to etcd could as well delete the record; its owner
 checks that the record exists. A key of any other kind is neither written nor accepted.
@@ -47,10 +48,11 @@ _KINDS = {
     "copies": RecordKind(is_lasting=True, is_object=False),
     "claims": RecordKind(is_lasting=True),
     "rates": RecordKind(is_leased=True, is_ordered=False),
+    "hot": RecordKind(is_leased=True, is_ordered=False),
     "rights": RecordKind(is_leased=True, is_ordered=False, is_object=False, is_sealed=False),
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
-_OWNED = ("nodes", "written", "copies", "rates")
+_OWNED = ("nodes", "written", "copies", "rates", "hot")
 _NAMED = (*_OWNED, "jobs", "claims", "rights", "policies")
 """Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 

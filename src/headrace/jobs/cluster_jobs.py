@@ -91,8 +91,8 @@ class _LocalJob:
 class ClusterJobs:
     """Follows the jobs of the cluster, and runs this node's tasks of them.
 
-    `me` is this node's id. `view` returns the current view; call `on_view` after every change of it. `replicas` is
-    the number of owners of a file that the cluster keeps. All calls belong on one asyncio loop.
+    `me` is this node's id. `view` returns the current view; call `on_view` after every change of it. `replicas`
+    returns the number of owners of a path. All calls belong on one asyncio loop.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ClusterJobs:
         jobs: Jobs,
         *,
         view: Callable[[], ClusterView],
-        replicas: int,
+        replicas: Callable[[bytes], int],
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._me = me

@@ -56,7 +56,7 @@ class Pins:
         jobs: Jobs,
         *,
         view: Callable[[], ClusterView],
-        replicas: int,
+        replicas: Callable[[bytes], int],
         segment_bytes: int,
     ) -> None:
         self._me = me
@@ -97,7 +97,7 @@ class Pins:
         return record if record is not None and record.pinned else None
 
     def on_view(self) -> None:
-        """Reconcile all pinned paths after a change of the members."""
+        """Reconcile all pinned paths after a change of the members or of the numbers of copies."""
         self._schedule(path for path, record in self._pins.items() if record.pinned)
 
     def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
@@ -207,7 +207,7 @@ class Pins:
     async def _apply(self, path: bytes, entry: Entry) -> None:
         files, record = self._jobs.files, self.of(os.fsdecode(path))
         shares = RingShares(self._me, self._view().ring, self._segment_bytes)
-        share = None if record is None else shares.of(path, entry, record.replicas or self._replicas)
+        share = None if record is None else shares.of(path, entry, record.replicas or self._replicas(path))
         if share is None:
             if files.is_pinned(entry):
                 files.unpin(entry)

@@ -48,8 +48,8 @@ class CarriedProgress:
 
 
 class JobTask:
-    """Runs a task. `mark` is the ring's mark, or EVERYWHERE. `on_change` is called on the loop when the task is
-    over."""
+    """Runs a task. `mark` is the ring's mark, or EVERYWHERE. `replicas` returns the number of owners of a path.
+    `on_change` is called on the loop when the task is over."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class JobTask:
         shares: RingShares,
         *,
         mark: str,
-        replicas: int,
+        replicas: Callable[[bytes], int],
         on_change: Callable[[], None],
         carried: CarriedProgress | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class JobTask:
         self._shares = shares
         self.mark = mark
         self._options = parse_options(job.kind, job.options)
-        self._copies = self._options.replicas or replicas
+        self._replicas = replicas
         self._on_change = on_change
         self._listed, self._done = SegmentCounter(), SegmentCounter()
         carried = carried or CarriedProgress((0, 0), (0, 0), set(), monotonic_s())
@@ -135,7 +135,8 @@ class JobTask:
             return
         async for file_path, entry in files:
             if fetching:
-                share = self._shares.of(file_path, entry, self._copies)
+                copies = self._options.replicas or self._replicas(file_path)
+                share = self._shares.of(file_path, entry, copies)
             else:
                 share = self._cached_share(file_path, entry)
             if share is None:

@@ -17,9 +17,11 @@ from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.identity.seals import Seals
+from headrace.node.copies import CopyRules
 from headrace.node.dirty_data import DirtyData, build_dirty_data
 from headrace.node.member import Member
 from headrace.peer.client import PeerClient
+from headrace.policy.current import CurrentPolicy
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 
@@ -31,8 +33,8 @@ PING_LIMIT_S = 2.0
 class ClusterLink:
     """Hold this node's connections to its cluster, and the data that it shares with other nodes.
 
-    on_view: called with each new view, on the loop. dirty: the files that a node wrote and has not persisted. replicas:
-    number of nodes that own each segment.
+    on_view: called with each new view, on the loop. dirty: the files that a node wrote and has not persisted. copies:
+    the number of nodes that own each segment.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class ClusterLink:
         membership: Membership,
         on_view: Listeners[[ClusterView]],
         dirty: DirtyData,
-        replicas: int,
+        copies: CopyRules,
     ) -> None:
         self.member = member
         self.info = member.info
@@ -54,11 +56,11 @@ class ClusterLink:
         self.view = membership.current_view
         self.on_view = on_view
         self.dirty = dirty
-        self.replicas = replicas
+        self.copies = copies
 
     def owns(self, path: bytes, segment: int) -> bool:
         """Return whether this node is among the owners of a segment."""
-        owners = self.view().owners(path, segment, replicas=self.replicas)
+        owners = self.copies.ownership.owners(self.view(), path, segment)
         return any(owner.id == self.info.id for owner in owners)
 
     def welcome(self) -> PeerWelcome:
@@ -79,7 +81,7 @@ class ClusterLink:
             "name": self.member.cluster,
             "node": self.info.id,
             "address": self.info.address,
-            "replicas": self.replicas,
+            "replicas": self.copies.configured,
             "epoch": view.epoch,
             "members": [
                 {
@@ -98,7 +100,7 @@ class ClusterLink:
         }
 
 
-def build_link(config: Config, *, capacity_bytes: int) -> ClusterLink:
+def build_link(config: Config, policy: CurrentPolicy, *, capacity_bytes: int) -> ClusterLink:
     """Build the link to the configured cluster; nothing is sent yet. capacity_bytes: of this node's cache. Raise
     UsageError."""
     endpoints, name = parse_cluster(config.cluster)
@@ -129,7 +131,7 @@ def build_link(config: Config, *, capacity_bytes: int) -> ClusterLink:
         membership=membership,
         on_view=on_view,
         dirty=dirty,
-        replicas=config.replicas,
+        copies=CopyRules(policy, config.replicas),
     )
 
 

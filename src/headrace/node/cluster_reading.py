@@ -27,7 +27,7 @@ def build_sources(config: Config, link: ClusterLink, gate: Gate) -> ClusterSourc
             link.peers,
             Gate(window, bytes_max=config.fill_bytes_max),
             view=link.view,
-            replicas=link.replicas,
+            ownership=link.copies.ownership,
             timeout_s=config.origin_timeout_s,
             small_bytes_max=config.small_file_bytes_max,
         ),
@@ -40,6 +40,6 @@ def build_owner_listing(config: Config, link: ClusterLink) -> OwnerListingClient
         link.info.id,
         link.peers,
         view=link.view,
-        replicas=link.replicas,
+        replicas=link.copies.configured,
         timeout_s=config.origin_timeout_s * LISTING_LIMIT_FACTOR,
     )

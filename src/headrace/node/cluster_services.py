@@ -16,6 +16,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
+from headrace.dataplane.fresh_copies import FreshCopies
 from headrace.dataplane.peer_service import NodePeerService, ReplicationService
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
@@ -25,7 +26,9 @@ from headrace.jobs.jobs import Jobs
 from headrace.namespace.namespace import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
+from headrace.node.copies import CopyKeeper, OwnedFiles
 from headrace.node.dirty_data import DirtyData
+from headrace.node.hot_copies import EXTRA_SHARE, HotCopies
 from headrace.node.shared_mounts import MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
@@ -70,7 +73,7 @@ class ClusterServices:
         *,
         mounts: SharedMounts,
         jobs: ClusterJobs,
-        rebalance: Rebalance,
+        copies: CopyKeeper,
         failover: Failover,
         writing: ClusterWriting | None,
     ) -> None:
@@ -79,7 +82,8 @@ class ClusterServices:
         self._relisting = relisting
         self.mounts = mounts
         self.jobs = jobs
-        self._rebalance = rebalance
+        self._copies = copies
+        self._rebalance = copies.rebalance
         self._failover = failover
         self._writing = writing
         self.replica_host = link.dirty.replica_host
@@ -94,6 +98,7 @@ class ClusterServices:
         self._link.on_view.add(self._on_new_view)
         self._server.start(self._link.member.host, self._link.member.port)
         await self._link.membership.start()
+        self._copies.hot.start(self.joined)
         if self._link.membership.joined.is_set():
             await self._take_part(own, remembered)
         else:
@@ -158,7 +163,7 @@ class ClusterServices:
         await self._relisting.stop()
         await self._failover.stop()
         await self._link.dirty.announcer.stop()
-        await self._rebalance.stop()
+        await self._copies.stop()
         await self.mounts.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
         await self._link.stop()
@@ -178,9 +183,37 @@ class ClusterServices:
         """Report the (parent, name) pairs whose meaning changed."""
         self.jobs.pins.names_changed(names)
 
+    def note_fetched(self, ids: Iterable[FileId]) -> None:
+        """Note files that this node has now, whole or in part, and of which others may want copies."""
+        self._copies.note_fetched(ids)
+
+    @property
+    def node_id(self) -> str:
+        return self._link.info.id
+
+    def owners_of(self, path: bytes) -> tuple[list[str], list[str], int]:
+        """Return the owners of a file's first segment by the ring, its holders, and the number of copies wanted."""
+        copies = self._link.copies.of(path)
+        view = self._link.view()
+        owners = [owner.id for owner in view.owners(path, replicas=copies)]
+        all_owners = [owner.id for owner in self._link.copies.ownership.owners(view, path)]
+        return owners, all_owners[len(owners) :], copies
+
+    def is_primary(self, path: bytes) -> bool:
+        """Return whether this node is the primary owner of a file's first segment."""
+        return self.owners_of(path)[0][:1] == [self.node_id]
+
+    def will_offer(self, id: FileId) -> bool:
+        """Return whether a file waits to be offered to other owners, also because a walk of all files is running."""
+        return self._copies.fresh.is_waiting(id) or self._rebalance.running
+
     def status(self) -> dict[str, Any]:
         cluster = {**self._link.status(), **self._failover.status()}
-        return {"cluster": cluster, "rebalance": self._rebalance.statistics()}
+        return {
+            "cluster": cluster,
+            "rebalance": self._rebalance.statistics(),
+            "copies": self._copies.statistics(),
+        }
 
     # ------------------------------------------------------------ internal
 
@@ -252,16 +285,22 @@ def build_services(
         delay_s=config.take_over_s,
     )
     relisting = Relisting(namespace)
+    copies = _build_copies(link, config, store)
     peer_service = NodePeerService(
         namespace,
         store,
         reads,
         owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES),
         on_invalidate=relisting.schedule,
+        hot=copies.hot,
         copies=_replication_service(dirty, failover, writing),
         shared=_coherence_service(me, dirty, writing),
     )
+    reads.fetched.add(copies.fresh.note)
     dirty.elsewhere.changed.add(namespace.refreshes.schedule)
+    cluster_jobs = ClusterJobs(me, link.records, jobs, view=link.view, replicas=link.copies.of)
+    link.copies.changed.add(copies.rebalance.on_policy)
+    link.copies.changed.add(lambda _: cluster_jobs.pins.on_view())
     if writing is not None:
         dirty.elsewhere.own_record_deleted.add(writing.publisher.record_again)
     return ClusterServices(
@@ -273,16 +312,38 @@ def build_services(
         ),
         relisting,
         mounts=mounts,
-        jobs=ClusterJobs(me, link.records, jobs, view=link.view, replicas=link.replicas),
-        rebalance=Rebalance(
-            *(me, store, link.peers),
-            view=link.view,
-            replicas=link.replicas,
-            bytes_s=config.rebalance_bytes_s,
-        ),
+        jobs=cluster_jobs,
+        copies=copies,
         failover=failover,
         writing=writing,
     )
+
+
+def _build_copies(link: ClusterLink, config: Config, store: Store) -> CopyKeeper:
+    ownership = link.copies.ownership
+    rebalance = Rebalance(
+        *(link.info.id, store, link.peers),
+        view=link.view,
+        ownership=ownership,
+        bytes_s=config.rebalance_bytes_s,
+    )
+    fresh = FreshCopies(
+        *(link.info.id, store, link.peers),
+        view=link.view,
+        ownership=ownership,
+        bytes_s=config.rebalance_bytes_s,
+        is_wanted=lambda: link.copies.is_wanted,
+        on_lost=rebalance.check_all,
+    )
+    hot = HotCopies(
+        *(link.info.id, link.copies.hot),
+        OwnedFiles(link.info.id, link.copies, store, fresh, view=link.view),
+        link.records,
+        nodes=lambda: [id for id, node in link.view().nodes.items() if not node.draining],
+        is_wanted=lambda: link.copies.is_automatic,
+        extra_bytes_max=int(EXTRA_SHARE * link.info.capacity_bytes),
+    )
+    return CopyKeeper(rebalance, fresh, hot)
 
 
 def _replication_service(

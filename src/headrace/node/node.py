@@ -45,11 +45,13 @@ from headrace.node.cache import (
 )
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
+from headrace.node.location_requests import LocationRequests
 from headrace.node.origin_budgets import OriginBudgets
 from headrace.node.origin_events import OriginEvents
 from headrace.node.plan_requests import PlanRequests
 from headrace.node.policies import Policies, PolicyFile, load_policy
 from headrace.node.policy_requests import PolicyRequests
+from headrace.node.policy_trial import ClusterCopies
 from headrace.node.requests import (
     Handlers,
     JobRequests,
@@ -237,7 +239,10 @@ class Node:
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
             **self.origin_events.handlers,
-            **PolicyRequests(self.policies, self.mounts, self.store, self.config).handlers,
+            **PolicyRequests(
+                self.policies, self.mounts, self.store, self.config, _cluster_copies(self)
+            ).handlers,
+            **LocationRequests(self.namespace.tree, self.store, self.policies.current, self.cluster).handlers,
             StatusAsk: self._report,
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
@@ -298,7 +303,7 @@ class Node:
         link: ClusterLink | None = None
         node: Node | None = None
         try:
-            link = _build_link(config, store)
+            link = _build_link(config, store, policy)
             if link is not None:
                 link.on_view.add(partial(capacity.note_view, link.info.id))
             policies = Policies(policy, capacity, file, None if link is None else link.records)
@@ -481,7 +486,11 @@ class Node:
             "peers": self.sources.statistics(),
             "gateways": self.gateways.status(),
             "write": {} if self.write is None else self.write.status(),
-            **({"cluster": {}, "rebalance": {}} if self.cluster is None else self.cluster.status()),
+            **(
+                {"cluster": {}, "rebalance": {}, "copies": {}}
+                if self.cluster is None
+                else self.cluster.status()
+            ),
         }
 
     # ------------------------------------------------------------ events
@@ -519,13 +528,13 @@ async def _is_new(kept: dict[bytes, str], tokens: dict[bytes, str], top: bytes) 
     return kept.get(top) != tokens[top]
 
 
-def _build_link(config: Config, store: Store) -> ClusterLink | None:
+def _build_link(config: Config, store: Store, policy: CurrentPolicy) -> ClusterLink | None:
     """Return the link to the cluster, or None without a cluster. A node without one doesn't import its modules."""
     if not config.cluster:
         return None
     from headrace.node.cluster_link import build_link
 
-    return build_link(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+    return build_link(config, policy, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
 
 
 def _build_origin_budgets(node: Node, link: ClusterLink | None) -> OriginBudgets:
@@ -544,6 +553,15 @@ def _build_attachments(node: Node) -> Attachments:
         paces=node.paces,
         events=node.origin_events,
         has_written=lambda: node.write is not None and node.write.has_written,
+    )
+
+
+def _cluster_copies(node: Node) -> ClusterCopies:
+    cluster = node.cluster
+    if cluster is None:
+        return ClusterCopies()
+    return ClusterCopies(
+        node.config.replicas, lambda: node.policies.capacity.members or 1, cluster.is_primary
     )
 
 

@@ -12,7 +12,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.namespace.mounts import MountTable
 from headrace.node.policies import Policies
-from headrace.node.policy_trial import PolicyTrial
+from headrace.node.policy_trial import ClusterCopies, PolicyTrial
 from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord
 from headrace.policy.resolve import Decision, PolicyResolver
@@ -35,12 +35,14 @@ from headrace.wire.policy_messages import (
 class PolicyRequests:
     """Hands messages to the policies of a node."""
 
-    def __init__(self, policies: Policies, mounts: MountTable, store: Store, config: Config) -> None:
+    def __init__(
+        self, policies: Policies, mounts: MountTable, store: Store, config: Config, copies: ClusterCopies
+    ) -> None:
         self._policies = policies
         self._mounts = mounts
         self._config = config
         self._modes = WriteModes.parse(config.write)
-        self._trial = PolicyTrial(store, policies.capacity)
+        self._trial = PolicyTrial(store, policies.capacity, copies)
         self.handlers: Mapping[type, Any] = {
             PolicySet: self._set,
             PolicyAsk: self._show,

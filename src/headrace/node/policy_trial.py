@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from headrace.base.errors import UsageError
@@ -29,12 +30,32 @@ class _Sum:
     example: bytes
     files: int = 0
     bytes: int = 0
+    copies: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCopies:
+    """Says how many copies of files there can be. configured: copies without a rule. members: returns the number of
+    nodes. is_primary: returns whether this node is the primary owner of a path, so that it counts the copies."""
+
+    configured: int = 1
+    members: Callable[[], int] = lambda: 1
+    is_primary: Callable[[bytes], bool] = lambda path: True
+
+    def change(self, path: bytes, before: Effects, after: Effects) -> int:
+        """Return how many copies of a file are made, or as a negative number, dropped."""
+        if before.replicas == after.replicas or not self.is_primary(path):
+            return 0
+        members = self.members()
+        counts = [min(members, effects.replicas or self.configured) for effects in (before, after)]
+        return counts[1] - counts[0]
 
 
 class PolicyTrial:
     """Says what a policy would change on a node. Nothing changes."""
 
-    def __init__(self, store: Store, capacity: NodeCapacity) -> None:
+    def __init__(self, store: Store, capacity: NodeCapacity, copies: ClusterCopies) -> None:
+        self._copies = copies
         self._store = store
         self._index = store.index
         self._capacity = capacity
@@ -85,12 +106,15 @@ class PolicyTrial:
             if directory is None:
                 continue
             path = join(directory, entry.name)
-            for change in _changes(before.of(path), after.of(path)):
+            effects = before.of(path), after.of(path)
+            for change in _changes(*effects):
                 total = sums.setdefault(change, _Sum(path))
                 total.files += 1
                 total.bytes += cached.size_bytes
+                if change[0] == "replicas":
+                    total.copies += self._copies.change(path, *effects)
         return [
-            PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example))
+            PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example), total.copies)
             for change, total in sorted(sums.items())
         ]
 

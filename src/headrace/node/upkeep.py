@@ -71,7 +71,9 @@ class Upkeep:
                 await self._evict()
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
                     dropped_s = time.monotonic()
-                    self._reads.close_idle()
+                    incomplete = self._reads.close_idle()
+                    if self._cluster is not None:
+                        self._cluster.note_fetched(incomplete)
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
                     await self._sync()

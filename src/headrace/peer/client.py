@@ -87,7 +87,7 @@ class PeerClient:
     ) -> None:
         self._pool = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
         self.table = PeerTable()
-        self._batchers: dict[str, tuple[Peer, Batcher]] = {}
+        self._batchers: dict[tuple[str, bool], tuple[Peer, Batcher]] = {}
         self._tasks = OwnedTasks(HeadraceError)
 
     async def fetch(
@@ -103,14 +103,15 @@ class PeerClient:
         return arrived
 
     async def fetch_small(
-        self, node: NodeInfo, file: FileRange, *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, file: FileRange, *, epoch: int, deadline: Deadline, cached_only: bool = False
     ) -> Arrived:
-        """Fetch a file as fetch does with cached_only=False. Calls that wait for the same node share a request."""
+        """Fetch a file as fetch does. Calls of one kind that wait for the same node share a request."""
         peer = self.table.peer(node)
-        known, batcher = self._batchers.get(peer.id, (None, None))
+        key = peer.id, cached_only
+        known, batcher = self._batchers.get(key, (None, None))
         if batcher is None or known is not peer:  # it restarted
-            batcher = Batcher(lambda batch: self._send_batch(peer, batch))
-            self._batchers[peer.id] = peer, batcher
+            batcher = Batcher(lambda batch: self._send_batch(peer, batch, cached_only=cached_only))
+            self._batchers[key] = peer, batcher
         return await batcher.ask(Waiting(file, epoch, deadline=deadline))
 
     async def lookup(
@@ -265,7 +266,7 @@ class PeerClient:
             if call.bytes_received:
                 self.table.latencies.add(peer.id, call.bytes_received, seconds=now_s - started_s, now_s=now_s)
 
-    async def _send_batch(self, peer: Peer, batch: builtins.list[Waiting]) -> None:
+    async def _send_batch(self, peer: Peer, batch: builtins.list[Waiting], *, cached_only: bool) -> None:
         loop = asyncio.get_running_loop()
 
         def resolve(files: builtins.list[tuple[int, Fetched]]) -> None:
@@ -274,7 +275,7 @@ class PeerClient:
 
         request = Fetch(
             [waiting.file for waiting in batch],
-            cached_only=False,
+            cached_only=cached_only,
             epoch=max(waiting.epoch for waiting in batch),
         )
         call = FetchCall(request, lambda files: _call_on(loop, resolve, files))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from headrace.base.priority import Priority
-from headrace.policy.effects import LifeStart, TimeToLive, WritePromise
+from headrace.policy.effects import AUTO_REPLICAS, LifeStart, TimeToLive, WritePromise
 
 _UNITS = (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60))
 
@@ -23,6 +23,8 @@ def text_of(value: object) -> str:
             return f"{mode}:{copies}" if copies > 1 else str(mode)
         case float():
             return "always" if value == 0 else "never" if math.isinf(value) else duration_text(value)
+        case int():
+            return "auto" if value == AUTO_REPLICAS else str(value)
         case tuple():
             return ", ".join(map(str, value))
     return str(value)

@@ -37,6 +37,7 @@ from headrace.wire.api import (
     OPERATIONS,
     TEXT,
     TOKEN_HEADER,
+    ApiLocation,
     ApiMember,
     ApiMount,
     ApiMounts,
@@ -52,6 +53,7 @@ from headrace.wire.api import (
     Value,
 )
 from headrace.wire.api import ApiJobs as JobsReply
+from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, PlanList, PlanRow, PlanRows
 from headrace.wire.messages import Mounts as MountRows
 from headrace.wire.policy_messages import (
@@ -103,6 +105,7 @@ class Handlers:
             "tryPolicy": lambda _, __, body: self._try_policy(body.text),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
             "receiveEvents": lambda _, __, pieces: self._events.receive(pieces),
+            "explainLocation": lambda _, query, __: self._explain_location(query.path),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
@@ -147,6 +150,11 @@ class Handlers:
         answer = self._client.ask(PolicyExplain(path_of(path)))
         assert isinstance(answer, PolicyExplained)
         return ApiPolicyDecisions(answer.decisions)
+
+    def _explain_location(self, path: str) -> ApiLocation:
+        answer = self._client.ask(LocationAsk(path_of(path)))
+        assert isinstance(answer, LocationShown)
+        return ApiLocation(answer.location)
 
     def _seals(self, *, from_origin: bool) -> list[SealRow]:
         answer = self._client.ask(SealList(from_origin=from_origin))

@@ -310,6 +310,24 @@ METRICS = (
         "Bytes handed over to new owners.",
         ("rebalance", "bytes_handed_over"),
     ),
+    Metric(
+        "headrace_copies_made_bytes_total",
+        COUNTER,
+        "Bytes of copies that this node gave to other owners.",
+        ("copies", "bytes_made"),
+    ),
+    Metric(
+        "headrace_copies_dropped_bytes_total",
+        COUNTER,
+        "Bytes of copies that this node deleted because the policy wants fewer.",
+        ("copies", "bytes_dropped"),
+    ),
+    Metric(
+        "headrace_copies_hot_bytes",
+        GAUGE,
+        "Bytes of the copies of this node's hot segments on other nodes.",
+        ("copies", "hot_bytes"),
+    ),
 )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
+from headrace.wire.location_messages import FileLocation
 from headrace.wire.messages import PlanRow
 from headrace.wire.policy_messages import (
     PolicyDecision,
@@ -274,6 +275,12 @@ class ApiPolicyDecisions(Value, frozen=True):
     decisions: list[PolicyDecision]
 
 
+class ApiLocation(Value, frozen=True):
+    """Says why a file is where it is."""
+
+    location: FileLocation
+
+
 class ApiPolicyOutcomes(Value, frozen=True):
     """The changes that a policy would make for files that the node has cached."""
 
@@ -438,6 +445,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="receiveEvents", method="POST", path="/v1/events", body=DOCUMENT, answer=ReceivedEvents, events=True,
         summary="Receive what an origin reports about changed objects: S3 event notifications and others.",
+    ),
+    Operation(
+        name="explainLocation", method="GET", path="/v1/entry/location", query=AtPath, answer=ApiLocation,
+        summary="Return why a file is where it is: its owners, and what decided them.",
     ),
     Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,

@@ -16,6 +16,7 @@ from headrace.base.namespace_path import check_long_names
 from headrace.plan.estimates import PlanEstimate
 from headrace.wire.event_messages import ReportChanges
 from headrace.wire.extents import count_extents
+from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.message import Message
 from headrace.wire.policy_messages import (
     PolicyAsk,
@@ -647,6 +648,7 @@ Request = (
     | PolicyExplain
     | PolicyTry
     | ReportChanges
+    | LocationAsk
     | Shutdown
 )
 Answer = (
@@ -668,6 +670,7 @@ Answer = (
     | PolicyShown
     | PolicyExplained
     | PolicyTried
+    | LocationShown
     | Failure
     | Invalidated
     | Written

@@ -77,7 +77,8 @@ class PolicyExplained(Message, frozen=True):
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
-    """A change that a policy makes for files that the node has cached. example: the path of one of them."""
+    """A change that a policy makes for files that the node has cached. example: the path of one of them. copies: made
+    on other nodes, or as a negative number, dropped there, of the files of which the node is the primary owner."""
 
     effect: str
     before: str
@@ -85,6 +86,7 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     example: str
+    copies: int = 0
 
 
 class PolicyTried(Message, frozen=True):

@@ -16,12 +16,14 @@ from headrace.jobs import job_records
 from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
 from headrace.node import shared_mounts
+from headrace.node.hot_copies import HotTable, decode_hot, encode_hot
 from headrace.node.origin_budgets import PublishedRate, PublishedRates, decode_rates
 from headrace.overlay.pending_version import PendingVersion
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import PolicyFaultsError
 from headrace.policy.rate_shares import NodeBudget
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
+from headrace.ring.ownership import Ownership
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
 from headrace.wire.message import Message
@@ -95,6 +97,18 @@ def _rates(data: bytes) -> None:
         part = NodeBudget("me", 50.0)
         part.exchange(100.0, {"other": rate}, demand=70.0, factor=1.0)
         assert 0 < part.rate <= 100.0
+
+
+def _hot(data: bytes) -> None:
+    holders = decode_hot(data)
+    assert decode_hot(encode_hot(holders)) == holders
+    table = HotTable()
+    table.put("other", holders)
+    view = next_view(None, {"me": _ME, "other": _OTHER}, epoch=1)
+    owners = Ownership(lambda path: 1, lambda key: next(iter(holders.values()), ())).owners(view, b"/a")
+    assert len({owner.id for owner in owners}) == len(owners) > 0
+    table.put("other", {})
+    assert not any(table.of(key) for key in holders)
 
 
 def _cover(data: bytes) -> None:
@@ -178,6 +192,12 @@ FUZZERS = [
                 {"requests s3://b": PublishedRate(20.5, 10.0), "bytes s3://b": PublishedRate(0.0, 1e9)}
             )
         ),
+    ),
+    _fuzzer(
+        "hot-records",
+        "which nodes hold copies of hot segments (node/hot_copies.py)",
+        _hot,
+        [encode_hot({1: ("me", "other"), 1 << 63: ("me",)}), encode_hot({})],
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

@@ -17,6 +17,7 @@ from headrace.base.errors import HeadraceError, OriginUnavailableError, PeerErro
 from headrace.base.model import Arrived, Entry, FileId
 from headrace.dataplane.cluster_source import ClusterSourceFactory
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.fresh_copies import FreshCopies
 from headrace.dataplane.intent import FOREGROUND
 from headrace.dataplane.peer_reader import PeerReader
 from headrace.dataplane.peer_service import NodePeerService
@@ -29,6 +30,7 @@ from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
+from headrace.ring.ownership import Ownership
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -77,8 +79,9 @@ class DirectPeers:
     """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are
     flipped."""
 
-    def __init__(self, world: NodesFixture) -> None:
+    def __init__(self, world: NodesFixture, me: str) -> None:
         self.world = world
+        self.me = me
         self.asked = self.waiting = 0
 
     def usable(self, node: NodeInfo) -> bool:
@@ -101,7 +104,7 @@ class DirectPeers:
         self.asked += 1
         if node.id in self.world.slow:
             await pass_time(self.world.slow_s)
-        (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, epoch=epoch)
+        (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, peer=self.me)
         if isinstance(file, HeadraceError):
             raise file
         try:
@@ -114,9 +117,9 @@ class DirectPeers:
             file.close()
 
     async def fetch_small(
-        self, node: NodeInfo, wanted: FileRange, *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
     ) -> Arrived:
-        return await self.fetch(node, wanted, cached_only=False, epoch=epoch, deadline=deadline)
+        return await self.fetch(node, wanted, cached_only=cached_only, epoch=epoch, deadline=deadline)
 
     async def list(
         self, node: NodeInfo, path: bytes, *, anew: bool, epoch: int, deadline: Deadline
@@ -139,7 +142,7 @@ class OneNode:
         folder = world.folder / id
         self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
         self.disk = ThreadPoolExecutor(2)
-        self.peers = DirectPeers(world)
+        self.peers = DirectPeers(world, id)
         gate = Gate(Window(maximum=16), bytes_max=64 * MIB)
         self.sources = ClusterSourceFactory(
             gate,
@@ -149,7 +152,7 @@ class OneNode:
                 self.peers,  # type: ignore[arg-type]
                 Gate(Window(maximum=16), bytes_max=64 * MIB),
                 view=lambda: world.view,
-                replicas=replicas,
+                ownership=world.ownership,
                 timeout_s=5,
                 small_bytes_max=MIB,
             ),
@@ -181,7 +184,7 @@ class OneNode:
             self.store,
             self.reads,
             owns=lambda path, start: any(
-                owner.id == id for owner in world.view.owners(path, start // SEGMENT_BYTES, replicas=replicas)
+                owner.id == id for owner in world.ownership.owners(world.view, path, start // SEGMENT_BYTES)
             ),
             on_invalidate=lambda *_: None,
         )
@@ -190,9 +193,20 @@ class OneNode:
             self.store,
             self.peers,  # type: ignore[arg-type]
             view=lambda: world.view,
-            replicas=replicas,
+            ownership=world.ownership,
             bytes_s=1 << 40,
         )
+        self.fresh = FreshCopies(
+            id,
+            self.store,
+            self.peers,  # type: ignore[arg-type]
+            view=lambda: world.view,
+            ownership=world.ownership,
+            bytes_s=1 << 40,
+            is_wanted=lambda: world.makes_copies,
+            on_lost=self.rebalance.check_all,
+        )
+        self.reads.fetched.add(self.fresh.note)
 
     async def read(self, name: str) -> bytes:
         entry = await self.entry(name)
@@ -206,6 +220,7 @@ class OneNode:
         return Path(self.store.volumes[0].data_path(id)).read_bytes()
 
     async def close(self) -> None:
+        await self.fresh.stop()
         await self.rebalance.stop()
         await self.reads.close()
         self.disk.shutdown()
@@ -221,6 +236,13 @@ class NodesFixture:
         self.slow: set[str] = set()
         self.slow_s = 3600.0
         self.replicas = replicas
+        self.copies: dict[bytes, int] = {}
+        """Copies of paths that have another number of them."""
+        self.holders: dict[int, tuple[str, ...]] = {}
+        self.makes_copies = False
+        self.ownership = Ownership(
+            lambda path: self.copies.get(path, replicas), lambda key: self.holders.get(key, ())
+        )
         self.view = self._view_of(nodes, None)
         self.nodes = {id: OneNode(self, id, replicas=replicas) for id in nodes}
 

@@ -243,7 +243,7 @@ async def test_a_node_that_waits_for_another_is_not_waited_for(world: NodesFixtu
     reading = asyncio.ensure_future(asker.read("one"))
     await until(lambda: owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000))
     wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
-    (refused,) = await asker.desk.open_many([wanted], cached_only=True, epoch=1)
+    (refused,) = await asker.desk.open_many([wanted], cached_only=True, peer="x")
     assert isinstance(refused, NotOwnerError)
     world.origin.held.set()
     assert await reading == world.bodies["one"]

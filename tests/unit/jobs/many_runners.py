@@ -193,7 +193,7 @@ class Runner:
                 on_damaged=lambda _: asyncio.sleep(0),
             ),
             view=lambda: world.view,
-            replicas=world.replicas,
+            replicas=lambda path: world.replicas,
             segment_bytes=world.segment_bytes,
         )
 

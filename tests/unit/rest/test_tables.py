@@ -35,6 +35,7 @@ BY_OPERATION = {
     "PolicyTry": "tryPolicy",
     "PolicyExplain": "explainPolicy",
     "ReportChanges": "receiveEvents",
+    "LocationAsk": "explainLocation",
     "Resolve": "getEntry",
     "List": "listEntries",
 }

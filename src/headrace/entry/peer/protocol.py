@@ -126,7 +126,7 @@ class PeerProtocol:
                 raise ProtocolError(
                     f"{len(request.files)} files in one request", why=f"1 to {FILES_MAX} are allowed"
                 )
-            yield from Transfer(self._channel, self._bridge, request).run()
+            yield from Transfer(self._channel, self._bridge, request, peer=self._peer).run()
         elif isinstance(request, ListingRequest):
             pages = yield from self._call(service.names(request), "listing for a peer")
             for page in pages:

@@ -78,9 +78,9 @@ class PeerService(Protocol):
     """Answers the requests of peers, on the node's loop. Each HeadraceError is sent to the peer as it is."""
 
     async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
+        self, wanted: list[FileRange], *, cached_only: bool, peer: str
     ) -> Sequence[OpenFileRange | HeadraceError]:
-        """Return one range or error for each file, in order, without fetching anything."""
+        """Return one range or error for each file, in order, without fetching anything. peer: the node that asks."""
         ...
 
     async def names(self, request: ListingRequest) -> list[Names]: ...
@@ -119,11 +119,11 @@ class LoopBridge:
             return cancelled
 
     def open_many(
-        self, files: list[FileRange], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
+        self, files: list[FileRange], *, cached_only: bool, peer: str, keep: Callable[[Opened], None]
     ) -> Future[Opened]:
         """Open files. keep: called on the loop with the opened files, so that they can be closed even when the peer
         disconnected meanwhile and the future was cancelled."""
-        work = self.service.open_many(files, cached_only=cached_only, epoch=epoch)
+        work = self.service.open_many(files, cached_only=cached_only, peer=peer)
         return self.call(self._open_and_keep(work, keep), "opening files for a peer", OPEN_LIMIT_S)
 
     def soon(self, call: Callable[[], None]) -> None:

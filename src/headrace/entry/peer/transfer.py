@@ -101,12 +101,13 @@ def outcome(future: Future[None]) -> HeadraceError | None:
 
 
 class Transfer:
-    """Sends the files of one Fetch."""
+    """Sends the files of one Fetch. peer: the id of the node that asks."""
 
-    def __init__(self, channel: Channel, bridge: LoopBridge, request: Fetch) -> None:
+    def __init__(self, channel: Channel, bridge: LoopBridge, request: Fetch, *, peer: str) -> None:
         self._channel = channel
         self._bridge = bridge
         self._request = request
+        self._peer = peer
         self._arrivals = Arrivals()
         self._opened: list[OpenFileRange | HeadraceError] = []
 
@@ -114,7 +115,7 @@ class Transfer:
         """Send everything up to Done. Raise PeerGoneError or OSError when the connection can't be used any more."""
         request = self._request
         opening = self._bridge.open_many(
-            request.files, cached_only=request.cached_only, epoch=request.epoch, keep=self._opened.extend
+            request.files, cached_only=request.cached_only, peer=self._peer, keep=self._opened.extend
         )
         try:
             yield opening

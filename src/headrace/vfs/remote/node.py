@@ -14,6 +14,7 @@ from headrace.vfs.remote.remote_registry import REMOTES
 from headrace.vfs.remote.remote_vfs import RemoteVfs, status_of
 from headrace.wire.api import (
     ApiJob,
+    ApiLocation,
     ApiMount,
     ApiMounts,
     ApiPlans,
@@ -24,6 +25,7 @@ from headrace.wire.api import (
     NewMount,
     NewPolicy,
 )
+from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.message import Message
 from headrace.wire.messages import (
     Answer,
@@ -82,6 +84,9 @@ class RemoteConnection:
                 return PlanRows(self._nodes.ask("listPlans", ApiPlans).plans)
             case PolicyAsk() | PolicySet() | PolicyRollBack() | PolicyTry() | PolicyExplain():
                 return self._ask_about_policy(request)
+            case LocationAsk(path=path_bytes):
+                shown = self._nodes.ask("explainLocation", ApiLocation, path=os.fsdecode(path_bytes))
+                return LocationShown(shown.location)
             case JobList(id=id):
                 jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._vfs.jobs.all()
                 return JobRows([_row_of(job) for job in jobs])

@@ -1,0 +1,192 @@
+"""Copies of files: made when a file is fetched and when the policy wants more, dropped when it wants fewer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.waiting import until
+from tests.unit.dataplane.nodes_fixture import MIB, NodesFixture, OneNode, body_of
+
+pytestmark = pytest.mark.timeout(60)
+
+SMALL, LARGE = 24, 3
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[NodesFixture]:
+    async with NodesFixture(tmp_path).running() as world:
+        for number in range(SMALL):
+            size = 10_000 + number
+            world.put(f"s/{number}", body_of(size, number)[:size])
+        for number in range(LARGE):
+            size = 5 * MIB + number
+            world.put(f"l/{number}", body_of(size, number)[:size])
+        yield world
+
+
+def wanted(world: NodesFixture, name: str) -> list[OneNode]:
+    owners = world.ownership.owners(world.view, b"/" + name.encode())
+    return [world.nodes[owner.id] for owner in owners]
+
+
+async def holding(world: NodesFixture, name: str, *, borrowed: bool | None = None) -> list[OneNode]:
+    """Return the nodes that have a complete copy, and check its bytes."""
+    nodes = []
+    for node in world.nodes.values():
+        id = (await node.entry(name)).id
+        cached = node.store.index.cached(id)
+        if cached is not None and cached.complete and borrowed in (None, cached.borrowed):
+            assert node.content(id) == world.bodies[name]
+            nodes.append(node)
+    return nodes
+
+
+async def settled(world: NodesFixture) -> None:
+    for node in world.nodes.values():
+        await node.rebalance.wait()
+        await node.fresh.wait()
+
+
+async def change(world: NodesFixture, copies: dict[bytes, int]) -> None:
+    """Put other numbers of copies in force."""
+    before, world.copies = world.copies, copies
+    for node in world.nodes.values():
+        node.rebalance.on_policy(lambda path: before.get(path, 1))
+    await settled(world)
+
+
+async def read_at_owners(world: NodesFixture) -> None:
+    for node in world.nodes.values():
+        node.rebalance.on_view(world.view)
+    for name in world.bodies:
+        await world.owner(name).read(name)
+    await settled(world)
+
+
+async def test_a_policy_that_wants_more_copies_gets_them_without_the_origin(world: NodesFixture) -> None:
+    await read_at_owners(world)
+    before = world.origin.bytes_read
+    hot = {b"/" + name.encode(): 2 + number % 2 for number, name in enumerate(world.bodies) if number % 2}
+    await change(world, hot)
+    for name in world.bodies:
+        owners = wanted(world, name)
+        assert len(owners) == hot.get(b"/" + name.encode(), 1)
+        assert await holding(world, name, borrowed=False) == sorted(owners, key=lambda node: node.id)
+    assert world.origin.bytes_read == before
+
+
+async def test_a_policy_that_wants_fewer_copies_drops_them(world: NodesFixture) -> None:
+    await read_at_owners(world)
+    paths = [b"/" + name.encode() for name in world.bodies]
+    await change(world, dict.fromkeys(paths, 3))
+    before = world.origin.bytes_read
+    await change(world, dict.fromkeys(paths, 2))
+    await change(world, {})
+    for name in world.bodies:
+        assert await holding(world, name) == wanted(world, name) == [world.owner(name)]
+    dropped = sum(node.rebalance.copies_dropped for node in world.nodes.values())
+    assert dropped == 2 * len(world.bodies)
+    assert sum(node.rebalance.copy_bytes_dropped for node in world.nodes.values()) > 0
+    for name, body in world.bodies.items():
+        for node in world.nodes.values():
+            assert await node.read(name) == body
+    assert world.origin.bytes_read == before
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.handover")
+async def test_a_copy_is_kept_where_the_owner_does_not_have_the_file(world: NodesFixture) -> None:
+    await read_at_owners(world)
+    paths = [b"/" + name.encode() for name in world.bodies]
+    await change(world, dict.fromkeys(paths, 2))
+    names = [name for name in world.bodies if world.owner(name).id == "a"]
+    copies = {name: wanted(world, name)[1] for name in names}
+    world.down = {"a"}
+    await change(world, {})
+    for name in names:
+        assert copies[name] in await holding(world, name)
+
+
+async def test_a_pinned_copy_is_kept(world: NodesFixture) -> None:
+    await read_at_owners(world)
+    await change(world, {b"/s/0": 2})
+    other = wanted(world, "s/0")[1]
+    assert other.store.pin((await other.entry("s/0")).id, True)
+    await change(world, {})
+    assert other in await holding(world, "s/0", borrowed=True)
+    assert other.rebalance.copies_dropped == 0
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
+async def test_a_fetched_file_gets_its_copies(world: NodesFixture) -> None:
+    world.makes_copies = True
+    world.copies = {b"/" + name.encode(): 2 for name in world.bodies}
+    reader = world.nodes["a"]
+    for name, body in world.bodies.items():
+        assert await reader.read(name) == body
+    await settled(world)
+    for name in world.bodies:
+        assert set(await holding(world, name, borrowed=False)) == set(wanted(world, name))
+    assert world.origin.bytes_read == sum(map(len, world.bodies.values()))
+    made = sum(node.fresh.copies_made for node in world.nodes.values())
+    assert made == len(world.bodies)
+    world.origin.away = True
+    for dead in world.nodes:
+        world.down = {dead}
+        for name, body in world.bodies.items():
+            for node in world.nodes.values():
+                if node.id != dead:
+                    assert await node.read(name) == body
+    assert world.origin.refused == 0
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.handover")
+async def test_a_copy_that_fails_is_tried_again(world: NodesFixture) -> None:
+    world.makes_copies = True
+    world.copies = {b"/s/0": 2}
+    owner, other = wanted(world, "s/0")
+    world.down = {other.id}
+    await owner.read("s/0")
+    await until(lambda: bool(owner.fresh._failed))
+    world.down = set()
+    await settled(world)
+    assert await holding(world, "s/0") == sorted([owner, other], key=lambda node: node.id)
+    assert (owner.fresh.copies_made, owner.fresh.copies_failed) == (1, 0)
+
+
+async def test_files_that_did_not_fit_into_the_queue_are_found_by_a_walk(
+    world: NodesFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.dataplane.fresh_copies.WAITING_MAX", 3)
+    for node in world.nodes.values():
+        node.rebalance.on_view(world.view)
+    world.makes_copies = True
+    world.copies = {b"/" + name.encode(): 2 for name in world.bodies}
+    await asyncio.gather(*(world.owner(name).read(name) for name in world.bodies))
+    for _ in range(2):
+        await settled(world)
+    for name in world.bodies:
+        assert set(await holding(world, name)) == set(wanted(world, name))
+
+
+async def test_readers_of_a_file_with_copies_share_its_owners(tmp_path: Path) -> None:
+    """A hot file of 16 nodes: its primary owner serves a part of the readers only."""
+    async with NodesFixture(tmp_path, nodes="abcdefghijklmnop").running() as world:
+        world.put("hot", body_of(50_000, 1)[:50_000])
+        world.copies = {b"/hot": 4}
+        owners = wanted(world, "hot")
+        for owner in owners:
+            await owner.read("hot")
+        served = dict.fromkeys((owner.id for owner in owners), 0)
+        for node in world.nodes.values():
+            if node not in owners:
+                route = node.sources.reader.route(b"/hot", 0, for_peer=False)
+                served[route.hops[0].node.id] += 1
+                assert await node.read("hot") == world.bodies["hot"]
+        assert sum(served.values()) == 12
+        assert served[owners[0].id] <= 7
+        assert sum(count > 0 for count in served.values()) >= 3
+        assert world.origin.bytes_read == 50_000
