@@ -21,7 +21,7 @@ def stat(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print the attributes of a path, how much of it is cached, and why it is where it is.
+    """Print the attributes of a path, and where it is cached.
 
     `owners` are the nodes that the ring gives, `holders` those that keep a copy because the file is hot.
     """

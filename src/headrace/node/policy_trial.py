@@ -32,6 +32,11 @@ class _Sum:
     bytes: int = 0
     copies: int = 0
 
+    def add(self, size_bytes: int, copies: int) -> None:
+        self.files += 1
+        self.bytes += size_bytes
+        self.copies += copies
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterCopies:
@@ -108,11 +113,8 @@ class PolicyTrial:
             path = join(directory, entry.name)
             effects = before.of(path), after.of(path)
             for change in _changes(*effects):
-                total = sums.setdefault(change, _Sum(path))
-                total.files += 1
-                total.bytes += cached.size_bytes
-                if change[0] == "replicas":
-                    total.copies += self._copies.change(path, *effects)
+                copies = self._copies.change(path, *effects) if change[0] == "replicas" else 0
+                sums.setdefault(change, _Sum(path)).add(cached.size_bytes, copies)
         return [
             PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example), total.copies)
             for change, total in sorted(sums.items())

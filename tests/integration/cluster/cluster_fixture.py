@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,30 @@ def replica_names(host: Host) -> list[str]:
         for _, _, names in os.walk(top / "tree")
         for name in names
     ]
+
+
+def filled(cluster: ClusterFixture, *, small: int = 40, large: int = 2) -> None:
+    for number in range(small):
+        cluster.put(f"small/{number % 4}/{number}", 50_000 + number)
+    for number in range(large):
+        cluster.put(f"large/{number}", (9 << 20) + number)
+
+
+def read_all_at_once(hosts: list[Host]) -> None:
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        for done in [pool.submit(host.assert_right) for host in hosts]:
+            done.result()
+
+
+def set_policy(host: Host, text: str) -> int:
+    path = host.base / "policy.toml"
+    path.write_text(text)
+    number: int = host.json("policy", "set", path)["number"]
+    return number
+
+
+def policy_shown(host: Host) -> dict[str, Any]:
+    """Return the policy of a node; version 0 while it restarts."""
+    done = host.headrace("policy", "show", "--json")
+    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"number": 0, "text": ""}
+    return answer

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.testing.etcd import etcd_server
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import wait_until
 
-from .cluster_fixture import ClusterFixture
+from .cluster_fixture import ClusterFixture, policy_shown, set_policy
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
 
@@ -21,33 +19,19 @@ FIRST = '[[rule]]\nmatch = ["/hot/**"]\npriority = "high"\n'
 SECOND = '[[rule]]\nmatch = ["/hot/**"]\npriority = "low"\n'
 
 
-def set_policy(host: Host, text: str) -> int:
-    path = host.base / "policy.toml"
-    path.write_text(text)
-    number: int = host.json("policy", "set", path)["number"]
-    return number
-
-
-def shown(host: Host) -> dict[str, Any]:
-    """Return the policy of a node; version 0 while it restarts."""
-    done = host.headrace("policy", "show", "--json")
-    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"number": 0, "text": ""}
-    return answer
-
-
 def test_a_policy_is_in_force_on_all_nodes(cluster: ClusterFixture) -> None:
     cluster.start(3)
     first, second, third = cluster.hosts
     assert set_policy(first, FIRST) == 1
     for host in cluster.hosts:
-        wait_until(lambda host=host: shown(host)["text"] == FIRST)  # type: ignore[misc]
+        wait_until(lambda host=host: policy_shown(host)["text"] == FIRST)  # type: ignore[misc]
     assert set_policy(second, SECOND) == 2
-    wait_until(lambda: shown(third)["number"] == 2)
+    wait_until(lambda: policy_shown(third)["number"] == 2)
     assert third.json("policy", "rollback")["number"] == 3
-    wait_until(lambda: shown(first)["text"] == FIRST)
+    wait_until(lambda: policy_shown(first)["text"] == FIRST)
     late = cluster.add()
     cluster.up(late)
-    wait_until(lambda: shown(late)["number"] == 3)
+    wait_until(lambda: policy_shown(late)["number"] == 3)
 
 
 def test_a_policy_outlives_etcd_and_its_data(
@@ -58,21 +42,21 @@ def test_a_policy_outlives_etcd_and_its_data(
         cluster.start(2)
         first, second = cluster.hosts
         set_policy(first, FIRST)
-        wait_until(lambda: shown(second)["text"] == FIRST)
+        wait_until(lambda: policy_shown(second)["text"] == FIRST)
         etcd.kill()
-        assert shown(first)["text"] == shown(second)["text"] == FIRST
+        assert policy_shown(first)["text"] == policy_shown(second)["text"] == FIRST
         other = first.base / "other.toml"
         other.write_text(SECOND)
         refused = first.headrace("policy", "set", other)
         assert refused.returncode == 32 and "Failed to connect" in refused.stderr
         second.wait_pid("node", other_than=second.kill("node"))
-        wait_until(lambda: shown(second)["text"] == FIRST)  # from the file: etcd is away
+        wait_until(lambda: policy_shown(second)["text"] == FIRST)  # from the file: etcd is away
         etcd.lose_data()
         etcd.start()
         cluster.wait_members(2)
         third = cluster.add()
         cluster.up(third)
-        wait_until(lambda: shown(third)["text"] == FIRST)
+        wait_until(lambda: policy_shown(third)["text"] == FIRST)
 
 
 def test_nodes_divide_the_budget_of_an_origin(cluster: ClusterFixture) -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from tests.integration.cli.host import Host, wait_until
 
-from .cluster_fixture import ClusterFixture
-from .test_policies import set_policy, shown
-from .test_reading import filled, read_all_at_once
+from .cluster_fixture import ClusterFixture, filled, policy_shown, read_all_at_once, set_policy
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(240)]
 
@@ -26,7 +24,7 @@ def apply(cluster: ClusterFixture, text: str, hosts: list[Host] | None = None) -
     hosts = hosts or cluster.hosts
     set_policy(hosts[0], text)
     for host in hosts:
-        wait_until(lambda host=host: shown(host)["text"] == text)  # type: ignore[misc]
+        wait_until(lambda host=host: policy_shown(host)["text"] == text)  # type: ignore[misc]
 
 
 def location(host: Host, name: str) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def test_a_node_that_was_away_makes_the_copies_when_it_is_back(cluster: ClusterF
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.wait_members(3)
-    wait_until(lambda: shown(away)["text"] == rule(3))
+    wait_until(lambda: policy_shown(away)["text"] == rule(3))
     for name in ("small/0/0", "small/3/3", "large/0"):
         wait_until(lambda name=name: owners_have(cluster, name, 3))  # type: ignore[misc]
     read_all_at_once(cluster.hosts)

@@ -6,25 +6,12 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import wait_until
 
-from .cluster_fixture import ClusterFixture
+from .cluster_fixture import ClusterFixture, filled, read_all_at_once
 from .conftest import MakeCluster
 
 MIB = 1 << 20
-
-
-def filled(cluster: ClusterFixture, *, small: int = 40, large: int = 2) -> None:
-    for number in range(small):
-        cluster.put(f"small/{number % 4}/{number}", 50_000 + number)
-    for number in range(large):
-        cluster.put(f"large/{number}", 9 * MIB + number)
-
-
-def read_all_at_once(hosts: list[Host]) -> None:
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        for done in [pool.submit(host.assert_right) for host in hosts]:
-            done.result()
 
 
 def test_each_byte_leaves_the_origin_once(cluster: ClusterFixture) -> None:

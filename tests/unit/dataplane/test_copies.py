@@ -131,8 +131,7 @@ async def test_a_fetched_file_gets_its_copies(world: NodesFixture) -> None:
     for name in world.bodies:
         assert set(await holding(world, name, borrowed=False)) == set(wanted(world, name))
     assert world.origin.bytes_read == sum(map(len, world.bodies.values()))
-    made = sum(node.fresh.copies_made for node in world.nodes.values())
-    assert made == len(world.bodies)
+    assert sum(node.fresh.copies_made for node in world.nodes.values()) == len(world.bodies)
     world.origin.away = True
     for dead in world.nodes:
         world.down = {dead}
