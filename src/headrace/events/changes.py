@@ -35,8 +35,10 @@ class OriginChange(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse a key that is no path: such an object has no name in the namespace."""
-        if not 0 < len(self.bucket) <= BUCKET_CHARACTERS_MAX or not 0 < len(self.key) <= KEY_BYTES_MAX:
-            raise ValueError("the bucket or the key is empty or too long")
+        if not 0 < len(self.key) <= KEY_BYTES_MAX:
+            raise ValueError("the key is empty or too long")
+        if not 0 < len(self.bucket) <= BUCKET_CHARACTERS_MAX or not self.bucket.isascii():
+            raise ValueError("the bucket is no name")
         names = self.key.rstrip(b"/").split(b"/")
         if len(names) > DEPTH_MAX:
             raise ValueError(f"a key of {len(names)} names: {DEPTH_MAX} are allowed")

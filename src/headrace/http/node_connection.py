@@ -42,13 +42,19 @@ class HttpResponse:
         with translating_http_errors(self._who):
             return self._response.read()
 
+    def read_at_most(self, limit_bytes: int) -> bytes | None:
+        """Read the whole body; return None if it is longer. Then the connection can't be used any more."""
+        with translating_http_errors(self._who):
+            body = self._response.read(limit_bytes + 1)
+            return None if len(body) > limit_bytes or self._response.read(1) else body
+
     def read_exactly(self, count: int) -> bytes:
-        """Read a body of this length. Raises NodeUnavailableError where the response breaks off before."""
+        """Read a body of this length. Raises NodeUnavailableError where the response has another one."""
         with translating_http_errors(self._who):
             body = self._response.read(count)
             if len(body) != count:
                 raise NodeUnavailableError(self._who, why="its answer broke off")
-            self._response.read()  # reads nothing, but frees the connection for the next request
+            self._end()
         return body
 
     def read_into(self, target: memoryview) -> None:
@@ -60,7 +66,12 @@ class HttpResponse:
                 if not count:
                     raise NodeUnavailableError(self._who, why="its answer broke off")
                 offset += count
-            self._response.read()  # reads nothing, but frees the connection for the next request
+            self._end()
+
+    def _end(self) -> None:
+        """Free the connection for the next request, after all bytes were read."""
+        if self._response.read(1):
+            raise NodeUnavailableError(self._who, why="its answer is longer than expected")
 
 
 @dataclass(frozen=True, slots=True)

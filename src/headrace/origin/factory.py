@@ -31,11 +31,12 @@ BUCKET_SCHEMES = {
     "abfs": "az",
     "abfss": "az",
 }
+FAR_CLUSTER = "headrace"
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
 """Matches bucket names. A name becomes a part of a host's name or of a path, and must add nothing else to a URL."""
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
-KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
+KNOWN = "s3, gs, az (abfs), http, https, headrace, file, memory, synthetic"
 
 
 def parse_origin(text: str) -> str:
@@ -55,6 +56,11 @@ def parse_origin(text: str) -> str:
         return _parse_bucket(BUCKET_SCHEMES[scheme], rest)
     if scheme in ("http", "https"):
         return _parse_web(scheme, rest)
+    if scheme == FAR_CLUSTER:
+        from headrace.origin.far_cluster import parse_far_url
+
+        nodes, path = parse_far_url(rest)
+        return f"{FAR_CLUSTER}://{','.join(nodes)}{path}"
     if scheme == "memory":
         return f"memory://{rest.strip('/')}"
     if scheme == "synthetic":
@@ -84,13 +90,17 @@ def build_origin(url: str, options: dict[str, str], pace: OriginPace | None = No
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
     scheme = url.partition("://")[0]
-    if scheme not in (*OBJECT_STORES, "file", "memory", "synthetic"):
+    if scheme not in (*OBJECT_STORES, FAR_CLUSTER, "file", "memory", "synthetic"):
         return _build_fsspec(url, options)
     parsed = parse_options(url, options)
     if scheme in ("s3", "gs", "az"):
         return _build_bucket(url, scheme, parsed), parsed
     if scheme in ("http", "https"):
         return _build_web(url, parsed), parsed
+    if scheme == FAR_CLUSTER:
+        from headrace.origin.far_cluster import build_far_cluster
+
+        return build_far_cluster(url, parsed), parsed
     return _build_own(url, scheme, parsed), parsed
 
 

@@ -41,6 +41,7 @@ class OriginOptions:
     timeout_s: float = TIMEOUT_S
     verify: str = ""
     events: str = ""
+    certificates: str = ""
 
     def limits(self) -> OriginLimits:
         return OriginLimits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)

@@ -21,7 +21,7 @@ _MODULES = {
     "sealed_data": ("seal-lists", "unpacked-lists", "seal-records", "origin-seals", "packed-lists"),
     "lazy_layer": ("lazy-names", "lazy-requests"),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
-    "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
+    "origins": ("retry-after", "etags", "origin-metadata", "index-pages", "far-answers", "far-urls"),
     "mounts": ("mount-requests",),
     "plans": ("plans",),
     "policies": ("policies",),

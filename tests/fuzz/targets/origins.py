@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from datetime import UTC, datetime
 
+from headrace.base.decoding import convert
+from headrace.base.errors import UsageError
 from headrace.base.model import Attributes, Kind, Version
-from headrace.origin import digest, metadata, non_ascii_headers, retry_after, web
+from headrace.base.namespace_path import check_name
+from headrace.origin import digest, far_cluster, metadata, non_ascii_headers, retry_after, web
+from headrace.overlay.pending_version import is_pending
 from headrace.store import schema
+from headrace.wire.api import ApiEntries
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text
 
@@ -52,7 +59,64 @@ def _index_page(data: bytes) -> None:
         assert bare not in ("", ".", "..") and "/" not in bare
 
 
+def _far_answer(data: bytes) -> None:
+    """What a far cluster lists of a directory."""
+    try:
+        page = convert(json.loads(data), ApiEntries)
+    except (ValueError, RecursionError):
+        return
+    listed = far_cluster._list_page("d", "/top/d", page)
+    names = [info.key.removeprefix("d/") for info in listed.objects]
+    for name in (*names, *listed.directories):
+        check_name(os.fsencode(name))
+    assert len(set(names)) == len(names)
+    for info in listed.objects:
+        form, packed = schema._pack_token(info.version.token)
+        assert schema._unpack_token(form, packed) == info.version.token
+        assert info.version.token.isascii() and info.version.token.isprintable()
+        assert not is_pending(info.version)
+        schema.pack_entry(Kind.FILE, 5, info.version, None)
+
+
+def _far_url(data: bytes) -> None:
+    nodes, path = far_cluster.parse_far_url(data.decode("utf-8", "surrogateescape"))
+    assert nodes and all(0 < int(node.rpartition(":")[2]) < 65536 for node in nodes)
+    assert path == "" or (path.startswith("/") and ".." not in path.split("/"))
+
+
 FUZZERS = [
+    Fuzzer(
+        "far-answers",
+        "listings of a far cluster (origin/far_cluster.py)",
+        _far_answer,
+        (),
+        [
+            b'{"entries": [{"path": "/top/d/f", "kind": "file", "size_bytes": 5, "mtime_ns": 1, "version": "\\"v\\""}, '
+            b'{"path": "/top/d/e", "kind": "directory", "size_bytes": 0, "mtime_ns": 0}], "next": null}',
+        ],
+        words=[
+            b"/top/d/",
+            b"..",
+            b"\\u0000",
+            b"\\ud800",
+            b"\\udc80",
+            b"written-by/n/5-6",
+            b"W/",
+            b"link",
+            b"1e99",
+            b"-1",
+        ],
+        mutate=mutate_text,
+    ),
+    Fuzzer(
+        "far-urls",
+        "URLs of far clusters (origin/far_cluster.py)",
+        _far_url,
+        (UsageError,),
+        [b"host:7480,host-2:7480/data", b"[::1]:80/", b"a:1"],
+        words=[b":", b",", b"/", b"..", b"@", b"[", b"]", b"%2f", b"?", b"#", b"65536", b"\xff"],
+        mutate=mutate_text,
+    ),
     Fuzzer(
         "retry-after",
         "Retry-After of an overloaded store (origin/retry_after.py)",

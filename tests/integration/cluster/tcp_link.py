@@ -16,8 +16,11 @@ class TcpLink:
         self._upstream = upstream
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.bytes_down = 0
+        """Bytes from the server so far."""
         self._is_whole = threading.Event()
         self._is_whole.set()
+        self._counting = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -47,17 +50,24 @@ class TcpLink:
             except OSError:
                 return
             host, port = self._upstream.split(":")
-            up = socket.create_connection((host, int(port)))
+            try:
+                up = socket.create_connection((host, int(port)))
+            except OSError:
+                down.close()
+                continue
             self._sockets += [down, up]
             for source, target in ((down, up), (up, down)):
-                thread = threading.Thread(target=self._forward, args=(source, target))
+                thread = threading.Thread(target=self._forward, args=(source, target, source is up))
                 self._threads.append(thread)
                 thread.start()
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, is_down: bool) -> None:
         with contextlib.suppress(OSError):
             while body := source.recv(65536):
                 self._is_whole.wait()
+                if is_down:
+                    with self._counting:
+                        self.bytes_down += len(body)
                 target.sendall(body)
         for end in (source, target):
             with contextlib.suppress(OSError):

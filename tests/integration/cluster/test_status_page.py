@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from headrace.testing.servers import S3Server
+from tests.emulators import moto_s3
+from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled
 
 from .conftest import MakeCluster
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/status.md"
+WORDS = {
+    "origin.mounts": "PATH",
+    "events.receivers": "PATH",
+    "cluster.peers": "NODE",
+    "policy.tenants": "NAME",
+}
 OPERATIONS = ("head", "list", "read", "put", "remove", "directory")
 
 
@@ -30,9 +42,7 @@ def printed(value: object, name: str = "") -> Iterator[str]:
     """Yield the fields of a status, with the page's words for paths and nodes."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            field = {"origin.mounts": "PATH", "cluster.peers": "NODE", "policy.tenants": "NAME"}.get(
-                name, str(key)
-            )
+            field = WORDS.get(name, str(key))
             yield from printed(inner, f"{name}.{field}" if name else field)
     elif isinstance(value, list) and value and isinstance(value[0], dict) and name != "gateways":
         yield from printed(value[0], f"{name}[]")
@@ -40,12 +50,36 @@ def printed(value: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster) -> None:
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    with moto_s3() as server:
+        yield server
+
+
+def configure(host: Host, server: S3Server) -> None:
+    """Give the node a second mount, which has a queue of events. The queue need not exist."""
+    path = host.base / "config/headrace/headrace.toml"
+    path.parent.mkdir(parents=True)
+    options = {**server.options(), "events": f"{server.endpoint}/123456789012/changes"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
+    path.write_text(
+        "\n".join(['[mounts."/s3"]', f'url = "{server.url()}"', '[mounts."/s3".options]', *lines])
+    )
+    path.chmod(0o600)
+
+
+@pytest.mark.server("moto")
+@pytest.mark.expected_warnings("events of a mount can't be received")
+def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster, s3: S3Server) -> None:
     cluster = make_cluster(write="off,/out=back:2", seal="auto")
     cluster.put("data/a", 50_000)
     cluster.put("data/b", 60_000)
-    cluster.start(2)
-    hosts = cluster.hosts
+    hosts = [cluster.add(), cluster.add()]
+    for host in hosts:
+        configure(host, s3)
+        cluster.up(host)
+    cluster.wait_members(2)
+    wait_until(lambda: any(host.status()["events"]["receivers"] for host in hosts))
     policy = cluster.base / "policy.toml"
     policy.write_text(
         '[tenant.a]\npaths = ["/data/**"]\n[origin."s3://b"]\nrequests_s = 10\nbytes_s = "1MB"\n'

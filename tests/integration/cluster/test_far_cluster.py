@@ -1,0 +1,164 @@
+"""A cluster whose origin is another one: a region's cache in front of a central one, over a link that is counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.etcd import EtcdServer
+from tests.integration.cli.host import Host, wait_until
+
+from .cluster_fixture import ClusterFixture
+from .tcp_link import TcpLink, tcp_link
+
+pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
+
+TOKEN = "of-the-centre"
+MIB = 1 << 20
+
+
+@dataclass
+class Levels:
+    """A central cluster of two nodes, and a region's of two, whose requests pass the links."""
+
+    central: ClusterFixture
+    region: ClusterFixture
+    links: list[TcpLink]
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(link.bytes_down for link in self.links)
+
+
+def secret(path: Path, text: str) -> Path:
+    path.write_text(f"{text}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Levels]]:
+    clusters: list[ClusterFixture] = []
+    with ExitStack() as stack:
+
+        def make(files: dict[str, int], path: str = "", **settings: object) -> Levels:
+            for name in ("central", "region"):
+                base = tmp_path / f"{tmp_path.name}-{name}"
+                base.mkdir()
+                clusters.append(ClusterFixture(base, etcd.address, **settings))
+            central, region = clusters
+            for name, size_bytes in files.items():
+                central.put(name, size_bytes)
+            token = secret(tmp_path / "token", TOKEN)
+            for _ in range(2):
+                central.up(central.add(rest_address="127.0.0.1:0", rest_token=token, sync_interval_s=0.2))
+            central.wait_members(2)
+            links = [
+                stack.enter_context(tcp_link(up.ready["rest"].removeprefix("http://"))) for up in central.ups
+            ]
+            url = f"headrace://{','.join(link.address for link in links)}{path}"
+            for _ in range(2):
+                host = region.add()
+                host.truth = central.truth / path.lstrip("/")
+                words = ("-o", "allow_http=true", "-o", f"token=@{token}")
+                region.up(host, url, host.mount, *words)
+            region.wait_members(2)
+            return Levels(central, region, links)
+
+        yield make
+        for cluster in clusters:
+            cluster.close()
+
+
+def test_each_byte_crosses_the_link_once(make_levels: Callable[..., Levels]) -> None:
+    files = {f"train/{number:03d}.jpg": 100_000 + number for number in range(60)}
+    files |= {"model.bin": 70 * MIB + 321, "empty": 0, "deep/a/b/c/x": 5}
+    levels = make_levels(files)
+    first, second = levels.region.hosts
+    first.assert_right()
+    second.assert_right()
+    size = sum(files.values())
+    down = levels.bytes_down
+    print(f"bytes over the link, of the data set: {down / size:.4f}")
+    assert down <= 1.01 * size
+    for link in levels.links:
+        link.cut()
+    first.assert_right()
+    second.assert_right("model.bin", "train/001.jpg")
+    assert levels.bytes_down == down
+    for link in levels.links:
+        link.heal()
+    row = first.json("stat", first.mount / "model.bin")
+    there = levels.central.hosts[0].json("stat", levels.central.hosts[0].mount / "model.bin")
+    assert row["version"].strip('"') == there["version"].strip('"'), "the version is carried through"
+
+
+def test_a_change_at_the_centre_appears(make_levels: Callable[..., Levels]) -> None:
+    levels = make_levels({"d/a": 1000, "d/b": 2000}, sync_interval_s=0.5)
+    host = levels.region.hosts[0]
+    host.assert_right()
+    levels.central.put("d/a", 1500, seed=1)
+    levels.central.put("d/new", 10)
+    (levels.central.truth / "d/b").unlink()
+    wait_until(lambda: sorted(os.listdir(host.mount / "d")) == ["a", "new"])
+    wait_until(lambda: (host.mount / "d/a").stat().st_size == 1500)
+    host.assert_right()
+
+
+def test_the_next_node_serves_when_one_dies(make_levels: Callable[..., Levels]) -> None:
+    levels = make_levels({f"f{number}": 300_000 for number in range(20)})
+    host = levels.region.hosts[0]
+    host.assert_right("f0")
+    levels.central.hosts[0].close()  # the link accepts, and then closes
+    begun_s = time.monotonic()
+    host.assert_right(limit_s=60.0)
+    print(f"20 files after the death of a node: {time.monotonic() - begun_s:.1f} s")
+
+
+def test_a_path_of_the_centre_is_an_origin_and_nothing_above_it(make_levels: Callable[..., Levels]) -> None:
+    levels = make_levels({"private/secret": 100, "public/data": 200, "public/in/deep": 300}, path="/public")
+    host = levels.region.hosts[0]
+    assert sorted(os.listdir(host.mount)) == ["data", "in"]
+    host.assert_right()
+    with pytest.raises(OSError):
+        (host.mount / "../private/secret").resolve().read_bytes()
+
+
+def test_writes_are_refused(tmp_path: Path) -> None:
+    base = tmp_path / "host"
+    base.mkdir()
+    host = Host(base, write="back")
+    done = host.headrace("up", "headrace://127.0.0.1:1/data", host.mount, "-o", "allow_http=true")
+    assert done.returncode == 2 and "origins of this type are read-only" in done.stderr
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "reason"),
+    [
+        ("headrace:///data", (), "is not HOST:PORT"),
+        ("headrace://host/data", (), "is not HOST:PORT"),
+        ("headrace://user:password@host:1/data", (), "is not HOST:PORT"),
+        ("headrace://host:1,/data", (), "is not HOST:PORT"),
+        ("headrace://host:1/a/../b", (), ".. component"),
+        ("headrace://127.0.0.1:1/data", ("-o", "allow_http=true"), "Connection refused"),
+        ("headrace://127.0.0.1:1/data", ("-o", "certificates=/nowhere"), "No such file"),
+        ("headrace://127.0.0.1:1/data", ("-o", "certificates=/x", "-o", "allow_http=1"), "exclude"),
+    ],
+)
+def test_a_wrong_origin_is_one_line(tmp_path: Path, url: str, words: tuple[str, ...], reason: str) -> None:
+    base = tmp_path / "host"
+    base.mkdir()
+    host = Host(base)
+    done = host.headrace("up", url, host.mount, "--cache", f"{host.cache}:64MiB", *words)
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert reason in done.stderr
+    assert "password" not in done.stderr.replace("a password", "")
+    host.close()

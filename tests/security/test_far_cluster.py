@@ -1,0 +1,322 @@
+"""What a far cluster, or somebody in its place, sends to a cluster that has it as its origin."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import xxhash
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    DeadlineExceededError,
+    OriginDeniedError,
+    OriginError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    UsageError,
+    VersionChangedError,
+)
+from headrace.base.model import Version
+from headrace.origin.far_cluster import FarClusterOrigin, build_far_cluster
+from headrace.origin.options import parse_options
+
+pytestmark = pytest.mark.timeout(60)
+
+DATA = random.Random("far").randbytes(3_000_000)
+VERSION = Version(len(DATA), 5, '"v1"')
+MIB = 1 << 20
+Answer = Callable[["FarHandler"], None]
+
+
+class FarHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    answer: Answer
+
+    def do_GET(self) -> None:
+        with contextlib.suppress(OSError):
+            type(self).answer(self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int = -1) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length < 0 else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_json(self, value: object, status: int = 200) -> None:
+        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+@contextlib.contextmanager
+def far(answer: Answer) -> Iterator[str]:
+    """Serve on loopback. Yields HOST:PORT."""
+    kind = type("Handler", (FarHandler,), {"answer": staticmethod(answer)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.asynccontextmanager
+async def origin_of(*answers: Answer, path: str = "", token: str = "") -> AsyncIterator[FarClusterOrigin]:
+    with contextlib.ExitStack() as stack:
+        nodes = ",".join(stack.enter_context(far(answer)) for answer in answers)
+        url = f"headrace://{nodes}{path}"
+        origin = build_far_cluster(url, parse_options(url, {"allow_http": "true", "token": token}))
+        try:
+            yield origin
+        finally:
+            await origin.close()
+
+
+def soon(seconds: float = 20.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def sums_of(data: bytes) -> str:
+    return ",".join(xxhash.xxh3_64_hexdigest(data[start : start + MIB]) for start in range(0, len(data), MIB))
+
+
+def row(path: str, **fields: Any) -> dict[str, Any]:
+    return {"path": path, "kind": "file", "size_bytes": 5, "mtime_ns": 1, "version": '"v"', **fields}
+
+
+def entries(*rows: dict[str, Any], next: str | None = None) -> Answer:
+    return lambda handler: handler.send_json({"entries": rows, "next": next})
+
+
+async def names_of(origin: FarClusterOrigin, key: str = "") -> tuple[set[str], set[str]]:
+    objects: set[str] = set()
+    directories: set[str] = set()
+    async for page in origin.list_directory(key, deadline=soon()):
+        objects |= {info.key for info in page.objects}
+        directories |= set(page.directories)
+    return objects, directories
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/..", "/.", "/", "", "x", "/a/b", "/../x", "/d/../x", "/a\0b", "/" + "n" * 256, "//x", "/d/"],
+)
+async def test_a_name_that_leads_elsewhere_is_not_listed(path: str) -> None:
+    async with origin_of(entries(row(path), row(path, kind="directory"), row("/good"))) as origin:
+        assert await names_of(origin) == ({"good"}, set())
+
+
+async def test_names_of_another_directory_are_not_listed() -> None:
+    async with origin_of(entries(row("/top/d/in"), row("/top/out"), row("/d/out")), path="/top") as origin:
+        assert await names_of(origin, "d") == ({"d/in"}, set())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size_bytes": -1},
+        {"size_bytes": 1 << 63},
+        {"mtime_ns": -5},
+        {"version": "a\r\nX-Injected: 1"},
+        {"version": '"' + "v" * 5000 + '"'},
+        {"version": '"a b"'},
+        {"version": ""},
+        {"version": "\u20ac"},
+        {"kind": "link"},
+        {"kind": "other"},
+    ],
+)
+async def test_a_file_without_a_usable_version_is_not_listed(fields: dict[str, Any]) -> None:
+    async with origin_of(entries(row("/bad", **fields), row("/good"))) as origin:
+        assert await names_of(origin) == ({"good"}, set())
+
+
+async def test_a_version_never_looks_like_one_of_this_cluster() -> None:
+    """A token of an unpersisted file makes a node query the writer that it names."""
+    async with origin_of(entries(row("/f", version="written-by/node-1/5-6"))) as origin:
+        async for page in origin.list_directory("", deadline=soon()):
+            assert [info.version.token for info in page.objects] == ['"written-by/node-1/5-6"']
+
+
+@pytest.mark.parametrize("next", ["", "a", "b"])
+async def test_a_listing_without_end_ends(next: str) -> None:
+    async with origin_of(entries(row("/b"), next=next)) as origin:
+        with pytest.raises(OriginError, match="without end"):
+            await names_of(origin)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"null",
+        b'{"entries": 5}',
+        b'{"entries": [{"path": 1}], "next": null}',
+        b"\xff",
+    ],
+)
+async def test_an_answer_that_is_none_is_an_error(body: bytes) -> None:
+    async with origin_of(lambda handler: handler.send(200, body)) as origin:
+        with pytest.raises(OriginError):
+            await names_of(origin)
+        with pytest.raises(OriginError):
+            await origin.head("f", deadline=soon())
+
+
+def _endless(handler: FarHandler, status: int) -> None:
+    handler.send_response(status)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for _ in range(4096):
+        handler.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_an_answer_without_end_is_cut(status: int) -> None:
+    async with origin_of(lambda handler: _endless(handler, status)) as origin:
+        begun_s = time.monotonic()
+        with pytest.raises(OriginError):
+            await names_of(origin)
+        assert time.monotonic() - begun_s < 10
+
+
+def _part(data: bytes = DATA, **changes: str) -> Answer:
+    headers = {
+        "Content-Range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}",
+        "ETag": '"v1"',
+        "headrace-checksums": sums_of(DATA),
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    return lambda handler: handler.send(206, data, headers)
+
+
+async def _read(origin: FarClusterOrigin) -> bytes:
+    return bytes((await origin.read_range("f", 0, len(DATA), version=VERSION, deadline=soon())).body)
+
+
+async def test_the_truth_is_taken() -> None:
+    async with origin_of(_part()) as origin:
+        assert await _read(origin) == DATA
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (_part(bytes([DATA[0] ^ 1]) + DATA[1:]), OriginUnavailableError),
+        (_part(DATA[:-1] + bytes([DATA[-1] ^ 1])), OriginUnavailableError),
+        (_part(headrace_checksums=""), OriginError),
+        (_part(headrace_checksums="0" * 16), OriginError),
+        (_part(headrace_checksums="\u00fc" * 3), OriginError),
+        (_part(DATA[:-1]), OriginUnavailableError),
+        (_part(DATA + b"x"), OriginUnavailableError),
+        (_part(Content_Range=f"bytes 1-{len(DATA)}/{len(DATA)}"), VersionChangedError),
+        (_part(Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA) + 1}"), VersionChangedError),
+        (_part(Content_Range="bytes x"), VersionChangedError),
+        (lambda handler: handler.send(200, DATA), OriginError),
+        (lambda handler: handler.send_json({"code": "origin.version_changed"}, 412), VersionChangedError),
+        (lambda handler: handler.send(404, b"<html>"), OriginError),
+        (lambda handler: handler.send(302, b"", {"Location": "http://127.0.0.1:1/"}), OriginError),
+        (lambda handler: handler.send(401, b"secret"), OriginDeniedError),
+        (lambda handler: handler.send(500, b"x" * 100_000), OriginError),
+        (lambda handler: handler.send(503, b""), OriginUnavailableError),
+        (
+            lambda handler: handler.wfile.write(b"HTTP/1.1 " + b"x" * 100_000 + b"\r\n"),
+            OriginUnavailableError,
+        ),
+        (lambda handler: handler.wfile.write(b"\x16\x03\x01 not HTTP\r\n\r\n"), OriginUnavailableError),
+    ],
+)
+async def test_other_bytes_are_never_taken(answer: Answer, kind: type[Exception]) -> None:
+    async with origin_of(answer) as origin:
+        with pytest.raises(kind) as raised:
+            await _read(origin)
+        assert "secret" not in str(raised.value)
+
+
+async def test_an_error_with_a_forged_text_shows_none_of_it() -> None:
+    problem = {
+        "type": "x",
+        "title": "x",
+        "status": 404,
+        "detail": "evil",
+        "code": "path.not_found",
+        "what": "evil",
+    }
+    async with origin_of(lambda handler: handler.send_json(problem, 404)) as origin:
+        with pytest.raises(PathNotFoundError) as raised:
+            await origin.head("f", deadline=soon())
+        assert "evil" not in str(raised.value)
+        assert await names_of(origin, "d") == (set(), set())
+
+
+async def test_a_node_that_drips_does_not_outlast_the_deadline() -> None:
+    def drip(handler: FarHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)  # what the attack is
+
+    async with origin_of(drip) as origin:
+        begun_s = time.monotonic()
+        with pytest.raises(DeadlineExceededError):
+            async for _ in origin.list_directory("", deadline=soon(1.0)):
+                pass
+        assert time.monotonic() - begun_s < 4
+
+
+async def test_the_token_goes_to_the_named_nodes_only() -> None:
+    shown: list[str] = []
+
+    def refuse(handler: FarHandler) -> None:
+        shown.append(handler.headers["Authorization"])
+        handler.send(307, b"", {"Location": f"http://127.0.0.1:1{handler.path}"})
+
+    async with origin_of(refuse, token="of-the-centre") as origin:
+        with pytest.raises(OriginError) as raised:
+            await names_of(origin)
+        assert "of-the-centre" not in str(raised.value)
+    assert shown == ["Bearer of-the-centre"]
+
+
+async def test_the_next_node_is_asked_when_the_first_can_not_answer() -> None:
+    for bad in (
+        lambda handler: handler.send(503, b""),
+        lambda handler: handler.send_json({"code": "node.unavailable"}, 503),
+        lambda handler: handler.connection.close(),
+    ):
+        async with origin_of(bad, entries(row("/good"))) as origin:
+            assert await names_of(origin) == ({"good"}, set())
+
+
+@pytest.mark.parametrize("key", ["../up", "a/../b", "/a", "a//b", "a\0", ""])
+async def test_a_key_that_is_no_path_is_not_asked_for(key: str) -> None:
+    async with origin_of(lambda handler: handler.send_json(row("/x"))) as origin:
+        with pytest.raises(PathNotFoundError):
+            await origin.head(key, deadline=soon())
+
+
+@pytest.mark.parametrize("token", ["a b", "a\r\nX: 1", "\u00fc", "x" * 5000])
+def test_a_token_that_is_none_is_refused(token: str) -> None:
+    url = "headrace://127.0.0.1:1"
+    with pytest.raises(UsageError) as raised:
+        build_far_cluster(url, parse_options(url, {"allow_http": "true", "token": token}))
+    assert token not in str(raised.value)
