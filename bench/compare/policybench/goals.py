@@ -9,6 +9,7 @@ from .budgets import MOST, USED
 from .cases import CURVE_ERROR, GUARANTEE_LOST, HITS_LOST, SHARED_HITS, WRITES
 from .events import SEEN, SEEN_P99
 from .expiry import LATENESS, MEMORY, PROCESSOR
+from .levels import OVER_LINK, WARM
 from .limits import EXCEEDED
 from .resolution import RESOLVED
 
@@ -57,6 +58,8 @@ def goals(results: Results) -> list[Goal]:
         ),
         Goal(SEEN, 1, False, results.median(SEEN, "median"), "s"),
         Goal(SEEN_P99, 1, False, results.median(SEEN_P99, "headrace"), "s"),
+        Goal(OVER_LINK, 1.01, False, results.median(OVER_LINK, "headrace")),
+        Goal(f"{WARM}, of a cluster alone", 0.99, True, results.ratio(WARM, "of two levels", "alone")),
         *(Goal(f"{USED}, {name}", 0.9, True, results.median(USED, name)) for name in LOADS),
         *(Goal(f"{MOST}, {name}", 1.02, False, results.median(MOST, name)) for name in LOADS),
     ]

@@ -100,6 +100,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
     if wrong or corrupt:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
+    lines += _event_lines(report.get("events") or {})
     lines += _policy_lines(report.get("policy") or {})
     lines += _plan_lines(report.get("plans") or {})
     lines += _prediction_lines(report.get("predictions") or {})
@@ -141,6 +142,26 @@ def _away_lines(origin: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     line = f"away for {_duration(origin['away_s'])} ({origin['trouble']}), {origin['waiting']} calls wait"
     return [("", f"{line}, next try in {origin['next_try_s']:.1f} s" if origin["waiting"] else line)]
+
+
+def _event_lines(events: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a line for each queue that this node receives from, and one for posts if there were any."""
+    lines = []
+    for path, row in events.get("receivers", {}).items():
+        line = f"{path}: {row['changes']} changes from its queue"
+        if row["since_s"] is not None:
+            line += f", the last one {_duration(row['since_s'])} ago"
+        lines.append(("events", line))
+        if row["error"]:
+            lines.append(("", f"the queue can't be read: {row['error']}"))
+    posts = events.get("posts", {})
+    if posts.get("posts"):
+        lines.append(
+            ("events", f"{posts['changes']} changes in {posts['posts']} posts, {posts['refused']} refused")
+        )
+    if events.get("directories_failed"):
+        lines.append(("", f"{events['directories_failed']} listings of reported directories failed"))
+    return lines
 
 
 def _policy_lines(policy: dict[str, Any]) -> list[tuple[str, str]]:

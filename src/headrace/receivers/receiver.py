@@ -70,15 +70,12 @@ class QueueReceiver:
             await self._gate.acquire()
             try:
                 messages = await self._queue.receive()
-            except HeadraceError as error:
+            except Exception as error:  # noqa: BLE001 - a defect must not end all events until the next start
                 self._gate.release()
                 self._report_failure(error)
                 failures += 1
                 await asyncio.sleep(_backoff_s(failures))
                 continue
-            except BaseException:
-                self._gate.release()
-                raise
             failures = 0
             self._report_success()
             self._tasks.start(self._handle_batch(messages))
@@ -126,11 +123,16 @@ class QueueReceiver:
             self._refusal_shown_s = now_s
             log.warning("a message of a queue is no event, it stays mount=%s why=%s", self._mount, why)
 
-    def _report_failure(self, error: HeadraceError) -> None:
+    def _report_failure(self, error: Exception) -> None:
         self._errors += 1
+        is_defect = not isinstance(error, HeadraceError)
+        why = f"{type(error).__name__}: a defect, see the log" if is_defect else str(error)
         if not self._error:
-            log.warning("events of a mount can't be received mount=%s error=%s", self._mount, error)
-        self._error = str(error)
+            trace = error if is_defect else None
+            log.warning(
+                "events of a mount can't be received mount=%s error=%s", self._mount, why, exc_info=trace
+            )
+        self._error = why
 
     def _report_success(self) -> None:
         if self._error:

@@ -25,6 +25,7 @@ from headrace.testing import servers
 from headrace.testing.servers import Server, ServerMissing
 from tests import emulators
 from tests.conformance.origin.origin_suite import Subject, Traits
+from tests.integration.cli.host import Host
 
 Kind = Callable[[], contextlib.AbstractContextManager[Server]]
 
@@ -141,13 +142,45 @@ def in_fsspec_memory() -> Subject:
     )
 
 
+def at_far_cluster(folder: str, rest: str) -> Subject:
+    """Through the REST API of another node, whose origin is a directory that it lists anew each time."""
+    options = {"allow_http": "true"}
+
+    def attach(prefix: str) -> Origin:
+        Path(folder, prefix).mkdir(parents=True, exist_ok=True)
+        return build_origin(f"headrace://{rest}/data/{prefix}", options)
+
+    return Subject(
+        attach=attach,
+        put=lambda key, data: _write(folder, key, data),
+        delete=lambda key: Path(folder, key).unlink(),
+        attach_nowhere=lambda: build_origin(f"headrace://{rest}/data/none", options),
+        traits=Traits(both=False, folders=True, writable=False),
+    )
+
+
+@pytest.fixture(scope="session")
+def far_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, str]]:
+    """A node without a mount of FUSE, and HOST:PORT of its REST API."""
+    host = Host(
+        tmp_path_factory.mktemp("far"), rest_address="127.0.0.1:0", rest_insecure="true", sync_interval_s=0
+    )
+    try:
+        up = host.start("up", "--cache", f"{host.cache}:256MiB")
+        up.wait_ready()
+        host.ok("mount", "add", "/data", host.truth)
+        yield host, up.ready["rest"].rpartition("/")[2]
+    finally:
+        host.close()
+
+
 _BACKSLASH = frozenset({"back\\slash"})  # SeaweedFS and Azure make a slash of it
 # A folder is answered with a redirect to its name and a slash, and obstore follows none with these in it.
 _WEB = Traits(both=False, strict_folders=True, strange_names=frozenset({"[br]", "a|b", "^"}), writable=False)
 
 KINDS = (
     *("memory", "retry", "throttle", "measure", "folder", "fsspec-memory", "fsspec-local"),
-    *("s3-seaweedfs", "s3-moto", "gcs", "azure", "web"),
+    *("s3-seaweedfs", "s3-moto", "gcs", "azure", "web", "far-cluster"),
 )
 
 
@@ -157,6 +190,10 @@ def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
         server = request.getfixturevalue(name)
         assert isinstance(server, Server)
         return server
+
+    def far_cluster() -> Subject:
+        host, rest = request.getfixturevalue("far_node")
+        return at_far_cluster(str(host.truth), rest)
 
     limits = OriginLimits(requests_per_s=1e6, bytes_per_s=1e12, concurrency_max=3)
     makers: dict[str, Callable[[], Subject]] = {
@@ -175,5 +212,6 @@ def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
         "gcs": lambda: on_server(server("gcs_server"), Traits(missing_bucket=OriginUnavailableError)),
         "azure": lambda: on_server(server("azure_server"), Traits(strange_names=_BACKSLASH, page=100)),
         "web": lambda: on_server(server("web_server"), _WEB),
+        "far-cluster": far_cluster,
     }
     return makers[request.param]()

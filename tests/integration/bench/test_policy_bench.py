@@ -38,3 +38,26 @@ def test_goals_are_met(
     assert len(measured) == count
     counted = {text: verdict for text, verdict in measured.items() if "memory" not in text}
     assert set(counted.values()) == {"met"}, counted
+
+
+@pytest.mark.fuse
+@pytest.mark.server("etcd")
+@pytest.mark.server("seaweedfs")
+@pytest.mark.parametrize(
+    ("module", "text"), [("events", "seen by event"), ("levels", "bytes over the link, of the data set")]
+)
+def test_goals_of_real_nodes_are_met(
+    module: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_fuse: None
+) -> None:
+    monkeypatch.syspath_prepend(str(COMPARE))
+    cases: Any = importlib.import_module("policybench.cases")
+    goals: Any = importlib.import_module("policybench.goals")
+    results: Any = importlib.import_module("nodebench.results").Results()
+    machine: Any = importlib.import_module("nodebench.machine")
+    place = machine.Workplace.create(str(tmp_path))
+    with place.undo:
+        getattr(importlib.import_module(f"policybench.{module}"), module)(
+            cases.Bench(place, results, 0.02, 1)
+        )
+    (goal,) = (goal for goal in goals.goals(results) if text in goal.text)
+    assert goal.verdict == "met", results.values

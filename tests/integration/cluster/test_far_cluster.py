@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.identity.authority import Authority
+from headrace.identity.names import CLIENT
 from headrace.testing.etcd import EtcdServer
+from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, wait_until
 
 from .cluster_fixture import ClusterFixture
@@ -42,12 +46,19 @@ def secret(path: Path, text: str) -> Path:
     return path
 
 
+def certificates_of(signer: Authority, folder: Path) -> Path:
+    """Return a directory as `headrace tls issue --role client` makes it."""
+    files = issued(signer, "region-1", role=CLIENT, file=folder.name)
+    shutil.copy(files.authority, Path(files.certificate).parent / "authority.pem")
+    return Path(files.certificate).parent
+
+
 @pytest.fixture
 def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Levels]]:
     clusters: list[ClusterFixture] = []
     with ExitStack() as stack:
 
-        def make(files: dict[str, int], path: str = "", **settings: object) -> Levels:
+        def make(files: dict[str, int], path: str = "", *, tls: bool = False, **settings: object) -> Levels:
             for name in ("central", "region"):
                 base = tmp_path / f"{tmp_path.name}-{name}"
                 base.mkdir()
@@ -56,18 +67,22 @@ def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Leve
             for name, size_bytes in files.items():
                 central.put(name, size_bytes)
             token = secret(tmp_path / "token", TOKEN)
-            for _ in range(2):
-                central.up(central.add(rest_address="127.0.0.1:0", rest_token=token, sync_interval_s=0.2))
+            access: tuple[object, ...] = ("-o", "allow_http=true", "-o", f"token=@{token}")
+            signer = authority(tmp_path / "authority", central.base.name) if tls else None
+            for number in range(2):
+                own: dict[str, object] = {"rest_token": token}
+                if signer is not None:
+                    own = {**settings_of(issued(signer, f"n{number}"))}
+                central.up(central.add(rest_address="127.0.0.1:0", sync_interval_s=0.2, **own))
             central.wait_members(2)
-            links = [
-                stack.enter_context(tcp_link(up.ready["rest"].removeprefix("http://"))) for up in central.ups
-            ]
+            if signer is not None:
+                access = ("-o", f"certificates={certificates_of(signer, tmp_path / 'region-1')}")
+            links = [stack.enter_context(tcp_link(up.ready["rest"].rpartition("/")[2])) for up in central.ups]
             url = f"headrace://{','.join(link.address for link in links)}{path}"
             for _ in range(2):
                 host = region.add()
                 host.truth = central.truth / path.lstrip("/")
-                words = ("-o", "allow_http=true", "-o", f"token=@{token}")
-                region.up(host, url, host.mount, *words)
+                region.up(host, url, host.mount, *access)
             region.wait_members(2)
             return Levels(central, region, links)
 
@@ -97,6 +112,23 @@ def test_each_byte_crosses_the_link_once(make_levels: Callable[..., Levels]) -> 
     row = first.json("stat", first.mount / "model.bin")
     there = levels.central.hosts[0].json("stat", levels.central.hosts[0].mount / "model.bin")
     assert row["version"].strip('"') == there["version"].strip('"'), "the version is carried through"
+
+
+def test_by_certificates(make_levels: Callable[..., Levels], tmp_path: Path) -> None:
+    levels = make_levels({"a": 100_000, "d/b": 3 * MIB + 5}, tls=True)
+    for host in levels.region.hosts:
+        host.assert_right()
+    other = authority(tmp_path / "other", levels.central.base.name)
+    stranger = certificates_of(other, tmp_path / "stranger")
+    base = tmp_path / "host"
+    base.mkdir()
+    host = Host(base)
+    url = f"headrace://{levels.links[0].address}"
+    refused = host.headrace("up", url, host.mount, "-o", f"certificates={stranger}")
+    assert refused.returncode != 0 and "certificate" in refused.stderr, refused.stderr
+    unencrypted = host.headrace("up", url, host.mount, "-o", "allow_http=true")
+    assert unencrypted.returncode != 0
+    host.close()
 
 
 def test_a_change_at_the_centre_appears(make_levels: Callable[..., Levels]) -> None:

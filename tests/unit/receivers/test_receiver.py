@@ -25,7 +25,7 @@ class FakeQueue:
     def __init__(self) -> None:
         self.messages: dict[str, ReportedChanges | EventFormatError] = {}
         self.hidden_until_s: dict[str, float] = {}
-        self.failure: HeadraceError | None = None
+        self.failure: Exception | None = None
         self.calls: list[float] = []
         self.deleted: list[str] = []
         self.closed = False
@@ -154,4 +154,19 @@ async def test_what_is_no_event_stays_in_the_queue_and_costs_little() -> None:
     refused = receiver.status()["refused"]
     assert isinstance(refused, int)
     assert refused >= 900
+    await receiver.stop()
+
+
+@pytest.mark.expected_warnings("events of a mount can't be received", "events of a mount are received again")
+async def test_a_defect_does_not_end_the_receiver() -> None:
+    queue, handled = FakeQueue(), Handled()
+    queue.failure = RuntimeError("a defect")
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    await pass_time(10)
+    assert receiver.status()["error"] == "RuntimeError: a defect, see the log"
+    queue.failure = None
+    queue.put("1")
+    await pass_time(BACKOFF_S_MAX)
+    assert queue.deleted == ["1"]
     await receiver.stop()
