@@ -129,6 +129,22 @@ async def test_too_few_nodes_secure_nothing(tmp_path: Path) -> None:
             await nodes.replicator.secure(PATH, 2)
 
 
+@pytest.mark.parametrize("size_bytes", [5, 2 * BLOCK_SIZE_BYTES])
+async def test_a_file_is_not_secured_by_a_holder_that_leaves_just_then(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """The stream is stopped before the file is among the changes that it sends."""
+    async with cluster(tmp_path) as nodes:
+        await nodes.replicated()
+        nodes.writer.write(PATH, random.Random(1).randbytes(size_bytes))
+        securing = asyncio.ensure_future(nodes.replicator.secure(PATH, 2))
+        await asyncio.sleep(0)
+        nodes.view = view_of(WRITER)
+        nodes.replicator.on_view()
+        with pytest.raises(PeerError, match="no copies any more"):
+            await asyncio.wait_for(securing, 60)
+
+
 @pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
 async def test_a_holder_that_does_not_answer_is_an_error_and_gets_everything_later(tmp_path: Path) -> None:
     async with cluster(tmp_path) as nodes:

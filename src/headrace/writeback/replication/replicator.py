@@ -129,12 +129,15 @@ class ReplicaStream:
         self._urgent = asyncio.Event()
         self.has_caught_up = asyncio.Event()
         """Set once the replica has everything that was dirty when the stream began."""
+        self._stop_error: PeerError | None = None
         self._tasks = OwnedTasks()
         self._tasks.start(self._run())
 
     def note(self, paths: Iterable[bytes]) -> None:
         """Note changed paths. A large file is sent ahead first, beside the stream, because other changes would wait for
         it."""
+        if self._stop_error is not None:
+            return
         for path in paths:
             if path in self._pending or path in self._sent_first:
                 continue
@@ -158,8 +161,10 @@ class ReplicaStream:
 
     async def secure(self, path: bytes) -> None:
         """Return when the replica has a snapshot of the path that was taken after this call. Raises PeerError with the
-        replica's reason."""
+        replica's reason, or the stream's if it is stopped."""
         await self.send_ahead(path, last=True)
+        if self._stop_error is not None:  # while the blocks were sent, or before this task ran
+            raise self._stop_error.copied()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(path, []).append(done)
         self._urgent.set()
@@ -196,11 +201,11 @@ class ReplicaStream:
         self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
-        """Cancel the tasks. Every waiting `secure` fails with PeerError and this reason."""
+        """Cancel the tasks. Every waiting or later `secure` fails with PeerError and this reason."""
         self._tasks.cancel()
-        error = PeerError(f"node {self.node.id}", why=why)
+        self._stop_error = PeerError(f"node {self.node.id}", why=why)
         for waiting in self._pending.values():
-            _fail_all(waiting, error)
+            _fail_all(waiting, self._stop_error)
         self._pending.clear()
 
     async def closed(self) -> None:
