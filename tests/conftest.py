@@ -32,6 +32,16 @@ TOGETHER = {
     "tests/integration/test_lab_cluster.py": "labs",
     "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
+    "tests/integration/plan/test_loader.py": "torch",  # one server that has imported torch is enough
+    "tests/integration/plan/test_providers.py": "torch",
+    "tests/integration/plan/test_run.py": "torch",
+    "tests/integration/models/test_loading.py": "torch",
+    "tests/integration/checkpoint/test_dcp.py": "torch",
+    "tests/integration/checkpoint/test_trainer.py": "torch",
+    "tests/integration/door/test_dcp.py": "torch",
+    "tests/integration/door/test_train_images.py": "torch",
+    "tests/integration/bench/test_training.py": "torch",
+    "tests/unit/hook/test_odd_programs.py": "torch",
 }
 
 

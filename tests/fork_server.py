@@ -7,6 +7,9 @@ fork, and so does a function of Headrace before exec (functools.partial). Script
 What a fork can't imitate is executed as usual: other programs, other settings of Python. So are all processes where
 this one is not root.
 
+Programs that use torch are forks of a second server, which has imported torch, too (`run_with_torch`). They compute
+with one thread. A program below the plan hook imports torch's loaders again, so that the hook patches them.
+
 `up` starts a node, an FD store and gateways, and the FD store starts sessions. These are forks, too, of a twin that
 `up` or the FD store forks before it runs anything: they have no state of it. Tests of the entry points, of the packages
 and of the security of starts don't use this module.
@@ -22,6 +25,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -52,6 +56,32 @@ MODULES = {
 STARTERS = ("up", "mount")
 """Commands that start further processes; so do FD stores."""
 
+TORCH = "torch"
+"""The server that has imported torch, by the word on its command line. The other one has none."""
+
+WITH_TORCH = (
+    "numpy",
+    "torch.utils.data",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "safetensors.torch",
+    "headrace.integrations.torch_data",
+    "headrace.integrations.torch_checkpoint",
+    "headrace.integrations.safetensors",
+    "accelerate",
+    "torchdata.stateful_dataloader",
+)
+"""What programs that use torch import, where it is installed."""
+
+WITH_LOADERS = (
+    "torch.utils.data",
+    "accelerate",
+    "torchdata",
+    "headrace.integrations.torch_data",
+    "headrace.sdk.watched_loader",
+)
+"""Packages that have torch's loaders, or derive from them. A program below the plan hook imports them again."""
+
 _PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 """Variables that a process reads when it starts, or when it imports its modules."""
 
@@ -80,8 +110,13 @@ def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
         return None
     words = words[2:] if words[1] == "-P" else words[1:]
     if words[0] == "-m":
-        return (words[1], words[2:]) if words[1] in MODULES else None
+        return (words[1], words[2:]) if is_module(words[1]) else None
     return (words[0], words[1:]) if words[0] == "-c" or words[0].startswith("/") else None
+
+
+def is_module(program: str) -> bool:
+    """Return whether `-m` runs it, and a fork can."""
+    return program in MODULES or program.startswith("tests.")
 
 
 def split_network(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -111,7 +146,8 @@ def python_path(environment: dict[str, str]) -> list[str]:
 
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN = (_ROOT, os.path.join(_ROOT, "src"))
+_HOOK = os.path.join(_ROOT, "src/headrace/hook/site")
+_OWN = (_ROOT, os.path.join(_ROOT, "src"), _HOOK)
 """Where modules of Headrace and of its tests lie. Each fork looks where its environment says."""
 
 
@@ -145,6 +181,8 @@ _POPEN_NAMES = _Popen._execute_child.__code__.co_varnames[1:]  # type: ignore[at
 class ForkingPopen(subprocess.Popen[AnyStr]):
     """Is a Popen that forks the server, where that gives the same process as an exec."""
 
+    server = ""
+
     def _execute_child(self, *words: Any) -> None:
         given = dict(zip(_POPEN_NAMES, words, strict=False))
         environment = dict(os.environ if given["env"] is None else given["env"])
@@ -156,7 +194,7 @@ class ForkingPopen(subprocess.Popen[AnyStr]):
             for name in ("executable", "shell", "gid", "gids", "uid", "umask", "process_group")
         )
         can_fork = can_fork and before is not None and parse_command(command) is not None
-        connection = server_connection() if can_fork else None
+        connection = server_connection(self.server) if can_fork else None
         if connection is None or not connection.can_fork(environment):
             super()._execute_child(*words)  # type: ignore[misc]
             return
@@ -180,12 +218,29 @@ class ForkingPopen(subprocess.Popen[AnyStr]):
         self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
 
 
+class TorchPopen(ForkingPopen[AnyStr]):
+    """Is a Popen that forks the server that has imported torch."""
+
+    server = TORCH
+
+
 def run(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run a command as subprocess.run does, with its options `timeout`, `capture_output` and those of Popen."""
+    return _run_by(ForkingPopen, words, **options)
+
+
+def run_with_torch(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a command that uses torch."""
+    return _run_by(TorchPopen, words, **options)
+
+
+def _run_by(
+    popen: type[ForkingPopen[Any]], words: Iterable[object], **options: Any
+) -> subprocess.CompletedProcess[Any]:
     timeout_s = options.pop("timeout", None)
     if options.pop("capture_output", False):
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with ForkingPopen(list(map(str, words)), **options) as process:
+    with popen(list(map(str, words)), **options) as process:
         try:
             output, errors = process.communicate(timeout=timeout_s)
         except BaseException:
@@ -222,24 +277,29 @@ _fork_connection: list[Connection] = []
 """Of a process that a server forked: the one with its twin."""
 
 
-def server_connection() -> Connection | None:
-    """Return the connection with the twin of this fork, or with this process's server, which is started if needed."""
-    return _fork_connection[0] if _fork_connection else _start_server()
+def server_connection(server: str = "") -> Connection | None:
+    """Return the connection with the twin of this fork, or with a server of this process, which is started if
+    needed."""
+    return _fork_connection[0] if _fork_connection else _start_server(server)
+
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A process with threads can't be forked."""
 
 
 @functools.cache
-def _start_server() -> Connection | None:
+def _start_server(server: str) -> Connection | None:
     if os.geteuid() != 0 or platform.machine() not in _SYS_CLONE:
         return None
     own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own_end.settimeout(ANSWER_WITHIN_S)
     with server_end:
         process = _Popen(
-            [sys.executable, "-P", __file__, str(server_end.fileno())],
+            [sys.executable, "-P", __file__, str(server_end.fileno()), server],
             pass_fds=[server_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, _AREA: "-" * _AREA_BYTES},
+            env={**os.environ, _AREA: "-" * _AREA_BYTES} | (_ONE_THREAD if server == TORCH else {}),
         )
     is_ready = own_end.recv(64) == b"ready"  # not in a machine that refuses prctl(PR_SET_MM)
     process.returncode = 0 if is_ready else process.wait()  # nobody waits: it ends with this process
@@ -339,9 +399,9 @@ def _thread_id_address() -> int:
     return next(a for a in range(start, start + 2048, 4) if ctypes.c_int.from_address(a).value == thread_id)
 
 
-def preload() -> None:
-    """Import what commands, nodes, FD stores and sessions import. The modules that `-m` runs are imported again then,
-    as by a process that begins."""
+def preload(server: str) -> None:
+    """Import what commands, nodes, FD stores and sessions import, and what programs with torch do. The modules that
+    `-m` runs are imported again then, as by a process that begins."""
     from headrace.cli.main import COMMANDS, FILE_JOBS, build_app
 
     for name in dict.fromkeys("file_jobs" if name in FILE_JOBS else name for name in COMMANDS):
@@ -352,6 +412,9 @@ def preload() -> None:
     for name in MODULES.values():
         importlib.import_module(name)
         del sys.modules[name]
+    for name in WITH_TORCH if server == TORCH else ():
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -422,7 +485,20 @@ def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = _opened_again(vars(sys)[f"__{name}__"], mode)
         vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
+    if _HOOK in python_path(order["environment"]):
+        _load_hook()
     return connection
+
+
+def _load_hook() -> None:
+    """Import what Python does when it starts below the hook, then the loaders that the hook waits for."""
+    packages = tuple(f"{name}." for name in WITH_LOADERS)
+    for name in [name for name in sys.modules if f"{name}.".startswith(packages)]:
+        del sys.modules[name]
+    sys.modules.pop("sitecustomize", None)
+    importlib.import_module("sitecustomize")
+    if "torch" in sys.modules:
+        importlib.import_module("torch.utils.data")
 
 
 def _path_of_modules(option: str, directory: str) -> str:
@@ -485,7 +561,7 @@ def _main() -> tuple[str, list[str]]:
     area = Area()
     del os.environ[_AREA]
     area.replace(sys.orig_argv, dict(os.environ))  # ends the server where the kernel refuses it
-    preload()
+    preload(sys.argv[2])
     cloning = Cloning()
     connection.send(b"ready")
     return serve(connection, area, cloning)
@@ -499,7 +575,7 @@ def _run(program: str, arguments: list[str]) -> None:
         exec(compile(arguments[0], "<string>", "exec"), vars(main))
         return
     sys.argv = [program, *arguments]
-    if program in MODULES:
+    if is_module(program):
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(program, run_name="__main__")

@@ -16,6 +16,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # what pytest asks of each object of a module that it collects
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 

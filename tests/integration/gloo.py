@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.fork_server import TorchPopen
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def run_ranks(program: str, folder: Path, *words: str, limit_s: float) -> None:
     """A module of the tests, called with the folder and the words; ended with all its ranks, whatever happens."""
     log = folder / "log"
     with open(log, "w") as output:
-        ranks = subprocess.Popen(
+        ranks: TorchPopen[bytes] = TorchPopen(
             [sys.executable, "-m", program, str(folder), *words],
             stdout=output,
             stderr=output,

@@ -18,6 +18,8 @@ from headrace.bench import dataset, workloads
 from headrace.bench.storage import where
 from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
+from tests import fork_server
+from tests.fork_server import TorchPopen
 from tests.integration.cli.host import Host
 
 pytestmark = pytest.mark.timeout(110)
@@ -34,13 +36,8 @@ SIZES = {
 
 def bench(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", "bench", "training", *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **(environment or {})},
+    return fork_server.run_with_torch(
+        command, capture_output=True, text=True, timeout=100, env={**os.environ, **(environment or {})}
     )
 
 
@@ -140,7 +137,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     words = ["cosmoflow", str(tmp_path), "--scale-sizes", SIZES["cosmoflow"], *SMALL]
     words += ["--hosts", "2", "--meet", meet]
     command = [sys.executable, "-m", "headrace", "bench", "training", *words, "--host", "1"]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    other: TorchPopen[bytes] = TorchPopen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         report = result(bench(*words, "--host", "0"))
         out, _ = other.communicate(timeout=60)

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from headrace.checkpoint import PosixStorage, steps
+from tests import fork_server
 
 SCRIPT = Path(__file__).parents[3] / "docs/examples/trainer.py"
 pytestmark = pytest.mark.timeout(300)
@@ -44,11 +45,10 @@ def test_killed_and_resumed(trainer: ModuleType, tmp_path: Path, capfd: pytest.C
 def kill_at(failpoint: str, folder: str) -> None:
     """kill -9 of the trainer at that step of a commit, which is in the background: training may be further."""
     words = [sys.executable, str(SCRIPT), folder, "--steps", "60", "--every", "7"]
-    done = subprocess.run(
+    done = fork_server.run_with_torch(
         words,
         env={**os.environ, "HEADRACE_FAILPOINT": failpoint},
         stdout=subprocess.DEVNULL,
         timeout=150,
-        check=False,
     )
     assert done.returncode == -signal.SIGKILL

@@ -208,6 +208,7 @@ def test_what_a_fork_can_not_imitate_is_executed() -> None:
     for name in ("PYTHONPATH", "LC_ALL"):
         assert not connection.can_fork(environment | {name: "/other"})
     assert fork_server.parse_command([sys.executable, "-m", "headrace", "ls"]) == ("headrace", ["ls"])
+    assert fork_server.parse_command([sys.executable, "-m", "tests.a", "b"]) == ("tests.a", ["b"])
     for words in (["-m", "http.server"], ["-I", "-m", "headrace"], ["relative.py"], ["-S", "-c", "pass"]):
         assert fork_server.parse_command([sys.executable, *words]) is None
     assert fork_server.parse_command(["/usr/bin/python3", "-m", "headrace"]) is None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.integration.door.conftest import Host
 
 pytestmark = [
@@ -20,16 +20,15 @@ IMAGES = 1797
 
 
 def run(host: Host, *words: object) -> list[str]:
-    done = subprocess.run(
+    done = fork_server.run_with_torch(
         [sys.executable, SCRIPT, *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, **host.environment, "OMP_NUM_THREADS": "1"},
         timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return str(done.stdout).splitlines()
 
 
 def test_mount_and_node_train_alike(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.fuse import device
+from tests import service_logs
 from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import wait_until
 
@@ -77,6 +78,7 @@ class Mounted:
         wait_until(lambda: not path.exists())
 
     def close(self) -> None:
+        service_logs.collect([self.folder / "log"])
         device.unmount(str(self.mount), detach=True)
         for pid in self.holder_pids() + self.session_pids():
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tests import fork_server
 from tests.integration.cli.host import Host
 
 RANKS = Path(__file__).with_name("ranks.py")
@@ -38,8 +38,8 @@ def write_model(folder: Path, *, seed: int = 0, shards: int = SHARDS) -> None:
 def run_ranks(host: Host, how: str, model: object, count: int, *, truth: Path | None = None) -> None:
     """So many ranks load it, and each finds it as it is at the origin."""
     command = [sys.executable, str(RANKS), how, str(model), str(truth or host.truth), str(count)]
-    done = subprocess.run(
-        command, env=host.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    done = fork_server.run_with_torch(
+        command, env=host.environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]

@@ -13,6 +13,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.node_client import NodeClient
 from headrace.client.path_reader import PathReader
 from headrace.config.schema import CacheVolume, Config, MountConfig
+from tests import service_logs
 from tests.fork_server import ForkingPopen
 
 MIB = BLOCK_SIZE_BYTES
@@ -66,6 +67,7 @@ class NodeProcess:
         return NodeClient(self.config.socket_path, role="sdk", patience_s=10)
 
     def stop(self) -> None:
+        service_logs.collect([self.base / "node.log"])
         self.process.terminate()
         self.process.wait(20)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.integration.cli.host import Host
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
@@ -57,16 +57,15 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def load(host: Host, where: str) -> str:
-    done = subprocess.run(
+    done = fork_server.run_with_torch(
         [sys.executable, "-c", SCRIPT, where],
         capture_output=True,
         text=True,
         timeout=100,
-        check=False,
         env=host.environment,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    return str(done.stdout)
 
 
 def test_two_epochs_are_planned_as_the_first_one_begins(host: Host) -> None:

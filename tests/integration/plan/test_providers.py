@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import headrace.hook
+from tests import fork_server
 from tests.integration.cli.host import Host, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -111,7 +112,7 @@ def run_ranks(command: list[str], ranks: int, *, is_planned: bool, mount: str = 
     everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     everywhere |= {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen(
+        fork_server.TorchPopen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -174,32 +175,49 @@ def test_the_learned_order_is_what_the_loader_gives(package: str, ranks: int, tm
             assert runs["seedable True: epoch 0"]["later"] == runs["seedable True: epoch 1"]["given"]
 
 
-@pytest.mark.parametrize("loader", ["torchdata", "torch", "headrace"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_job_that_goes_on_with_other_ranks_opens_what_is_learned(
-    loader: str, ranks: int, tmp_path: Path
-) -> None:
-    """Two ranks read half an epoch. Then so many ranks read the rest, or what the loader takes for it."""
-    if loader == "torchdata":
-        python_with(loader)
-    folder, states = tmp_path / "files", tmp_path / "states"
-    folder.mkdir()
-    states.mkdir()
-    for number in range(RESUMED_FILES):
-        (folder / f"{number:03}").write_bytes(b"x")
-    program = [sys.executable, "-m", "tests.integration.plan.resumer", loader]
-    begun = run_ranks([*program, "begin", str(folder), str(states)], 2, is_planned=True, mount=str(folder))
-    for rank in begun:
+class BegunJob:
+    """A job of two ranks that read half an epoch, and saved the states of their loaders."""
+
+    def __init__(self, loader: str, base: Path) -> None:
+        self.loader = loader
+        self.folder, self._states = base / "files", base / "states"
+        self.folder.mkdir()
+        self._states.mkdir()
+        for number in range(RESUMED_FILES):
+            (self.folder / f"{number:03}").write_bytes(b"x")
+        self.ranks = self.run("begin", 2, is_planned=True)
+
+    def run(self, phase: str, ranks: int, *, is_planned: bool) -> list[Any]:
+        """Return what the ranks opened, and what the hook learned."""
+        program = [sys.executable, "-m", "tests.integration.plan.resumer", self.loader, phase]
+        mount = str(self.folder) if is_planned else "/no/mount"
+        words = [*program, str(self.folder), str(self._states)]
+        return run_ranks(words, ranks, is_planned=is_planned, mount=mount)
+
+
+@pytest.fixture(scope="module", params=["torchdata", "torch", "headrace"])
+def begun_job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BegunJob:
+    if request.param == "torchdata":
+        python_with(request.param)
+    return BegunJob(request.param, tmp_path_factory.mktemp("begun"))
+
+
+def test_what_half_an_epoch_opens_is_learned(begun_job: BegunJob) -> None:
+    for rank in begun_job.ranks:
         assert len(rank["opened"]) == 20
         assert rank["learned"][:20] == rank["opened"]
-    words = [*program, "resume", str(folder), str(states)]
-    resumed = run_ranks(words, ranks, is_planned=True, mount=str(folder))
-    plain = run_ranks(words, ranks, is_planned=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_job_that_goes_on_with_other_ranks_opens_what_is_learned(begun_job: BegunJob, ranks: int) -> None:
+    """Two ranks read half an epoch. Then so many ranks read the rest, or what the loader takes for it."""
+    resumed = begun_job.run("resume", ranks, is_planned=True)
+    plain = begun_job.run("resume", ranks, is_planned=False)
     for rank, rank_without_hook in zip(resumed, plain, strict=True):
         assert rank["opened"]
         assert rank["learned"] == rank["opened"] == rank_without_hook["opened"]
-    if loader == "torch" or (loader == "headrace" and ranks == 2):
-        opened = [path for rank in (*begun, *resumed) for path in rank["opened"]]
+    if begun_job.loader == "torch" or (begun_job.loader == "headrace" and ranks == 2):
+        opened = [path for rank in (*begun_job.ranks, *resumed) for path in rank["opened"]]
         assert len(set(opened)) == len(opened) == RESUMED_FILES
 
 
@@ -208,17 +226,17 @@ def test_an_iterable_data_set_of_hugging_face_runs_as_without_the_hook(tmp_path:
     datasets: Any = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"number": list(range(60))}).save_to_disk(tmp_path / "rows", num_shards=3)
     outputs = [
-        subprocess.run(
+        fork_server.run_with_torch(
             [sys.executable, "-c", STREAMED, tmp_path / "rows"],
             capture_output=True,
             text=True,
-            check=True,
             timeout=100,
             env=os.environ | environment,
         )
         for environment in ({}, environment_of_hook(str(tmp_path)))
     ]
     plain, planned = outputs
+    assert (plain.returncode, planned.returncode) == (0, 0), (plain.stderr, planned.stderr)
     assert planned.stdout == plain.stdout
     assert len(json.loads(plain.stdout)) == 4
     said = [line for line in planned.stderr.splitlines() if line.startswith("headrace")]

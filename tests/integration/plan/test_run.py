@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.integration.cli.host import Host, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(180)]
@@ -39,7 +39,7 @@ def train(host: Host, *words: object, plan: bool, folder: Path | None = None) ->
     if plan:
         done = host.headrace(*before, *command, limit_s=120)
     else:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = fork_server.run_with_torch(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return {"said": done.stderr, **json.loads(done.stdout.splitlines()[-1])}
@@ -148,12 +148,11 @@ print([row.job for row in rows])
 
 def test_a_program_may_choose_a_loader_itself(host: Host) -> None:
     host.up()
-    done = subprocess.run(
+    done = fork_server.run_with_torch(
         [sys.executable, "-c", CHOOSING, str(host.mount / "images")],
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
         env=host.environment | {"PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert (done.returncode, done.stdout) == (0, "['mine']\n"), done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 import headrace.hook
 from headrace.hook.loaders import MOUNTS, SOCKET
+from tests import fork_server
 
 PROGRAM = Path(__file__).with_name("odd_program.py")
 SITE = Path(headrace.hook.__file__).with_name("site")
@@ -37,8 +37,8 @@ def run(folder: Path, node: Path | None, *command: str) -> tuple[str, str, float
     if node is not None:
         environment |= {"PYTHONPATH": str(SITE), SOCKET: str(node), MOUNTS: json.dumps([[str(folder), "/"]])}
     begin_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=100, check=False
+    done = fork_server.run_with_torch(
+        [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
