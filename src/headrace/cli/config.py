@@ -68,7 +68,9 @@ def _in_words(name: str, value: Any) -> str:
 
     if name == "cache":
         return ", ".join(
-            f"{volume['folder']}:{show_size(volume['capacity_bytes'])}:{volume['tier']}" for volume in value
+            f"{volume['folder']}:{show_size(volume['capacity_bytes'])}:{volume['tier']}"
+            + (f":{show_size(volume['writes_a_day'])}" if volume.get("writes_a_day") else "")
+            for volume in value
         )
     if name == "mounts":
         return ", ".join(f"{path} {mount['url']}" for path, mount in value.items()) or "-"

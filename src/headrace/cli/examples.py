@@ -174,7 +174,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "webhdfs": _fields("ready url socket pid"),
     "down": _fields("kind pid mountpoint socket"),
     "ls": _fields("name kind size_bytes mtime"),
-    "stat": _fields("path kind id size_bytes mtime cached version origin location"),
+    "stat": _fields("path kind id size_bytes mtime cached version origin location tier volume placed"),
     "cat": _fields("path base64"),
     **dict.fromkeys(
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB

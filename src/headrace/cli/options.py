@@ -25,7 +25,7 @@ Cache = Annotated[
     list[str] | None,
     define(
         "--cache",
-        "DIR:SIZE[:TIER]",
+        "DIR:SIZE[:TIER[:WRITES_A_DAY]]",
         "Directory for cache files and its capacity, such as /nvme0/headrace:800GiB; may be repeated.",
         default="the setting cache, or half of the free space in ~/.cache/headrace",
     ),

@@ -46,4 +46,22 @@ def stat(
             shown = ask(LocationAsk(os.fsencode(target.path)), target.socket, None)
             assert isinstance(shown, LocationShown)
             row["location"] = msgspec.to_builtins(shown.location)
+            if "tier" in row:
+                is_sunk = row.pop("moved") == "down"
+                row["placed"] = _reason(is_sunk=is_sunk, path=target.path, socket=target.socket)
     print_tree(row, as_json=json)
+
+
+def _reason(*, is_sunk: bool, path: str, socket: str) -> str:
+    """Return why a file is in its tier."""
+    from headrace.cli.request import ask
+    from headrace.wire.policy_messages import PolicyExplain, PolicyExplained
+
+    if is_sunk:
+        return "moved down as it cooled"
+    answer = ask(PolicyExplain(os.fsencode(path)), socket, None)
+    assert isinstance(answer, PolicyExplained)
+    rule = next(decision for decision in answer.decisions if decision.effect == "tier")
+    if rule.rule:
+        return f"rule {rule.rule} of the policy, line {rule.line}: {rule.value}"
+    return "the first tier that had space"

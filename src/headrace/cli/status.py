@@ -83,6 +83,9 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         )
     for folder in cache.get("disks_too_small", ()):
         lines.append(("", f"the disk of {folder} is smaller than its configured capacity"))
+    for folder in cache.get("disks_spent", ()):
+        lines.append(("", f"{folder} has had its writes of a day: new files go elsewhere, or are not cached"))
+    lines += _volume_lines(cache)
     if cache.get("spilled_bytes"):
         lines.append(
             ("", f"{show_size(cache['spilled_bytes'])} read without caching, as no disk accepts writes")
@@ -115,6 +118,25 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     for session in report["sessions"]:
         lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
         lines.append(("", session["why"]))
+    return lines
+
+
+def _volume_lines(cache: dict[str, Any]) -> list[tuple[str, str]]:
+    volumes = cache.get("volumes", {})
+    lines = []
+    for folder, volume in volumes.items():
+        limit = f" of {show_size(volume['writes_a_day'])}" if volume["writes_a_day"] else ""
+        written = f"{show_size(volume['written_bytes_day'])}{limit} written within a day"
+        size = f"{show_size(volume['used_bytes'])} of {show_size(volume['capacity_bytes'])}"
+        lines.append(("volume", f"{folder}  {volume['tier']}, {size}, {written}"))
+    moves = cache.get("moves", {})
+    if len({volume["tier"] for volume in volumes.values()}) > 1:
+        lines.append(
+            (
+                "",
+                f"{moves['files_sunk']} files sank and {moves['files_risen']} rose between the tiers since the start",
+            )
+        )
     return lines
 
 

@@ -43,7 +43,7 @@ class LocalCache:
         self._touch = touch
         self.generation = welcome.generation
         self.index = index or Index.open(welcome.index, writable=False)
-        self.volumes = welcome.volumes
+        self.volumes, self.tiers = welcome.volumes, welcome.tiers
         self._directory_fds = [_directory_fd(volume) for volume in welcome.volumes]
         self.upper, self.write = welcome.upper, welcome.write
         self.durable_puts = welcome.durable_puts

@@ -273,6 +273,10 @@ class NodeClient:
         if cached is not None:
             share = 1.0 if cached.trusted else self.local.present_share(id)
             state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"
+            if cached.volume < len(self.local.tiers):
+                state["tier"] = self.local.tiers[cached.volume]
+                state["volume"] = self.local.volumes[cached.volume]
+                state["moved"] = "down" if cached.sunk else ""
         if entry is not None:
             state["version"] = entry.version.text
             path = self.local.index.path_of(id)

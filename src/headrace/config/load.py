@@ -76,8 +76,8 @@ def variable_of(name: str) -> str | None:
 
 
 def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> Loaded:
-    """Read all sources. flags: settings by name, None where not given; `cache` as a list of DIR:SIZE[:TIER].
-    Raises UsageError."""
+    """Read all sources. flags: settings by name, None where not given; `cache` as a list of strings for
+    `volume_of`. Raises UsageError."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Config.__struct_fields__, "default")
 
@@ -232,7 +232,8 @@ def _environment() -> dict[str, Any]:
 
 
 def _volumes(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the volumes as tables. values: each is a table of the file, or DIR[:SIZE[:TIER]]. Raises UsageError."""
+    """Return the volumes as tables. values: each is a table of the file, or a string for `volume_of`. Raises
+    UsageError."""
     if isinstance(values, str):
         values = [values]
     if not isinstance(values, list):
@@ -252,23 +253,28 @@ def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
     table["capacity_bytes"] = (
         parse_size(str(capacity)) if capacity is not None else _default_capacity(table["folder"])
     )
+    if "writes_a_day" in table:
+        table["writes_a_day"] = parse_size(str(table["writes_a_day"]))
     return table
 
 
 def volume_of(text: str) -> dict[str, Any]:
-    """Parse DIR, DIR:SIZE or DIR:SIZE:TIER. Raises UsageError."""
+    """Parse DIR, DIR:SIZE, DIR:SIZE:TIER or DIR:SIZE:TIER:WRITES_A_DAY. Raises UsageError."""
     parts = text.split(":")
-    if not parts[0] or len(parts) > 3:
+    if not parts[0] or len(parts) > 4:
         raise UsageError(
-            f"cache {text!r}", why="not DIR:SIZE[:TIER]", hint="for example /data/headrace:500GiB"
+            f"cache {text!r}",
+            why="not DIR:SIZE[:TIER[:WRITES_A_DAY]]",
+            hint="for example /data/headrace:500GiB",
         )
     directory = _absolute(parts[0])
     capacity_bytes = parse_size(parts[1]) if len(parts) > 1 else _default_capacity(directory)
-    return {
+    volume = {
         "folder": directory,
         "capacity_bytes": capacity_bytes,
         "tier": parts[2] if len(parts) > 2 else "nvme",
     }
+    return volume | ({"writes_a_day": parse_size(parts[3])} if len(parts) > 3 else {})
 
 
 def _absolute(directory: str) -> str:

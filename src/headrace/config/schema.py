@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.base.tiers import TIERS
+from headrace.base.tiers import MEMORY, TIERS
 from headrace.base.write_modes import WriteModes
 from headrace.identity.names import DEFAULT_FORM, NameForm
 
@@ -29,11 +29,13 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
 
 class CacheVolume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A directory for cache files and the space of its disk that they may take."""
+    """A directory for cache files and the space of its disk that they may take. writes_a_day: bytes that the cache
+    writes there a day, at most about; 0: no limit."""
 
     folder: str
     capacity_bytes: int
     tier: str = "nvme"
+    writes_a_day: int = 0
 
 
 class MountConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +51,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Annotated[
         list[CacheVolume],
         Meta(
-            description="Directories for cache files, each DIR:SIZE[:TIER]. The first one also has the index."
+            description="Directories for cache files, each DIR:SIZE[:TIER[:WRITES_A_DAY]]. The first one also has the "
+            "index and written files."
         ),
     ]
     run_folder: Annotated[
@@ -131,6 +134,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "read them again if they differ."
         ),
     ] = True
+    tier_move_bytes_s: Annotated[
+        int,
+        Meta(
+            description="Most bytes a second that are copied between the tiers of the cache. 0: files stay where they "
+            "were placed."
+        ),
+    ] = 256 << 20
     scrub_bytes_s: Annotated[
         int,
         Meta(
@@ -385,6 +395,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_volumes(self.cache)
+        if self.cache[0].tier == MEMORY and WriteModes.parse(self.write).any:
+            raise UsageError(
+                f"cache {self.cache[0].folder}",
+                why="written files lie in the first directory, and memory loses them at a restart",
+                hint="name a directory on a disk first",
+            )
         _one_of("eviction_policy", self.eviction_policy, POLICIES)
         _one_of("log_level", self.log_level, LOG_LEVELS)
         _one_of("seal", self.seal, SEAL_POLICIES)

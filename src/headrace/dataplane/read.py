@@ -249,6 +249,11 @@ class ReadPath:
         """Return whether the policy may keep a file out of the cache."""
         return intent.may_spill and not intent.is_admitted and self._store.spill is not None
 
+    def _is_admitted(self, id: FileId) -> bool:
+        """Return whether the policy, and the wear of the disks, let a file enter the cache."""
+        space = self._store.space
+        return space.division.admits(id) and space.may_write(id)
+
     def _is_kept_out(self, fill: Fill | None, intent: ReadIntent) -> bool:
         """Return whether the policy may have put a fill into the spill, where a disk was not tried."""
         is_spilled = fill is not None and fill.volume is self._store.spill
@@ -286,7 +291,7 @@ class ReadPath:
         if self._demote is not None and await self._demote(path, entry):
             self._on_complete([id])
             return True
-        if self._may_keep_out(intent) and not self._store.space.division.admits(id):
+        if self._may_keep_out(intent) and not self._is_admitted(id):
             intent = dataclasses.replace(intent, into_spill=True)
         source = self._sources.of(mount, key, entry, path)
         origin = self._sources.origin_of(mount, key, entry)

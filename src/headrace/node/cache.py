@@ -37,7 +37,7 @@ def open_store(
     planned: what plans say of its files. policy, capacity: divide its space. lives: hears
     of its files."""
     volumes = [
-        Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
+        Volume(number, volume.folder, volume.capacity_bytes, volume.tier, writes_a_day=volume.writes_a_day)
         for number, volume in enumerate(config.cache)
     ]
     rules = SpaceRules(

@@ -29,6 +29,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.scrub import Scrub
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
+from headrace.dataplane.tier_mover import TierMover
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.expiry import CachedLives, Expiry
 from headrace.jobs.jobs import Jobs
@@ -75,6 +76,7 @@ from headrace.prefetch.predicted_fetcher import PredictedFetcher
 from headrace.prefetch.prediction_table import PredictionTable
 from headrace.seal.catalogue import Catalogue
 from headrace.store.store import Store
+from headrace.store.volume import Volume
 from headrace.wire.messages import (
     PROTOCOL,
     Answer,
@@ -168,6 +170,8 @@ class Node:
         self.attachments = _build_attachments(self)
         self.jobs = _build_jobs(self)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
+        self.tier_mover = TierMover(store, self.disk, self.gate, bytes_s=config.tier_move_bytes_s)
+        policies.current.changed.add(lambda _: self.tier_mover.place_again())
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(
             *(store, self.reads, self.disk),
@@ -176,6 +180,7 @@ class Node:
             revoke_seal=self.jobs.auto_seal.revoke_oldest,
             release_seals=self.jobs.sealing.release_unused,
             on_corrupt=self._stop_for_corrupt_index,
+            spared=self.tier_mover.spared,
         )
         self.requests = self._build_requests()
         self.server = RpcServer(
@@ -326,6 +331,7 @@ class Node:
         node.origin_events.start()
         node.planned_fetcher.start()
         node.regrouping.start()
+        node.tier_mover.start()
         node.expiry.start()
         if config.predict_reads:
             node.predicted_fetcher.start()
@@ -386,6 +392,7 @@ class Node:
         await self.policies.stop()
         await self.origin_budgets.stop()
         await self.regrouping.stop()
+        await self.tier_mover.stop()
         await self.expiry.stop()
         await self.namespace.freshness.stop()
         if self.scrub is not None:
@@ -464,6 +471,9 @@ class Node:
             "cache": {
                 **self.store.statistics(),
                 "disks_full": self.upkeep.disks_full,
+                "disks_spent": self.upkeep.disks_spent,
+                "volumes": {volume.folder: _volume_status(volume) for volume in self.store.disks},
+                "moves": self.tier_mover.statistics(),
                 "disks_too_small": [volume.folder for volume in self.store.disks if volume.is_cut],
             },
             "index": self.store.index.statistics(),
@@ -521,6 +531,17 @@ class Node:
         self.failed = True
         mark_index_corrupt(self.config)
         self.stopping.set()
+
+
+def _volume_status(volume: Volume) -> dict[str, object]:
+    return {
+        "tier": volume.tier,
+        "capacity_bytes": volume.capacity_bytes,
+        "used_bytes": volume.used_bytes,
+        "written_bytes": volume.written.total_bytes,
+        "written_bytes_day": volume.written.day_bytes(),
+        "writes_a_day": volume.writes_a_day,
+    }
 
 
 async def _is_new(kept: dict[bytes, str], tokens: dict[bytes, str], top: bytes) -> bool:
@@ -590,6 +611,7 @@ def _welcome(config: Config, store: Store) -> Welcome:
         upper=config.upper_folder,
         write=config.write,
         durable_puts=config.durable_puts,
+        tiers=tuple(volume.tier for volume in store.disks),
     )
 
 

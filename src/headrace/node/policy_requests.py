@@ -43,6 +43,7 @@ class PolicyRequests:
         self._config = config
         self._modes = WriteModes.parse(config.write)
         self._trial = PolicyTrial(store, policies.capacity, copies)
+        self._tiers = store.space.tiered.order
         self.handlers: Mapping[type, Any] = {
             PolicySet: self._set,
             PolicyAsk: self._show,
@@ -76,9 +77,10 @@ class PolicyRequests:
 
     def _decision(self, path: bytes, decision: Decision) -> PolicyDecision:
         if decision.rule:
-            return PolicyDecision(
-                decision.effect, text_of(decision.value), "rule", decision.rule, decision.line
-            )
+            value = text_of(decision.value)
+            if decision.effect == "tier" and not set(self._tiers) & set(decision.value):  # type: ignore[call-overload]
+                value += " (this node has none of them: files lie anywhere)"
+            return PolicyDecision(decision.effect, value, "rule", decision.rule, decision.line)
         if decision.effect == "tenant":
             source = "tenant" if decision.line else "default"
             return PolicyDecision(decision.effect, text_of(decision.value or None), source, 0, decision.line)
@@ -92,6 +94,8 @@ class PolicyRequests:
         location = self._mounts.find(path)
         if effect == "fresh" and location is not None:
             return f"{location[0].sync_interval_s:g}s"
+        if effect == "tier":
+            return ", ".join(self._tiers)
         if effect == "replicas":
             return str(self._config.replicas)
         if effect == "write":

@@ -17,6 +17,7 @@ from headrace.policy.document import PolicyFault, PolicyFaultsError
 from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
 from headrace.policy.text import text_of
+from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.policy_messages import PolicyOutcome
 
@@ -67,7 +68,7 @@ class PolicyTrial:
 
     def check(self, policy: PolicyResolver) -> None:
         """Raise PolicyFaultsError for URLs of no origin, and for limits below what is pinned here."""
-        faults = self._pinned_above_limits(policy)
+        faults = self._pinned_above_limits(policy) + self._without_a_place(policy)
         for url, origin in policy.document.origins.items():
             try:
                 parse_origin(url)
@@ -92,6 +93,18 @@ class PolicyTrial:
                 faults.append(PolicyFault(policy.document.tenants[name].line, text))
         return faults
 
+    def _without_a_place(self, policy: PolicyResolver) -> list[PolicyFault]:
+        """Return a fault for each rule that names only tiers that no volume of this node has."""
+        present = self._store.space.tiered.order
+        return [
+            PolicyFault(
+                rule.line,
+                f"tier: no volume of this node is of {' or '.join(tiers)}, it has {' and '.join(present)}",
+            )
+            for rule in policy.document.rules
+            if (tiers := rule.effects.get("tiers")) and not set(tiers) & set(present)
+        ]
+
     async def outcomes(self, before: PolicyResolver, after: PolicyResolver) -> list[PolicyOutcome]:
         """Return the changes of each effect with their files and bytes, by effect."""
         sums: dict[tuple[str, str, str], _Sum] = {}
@@ -112,13 +125,21 @@ class PolicyTrial:
                 continue
             path = join(directory, entry.name)
             effects = before.of(path), after.of(path)
-            for change in _changes(*effects):
+            for change in _changes(*effects) + self._moves(cached, *effects):
                 copies = self._copies.change(path, *effects) if change[0] == "replicas" else 0
                 sums.setdefault(change, _Sum(path)).add(cached.size_bytes, copies)
         return [
             PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example), total.copies)
             for change, total in sorted(sums.items())
         ]
+
+    def _moves(self, cached: CachedFile, before: Effects, after: Effects) -> list[tuple[str, str, str]]:
+        """Return the move of a file that lies where it may not, from tier to tier."""
+        tier, present = self._store.volumes[cached.volume].tier, self._store.space.tiered.order
+        allowed = [name for name in after.tiers if name in present]
+        if before.tiers == after.tiers or not allowed or tier in allowed or tier not in present:
+            return []
+        return [("move", tier, allowed[0])]
 
 
 def _changes(before: Effects, after: Effects) -> list[tuple[str, str, str]]:

@@ -92,7 +92,7 @@ class PolicyDivision(TenantDivision):
         self._policy = policy
         self._capacity = capacity
         self._index = index
-        self._is_divided = self._is_selective = False
+        self._is_divided = self._is_selective = self._has_tiers = False
         self._chains: dict[str, tuple[str, ...]] = {}
         self._second_reads = SecondReads(FIRST_READS, window_s=FIRST_READ_S, start_s=monotonic_s())
         self._apply()
@@ -108,8 +108,13 @@ class PolicyDivision(TenantDivision):
             return is_read and self._second_reads.is_second(id, monotonic_s())
         return admit is CacheAdmission.ALWAYS
 
+    def tiers_of(self, id: FileId) -> tuple[str, ...]:
+        path = self._index.path_of(id) if self._has_tiers else None
+        return () if path is None else self._policy.of(path).tiers
+
     def _apply(self) -> None:
         document = self._policy.resolver.document
+        self._has_tiers = any("tiers" in rule.effects for rule in document.rules)
         self._is_selective = any("admit" in rule.effects for rule in document.rules)
         self._is_divided = bool(document.tenants) or any(
             "priority" in rule.effects for rule in document.rules

@@ -33,7 +33,7 @@ _EFFECTS: dict[str, Parse] = {
     "ttl": values.time_to_live,
     "write": values.write_promise,
 }
-NOT_OBEYED = ("tier", "write")
+NOT_OBEYED = ("write",)
 """Effects that the language has and this release refuses: a rule must not seem to work."""
 _RULE: dict[str, Parse] = {"match": values.patterns, **_EFFECTS}
 _TENANT: dict[str, Parse] = {

@@ -10,8 +10,8 @@ import math
 from array import array
 from collections.abc import Callable
 
+from headrace.base.id_table import IdTable
 from headrace.base.model import FileId
-from headrace.policy.id_table import IdTable
 
 ExpiresAt = Callable[[FileId], float | None]
 """Takes a file and returns the second at which it expires, by what is known now; None or infinite: never, or the file

@@ -6,8 +6,8 @@ import threading
 from array import array
 from collections.abc import Iterable
 
+from headrace.base.id_table import IdTable
 from headrace.base.model import FileId
-from headrace.policy.id_table import IdTable
 
 
 class LastUses:

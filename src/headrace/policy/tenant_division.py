@@ -25,6 +25,9 @@ class TenantDivision:
     def admits(self, id: FileId, *, is_read: bool = True) -> bool:
         return True
 
+    def tiers_of(self, id: FileId) -> tuple[str, ...]:
+        return ()
+
     def update(
         self, entitlements: Mapping[str, Entitlement], parents: Mapping[str, str] | None = None
     ) -> None:

@@ -61,6 +61,43 @@ METRICS = (
         "Files evicted to make room since the node started.",
         ("cache", "files_evicted"),
     ),
+    *(
+        Metric(f"headrace_volume_{name}", kind, text, ("cache", "volumes"), key, "volume")
+        for name, kind, key, text in (
+            ("capacity_bytes", GAUGE, "capacity_bytes", "Capacity of a cache volume."),
+            ("used_bytes", GAUGE, "used_bytes", "Disk space that a cache volume uses."),
+            (
+                "written_bytes_total",
+                COUNTER,
+                "written_bytes",
+                "Bytes written to a cache volume since its first use.",
+            ),
+            (
+                "written_bytes_day",
+                GAUGE,
+                "written_bytes_day",
+                "Bytes written to a cache volume within the last day.",
+            ),
+        )
+    ),
+    Metric(
+        "headrace_tier_files_sunk_total",
+        COUNTER,
+        "Files that were moved to a slower tier as they cooled.",
+        ("cache", "moves", "files_sunk"),
+    ),
+    Metric(
+        "headrace_tier_files_risen_total",
+        COUNTER,
+        "Files that were moved to a faster tier as they were used again.",
+        ("cache", "moves", "files_risen"),
+    ),
+    Metric(
+        "headrace_tier_bytes_moved_total",
+        COUNTER,
+        "Bytes that were moved between the tiers.",
+        ("cache", "moves", "bytes_moved"),
+    ),
     Metric("headrace_index_entries", GAUGE, "Names in the index.", ("index", "entries")),
     Metric("headrace_index_bytes", GAUGE, "Size of the index.", ("index", "bytes")),
     Metric(

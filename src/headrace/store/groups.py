@@ -23,6 +23,10 @@ class SpaceDivision(Protocol):
         """Return whether a file enters the cache. is_read: this call counts as a read of it."""
         ...
 
+    def tiers_of(self, id: FileId) -> tuple[str, ...]:
+        """Return the tiers where a file may lie, by preference; () for any."""
+        ...
+
     def guaranteed_bytes(self, tenant: str) -> int:
         """Return the bytes on this node below which other tenants evict nothing of this one."""
         ...
@@ -50,6 +54,9 @@ class OneGroup:
 
     def admits(self, id: FileId, *, is_read: bool = True) -> bool:
         return True
+
+    def tiers_of(self, id: FileId) -> tuple[str, ...]:
+        return ()
 
     def guaranteed_bytes(self, tenant: str) -> int:
         return 0

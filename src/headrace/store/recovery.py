@@ -22,6 +22,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import verify_file
 from headrace.store.index import Index
+from headrace.store.move_recovery import settle_moves, where_it_is
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.volume import Volume
@@ -60,14 +61,16 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
             raise CorruptIndexError(
                 f"index {index.folder}", why=f"it names volume {cached.volume}, which is not given"
             )
+    settle_moves(index, volumes)
     if index.state.clean:
         return 0
     marked = 0
     if index.state.restored:
         suspects: list[CachedFile] = []
         for cached in index.cached_files():
-            if not _was_synced(index, volumes[cached.volume], cached):
-                suspects.append(cached)
+            actual = where_it_is(volumes, cached)
+            if actual is not cached or not _was_synced(index, volumes[cached.volume], cached):
+                suspects.append(actual)
             if len(suspects) >= BATCH:
                 marked += _mark(index, suspects)
                 suspects = []

@@ -28,7 +28,7 @@ _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, s
 _CACHED_HEAD = struct.Struct("<HB")
 
 HAS_ATTRIBUTES = 128
-COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
+COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED, SUNK = 1, 2, 4, 8, 64, 128
 """Bits 4 and 5 are the form of the token."""
 
 _RAW, _MD5, _MD5_PARTS = 0, 1, 2
@@ -85,7 +85,7 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """The record of what is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; files above the synced one are not trusted after a power loss. borrowed:
     another node owns it. content_type_code: the attributes of the object, by `overlay/content_type_codes.py`; None:
-    they are stored at the cache file, or unknown."""
+    they are stored at the cache file, or unknown. sunk: it was moved to its volume from a faster tier as it cooled."""
 
     id: FileId
     volume: int
@@ -100,6 +100,7 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     borrowed: bool = False
     content_type_code: int | None = None
+    sunk: bool = False
 
     @classmethod
     def of(
@@ -179,6 +180,7 @@ def pack_cached(cached: CachedFile) -> bytes:
         | UNVERIFIED * cached.unverified
         | SUPERSEDED * cached.superseded
         | BORROWED * cached.borrowed
+        | SUNK * cached.sunk
     )
     form, token = _pack_token(cached.token)
     head = _CACHED.pack(
@@ -204,6 +206,7 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
         sequence,
         bool(flags & BORROWED),
         _code_at(value, flags),
+        bool(flags & SUNK),
     )
 
 

@@ -7,13 +7,15 @@ evicts are reported at its next call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
+from headrace.base.priority import Priority
 from headrace.store.file_lives import FileLives, NoLives
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
@@ -76,6 +78,9 @@ class CacheSpace:
         self._unreported = list[FileId]()
         self._step_bytes = EVICT_STEP_BYTES  # of about EVICT_STEP_FILES
         self._draining: set[int] = set()  # volumes that were above the high watermark
+        self.tiered = files.accounts.tiered
+        self.misplaced = deque[FileId]()
+        """Files that were placed where they may not lie, because they came by a rename."""
         self._victims = Victims(files.index, files.accounts, files.is_open)
         self._limits = TenantLimits(files, disks, self._victims)
 
@@ -83,6 +88,11 @@ class CacheSpace:
     def used_bytes(self) -> int:
         """Return the bytes of cache files and the upper layer, without the index."""
         return self._files.accounts.used_bytes - self._index_bytes
+
+    @property
+    def use_count(self) -> int:
+        """Return how many uses of files were reported."""
+        return self._files.accounts.use_count
 
     def note_evicted(self, ids: list[FileId]) -> None:
         """Report files at the next report, so that readers open them again. The caller holds the lock."""
@@ -98,7 +108,8 @@ class CacheSpace:
         try:
             self._keep_limit(id, allocated_bytes(size_bytes))
             make_room = partial(self.make_room, keep=id)
-            return choose_volume(self._disks, size_bytes, high=self._high, make_room=make_room)
+            places = self.tiered.places_of(id)
+            return choose_volume(places, size_bytes, high=self._high, make_room=make_room)
         except NoSpaceError:
             groups.forget(id)
             raise
@@ -108,6 +119,11 @@ class CacheSpace:
         self._unreported += self._count_evicted(self._limits.make_room(id, count))
         self.report_evicted()
         self._limits.check(id, count)
+
+    def plan_use(self, id: FileId, seconds: float) -> None:
+        """Let a file rise that will be read in so many seconds, if it is in a slower tier than it might be."""
+        with self._lock:
+            self.tiered.note_planned(id, seconds, self._files.accounts.volume_of(id))
 
     def regroup(self, after: FileId) -> FileId | None:
         """Ask for the groups of some hundred files again, those with ids above `after`. Return the last one; None at
@@ -139,8 +155,11 @@ class CacheSpace:
     def set_written(self, size_bytes: int) -> None:
         """Set how many bytes of the first volume the upper layer takes, beside the cache files."""
         with self._lock:
-            self._disks[0].used_bytes += size_bytes - self.written_bytes
+            growth_bytes = size_bytes - self.written_bytes
+            self._disks[0].used_bytes += growth_bytes
             self.written_bytes = size_bytes
+            if growth_bytes > 0:
+                self._disks[0].written.add(growth_bytes)
 
     def _count_index(self) -> None:
         """Add the index to the first volume's used bytes, at most half of the capacity: it can't be evicted."""
@@ -148,9 +167,18 @@ class CacheSpace:
         self._index_bytes = min(self._files.index.size_bytes, half)
         self._disks[0].used_bytes += self._index_bytes - previous
 
-    def evict_if_needed(self) -> list[FileId]:
+    def may_write(self, id: FileId) -> bool:
+        """Return whether a file of that id may be written to some disk, as its value and today's writes are."""
+        if not any(disk.is_spent for disk in self._disks):
+            return True
+        with self._lock:
+            is_valued = self.division.group_of(id).priority == Priority.HIGH
+            return is_valued or not self.tiered.places_of(id)[0].is_spent
+
+    def evict_if_needed(self, *, spared: Collection[int] = ()) -> list[FileId]:
         """Move each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
-        again while it returns some: in between, other threads get the lock."""
+        again while it returns some: in between, other threads get the lock. spared: volumes whose files sink to a
+        slower tier instead, as long as there is space."""
         with self._lock:
             evicted: list[FileId] = []
             self._count_index()
@@ -163,6 +191,8 @@ class CacheSpace:
                     self._draining.discard(volume.number)
                 if volume.number not in self._draining:
                     surplus = 0
+                if volume.number in spared:
+                    surplus = volume.used_bytes - volume.capacity_bytes
                 # other programs and the upper layer fill the disk, too
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
                 if surplus > 0:
@@ -199,6 +229,23 @@ class CacheSpace:
         ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
         self._files.discard(ids)
         return self._count_evicted(ids)
+
+    def evict(self, ids: list[FileId]) -> None:
+        """Evict files that the caller chose under the lock, which it holds."""
+        for id in ids:
+            self._files.forget_writer(id)
+        self._files.discard(ids)
+        self._unreported += self._count_evicted(ids)
+
+    def useless_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        """Return superseded files of a volume, and idle incomplete ones: they are evicted before others sink. The
+        caller holds the lock."""
+        superseded = self._victims.superseded_on(volume, bytes_needed)
+        return superseded or self._victims.partial_idle(volume, bytes_needed)
+
+    def coldest_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        """Return the files that the policy of a volume would evict next, under the lock, which the caller holds."""
+        return self._victims.of_policy(volume, bytes_needed)
 
     def _count_evicted(self, ids: list[FileId]) -> list[FileId]:
         self.evicted_files += len(ids)
@@ -293,6 +340,7 @@ class CacheSpace:
                 )
             if count > 0:
                 self._make_room_to_grow(writer, count)
+                writer.volume.written.add(count)
             self._files.accounts.grow(writer.id, count)
 
     def _make_room_to_grow(self, writer: CacheWriter, count: int) -> None:

@@ -22,8 +22,10 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.base.volume_owner import claim_volumes
 from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
+from headrace.store.file_moves import FileMoves
 from headrace.store.file_registry import FileRegistry
 from headrace.store.index import Index
+from headrace.store.move_recovery import forget_lost
 from headrace.store.object_metadata import numbers_of, unnote
 from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
 from headrace.store.room import keep_index_room, reserve_readers
@@ -49,8 +51,8 @@ NO_EXTRAS: Mapping[FileId, ObjectMetadata] = MappingProxyType({})
 
 
 class Store:
-    """The cache of a node. space: admits and evicts files. verifier: checks files. unverified_found: how many files
-    recovery did not trust."""
+    """The cache of a node. space: admits and evicts files. verifier: checks files. moves: moves files between tiers.
+    unverified_found: how many files recovery did not trust."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Store:
         self.volumes = volumes = volumes if spill is None else [*volumes, spill]
         """The disks and the spill, by number."""
         forget_spilled(index)
+        forget_lost(index, self.disks)
         self.reserve = Reserve(volumes[0].folder)
         self.unverified_found = recover(index, self.disks, seals)
         parts = (rules.policy, rules.planned, rules.lives, rules.divide(index))
@@ -75,6 +78,7 @@ class Store:
         """Known before anything can be evicted."""
         self.space = CacheSpace(self._files, self.disks, spill, rules)
         self.verifier = FileVerifier(self._files, self.space)
+        self.moves = FileMoves(self._files, self.space, low=rules.low, high=rules.high)
         self._lock = self._files.lock
         self._sync_failed = self._closed = False
 
@@ -215,6 +219,7 @@ class Store:
                     volumes.append(self._reserve(entry, borrowed=entry.id in borrowed, spilled=spilled))
             for (entry, body), volume in zip(files, volumes, strict=True):
                 self._write_small(volume, entry.id, body, None if entry.id in codes else extras.get(entry.id))
+                volume.written.add(len(body))
                 failpoint.hit("small.written")
             sums = [block_checksum(body) if len(body) else 0 for _, body in files]
             with self._lock:
@@ -281,6 +286,8 @@ class Store:
             # so that the file is not counted twice
             self.space.set_written(max(0, self.space.written_bytes - status.st_blocks * 512))
             self._files.add(record)
+            if self._files.accounts.tiered.is_misplaced(id, volume):
+                self.space.misplaced.append(id)
         self.space.report_evicted()
         return True
 
@@ -346,6 +353,7 @@ class Store:
         time.sleep(pause_s)  # so that every file with a ctime before at_ns is on the disk
         try:
             for volume in self.disks:
+                volume.written.save(now=True)
                 volume.sync()
         except StoreError:
             self._sync_failed = True  # the kernel reports a page that it could not write only once

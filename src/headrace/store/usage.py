@@ -17,6 +17,7 @@ from headrace.store.groups import FileGroups, OneGroup
 from headrace.store.planned_choice import PlannedChoice
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_ids import SealedIds
+from headrace.store.tiered_files import TieredFiles
 from headrace.store.volume import SPILL, Volume
 
 PAGE_BYTES = 4096
@@ -27,7 +28,8 @@ completes the file. Such a part has a position in the policy."""
 
 class Accounts:
     """The accounts of a store. policies: of each volume. groups: of the owned files on the disks.
-    planned: hears of each complete file. pinned, sealed: files that must not be evicted."""
+    planned: hears of each complete file. pinned, sealed, moving: files that must not be evicted. tiered: the tiers of
+    the disks. use_count: uses of files so far."""
 
     def __init__(
         self,
@@ -44,6 +46,8 @@ class Accounts:
             for v in volumes
         ]
         self.groups = groups
+        self.tiered = TieredFiles(volumes, groups.division)
+        self.use_count = 0
         self._planned = planned
         self._lives = lives
         self._volumes = volumes
@@ -52,6 +56,7 @@ class Accounts:
             self._pool_of(volume.number, 0)
         self.pinned: set[FileId] = set()
         self.sealed = SealedIds()
+        self.moving: set[FileId] = set()
         # incomplete files: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}
         self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, in the same form
@@ -73,7 +78,7 @@ class Accounts:
 
     def is_kept(self, id: FileId) -> bool:
         """Return whether a file must not be evicted."""
-        return id in self.pinned or id in self.sealed
+        return id in self.pinned or id in self.moving or id in self.sealed
 
     def partials(self) -> Iterator[tuple[FileId, int, int]]:
         """Yield incomplete files: id, volume, allocated bytes; those that grew last come last."""
@@ -121,7 +126,13 @@ class Accounts:
         for id in used:
             for policy in self.policies:
                 policy.touch(id)
+        self.use_count += len(used)
+        self.tiered.note_used(used, self.volume_of)
         self._lives.note_used(used)
+
+    def volume_of(self, id: FileId) -> int | None:
+        """Return the number of the volume whose policy has a file."""
+        return next((number for number, policy in enumerate(self.policies) if id in policy), None)
 
     # ------------------------------------------------------------ small files being written
 
@@ -145,7 +156,7 @@ class Accounts:
         """Add an incomplete file without a byte."""
         self._partial[record.id] = (record.volume, 0)
         self._place(record, PAGE_BYTES)
-        self._lives.note_cached(record.id)
+        self._note_cached(record.id)
 
     def add(self, cached: CachedFile) -> None:
         """Add a file from its record and its volume."""
@@ -161,9 +172,31 @@ class Accounts:
             self._partial[cached.id] = (volume.number, size_bytes)
             self._place(cached, size_bytes)
         self._charge(cached.id, volume, size_bytes)
-        self._lives.note_cached(cached.id)
+        self._note_cached(cached.id)
         if cached.pinned:
             self.pinned.add(cached.id)
+
+    def _note_cached(self, id: FileId) -> None:
+        self._lives.note_cached(id)
+        self.tiered.note_cached(id)
+
+    def hold(self, volume: Volume, count: int) -> None:
+        """Count bytes of copies that are on their way to a volume; a negative count when they have arrived or not."""
+        volume.used_bytes += count
+
+    def move(self, cached: CachedFile, target: Volume, *, used: bool) -> None:
+        """Move a complete file to the policy of another volume. used: it counts as used there."""
+        id, source = cached.id, self._volumes[cached.volume]
+        size_bytes = self.policies[source.number].remove(id)
+        source.used_bytes -= size_bytes
+        target.used_bytes += size_bytes
+        if not cached.borrowed:
+            self._pool_of(target.number, self.groups.number_of(id))
+        policy = self.policies[target.number]
+        policy.insert(id, size_bytes, borrowed=cached.borrowed)
+        if used:
+            policy.touch(id)
+        self._planned.note_resident(id)
 
     def grow(self, id: FileId, count: int) -> None:
         """Grow an incomplete file; a negative count means that blocks were dropped."""
@@ -177,6 +210,7 @@ class Accounts:
         """Remove a file and return its bytes. A pin stays."""
         size_bytes = self._remove(id)
         self.groups.forget(id)
+        self.tiered.note_removed(id)
         return size_bytes
 
     def _remove(self, id: FileId) -> int:

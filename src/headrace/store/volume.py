@@ -5,6 +5,8 @@ files/<folder>/<id>         bytes of a complete file; folder: first ten hex digi
 files/<folder>/<id>.part    bytes of a file that is being filled; renamed when it is complete, so that a reader of
                             the plain name never sees a hole
 files/<folder>/<id>.map     presence and checksums of a file of more than one block
+moving/                     copies of files that move here from another volume (staged_copy.py)
+written                     bytes that were written here (written_bytes.py)
 
 A directory appears with its first file and goes with its last one (base/cache_names.py).
 """
@@ -28,6 +30,7 @@ from headrace.base.libc import c_library, last_errno
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
 from headrace.overlay.reserve import is_full
+from headrace.store.written_bytes import WrittenBytes
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +91,20 @@ def take_lock(path: str, subject: str) -> int:
 
 class Volume:
     """A cache volume. number: the index names the volume by it, so it must stay the same for the same directory. tier:
-    from the configuration; earlier volumes are filled first."""
+    from the configuration; earlier volumes are filled first. writes_a_day: bytes that the cache writes here a day; 0:
+    no limit. written: what was written here."""
 
-    def __init__(self, number: int, directory: str, capacity_bytes: int, tier: str = "") -> None:
+    def __init__(
+        self, number: int, directory: str, capacity_bytes: int, tier: str = "", *, writes_a_day: int = 0
+    ) -> None:
         self.number = number
         self.folder = directory
         self.capacity_bytes = capacity_bytes
         self.tier = tier
+        self.writes_a_day = writes_a_day
+        self.written = WrittenBytes(f"{directory}/written")
+        self.is_new = False
+        """No node had opened it before: in memory, all that was there is gone."""
         self.is_cut = False
         """The disk is smaller than the configured capacity, so its size is the capacity."""
         self.used_bytes = 0  # kept by the store
@@ -106,8 +116,8 @@ class Volume:
         """Create the directories and take the lock. Raises StoreError with the cause if the volume can't be used."""
         try:
             make_private(self.folder)
-            is_new = not os.path.exists(f"{self.folder}/lock")
-            if is_new and self._room_bytes() < ROOM_BYTES_MIN:
+            self.is_new = not os.path.exists(f"{self.folder}/lock")
+            if self.is_new and self._room_bytes() < ROOM_BYTES_MIN:
                 raise OSError(errno.ENOSPC, "its filesystem is full")
             os.makedirs(files_folder(self.folder), mode=0o700, exist_ok=True)
             self._probe()
@@ -116,6 +126,7 @@ class Volume:
             raise _unusable(self.folder, error) from error
         self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.written.load()
         try:
             self._move_old_files()
         except OSError as error:
@@ -179,7 +190,14 @@ class Volume:
         except OSError:  # another error of the disk
             return False
 
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the cache has written as much here as it may in a day."""
+        return self.writes_a_day > 0 and self.written.day_bytes() >= self.writes_a_day
+
     def close(self) -> None:
+        if self._lock_fd >= 0:
+            self.written.save(now=True)
         for fd in (self._lock_fd, self._folder_fd):
             if fd >= 0:
                 os.close(fd)

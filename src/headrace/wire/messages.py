@@ -409,7 +409,7 @@ class Welcome(Message, frozen=True):
     """The node's answer to Hello. index: directory of the LMDB index. volumes: their directories, by volume number.
     generation: changes when the index is created anew, and with it all ids. upper: directory of the upper layer. write:
     write modes, as base/write_modes.py parses them; "" or "off": the mounts are read-only. durable_puts: files that are
-    written by path are on disk before the answer."""
+    written by path are on disk before the answer. tiers: of the disks among the volumes, by number."""
 
     protocol: int
     index: str
@@ -418,6 +418,7 @@ class Welcome(Message, frozen=True):
     upper: str = ""
     write: str = ""
     durable_puts: bool = True
+    tiers: tuple[str, ...] = ()
 
 
 class Done(Message, frozen=True):

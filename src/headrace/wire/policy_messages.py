@@ -77,8 +77,9 @@ class PolicyExplained(Message, frozen=True):
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
-    """A change that a policy makes for files that the node has cached. example: the path of one of them. copies: made
-    on other nodes, or as a negative number, dropped there, of the files of which the node is the primary owner."""
+    """A change that a policy makes for files that the node has cached. effect: "move" for files that lie in a tier
+    where they may not. example: the path of one of them. copies: made on other nodes, or as a negative number, dropped
+    there, of the files of which the node is the primary owner."""
 
     effect: str
     before: str

@@ -82,6 +82,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_volumes(tmp_path: Path) -> None:
+    assert volume_of("/data/x:1GiB:nvme:2TiB")["writes_a_day"] == 2 << 40
     assert volume_of("/data/x:1.5GiB:hdd") == {
         "folder": "/data/x", "capacity_bytes": 3 << 29, "tier": "hdd"
     }  # fmt: skip

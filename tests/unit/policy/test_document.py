@@ -169,7 +169,6 @@ def test_a_bad_value_is_one_fault_that_names_the_key(key: str, value: object) ->
 def test_effects_that_no_node_obeys_are_refused() -> None:
     text = '[[rule]]\nmatch = ["/a/**"]\ntier = ["nvme", "hdd"]\nwrite = "back:2"\n'
     assert faults_of(text) == [
-        (3, "tier: this release does not obey it yet"),
         (4, "write: this release does not obey it yet"),
     ]
     assert values.replicas("auto") == AUTO_REPLICAS

@@ -5,9 +5,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.base.id_table import IdTable
 from headrace.base.model import FileId
 from headrace.policy.expiry import TimerWheel
-from headrace.policy.id_table import IdTable
 
 TIMES = st.one_of(st.floats(0, 300), st.integers(0, 20_000), st.integers(0, 40_000_000))
 STEPS = st.lists(

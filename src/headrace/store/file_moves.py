@@ -1,0 +1,315 @@
+"""Move complete cache files between the volumes of a store, while processes read them.
+
+A batch of moves has three steps: choose the files, copy each one, commit them. The choice and the commit hold the
+store's lock for some milliseconds; a copy takes long and holds no lock.
+
+    copy      to moving/ on the other volume, every byte compared with its checksum
+    link      give the copy the names of a cache file
+    record    one commit of the index: from then on the file is at its new place
+    unlink    the old file; who has it open keeps reading
+    unstage   remove the names in moving/, which mark the move for a start after a kill
+
+A file stays where it is if it is evicted, replaced or sealed before the commit. Reads never wait for a move.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from headrace.base import failpoint
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.base.model import FileId
+from headrace.store.file_registry import FileRegistry
+from headrace.store.room import emptiest_volume
+from headrace.store.schema import CachedFile
+from headrace.store.space import CacheSpace
+from headrace.store.staged_copy import Pace, link_staged, stage_copy, unstage
+from headrace.store.tier_choice import tiers_above, tiers_below
+from headrace.store.usage import allocated_bytes
+from headrace.store.volume import SPILL, Volume
+
+log = logging.getLogger(__name__)
+
+BATCH_FILES = 64
+BATCH_BYTES = 32 << 20
+"""Files and bytes of a batch, about. A larger file is a batch by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMove:
+    """A file that moves. cached: its record when it was chosen. sinks: to a slower tier, as it cooled."""
+
+    cached: CachedFile
+    target: Volume
+    sinks: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return allocated_bytes(self.cached.size_bytes)
+
+
+@dataclass(slots=True)
+class MoveCounts:
+    """Counts since the node's start. dropped: files that had no place in a slower tier, or none where they may lie."""
+
+    files_sunk: int = 0
+    files_risen: int = 0
+    files_replaced: int = 0
+    files_dropped: int = 0
+    bytes_moved: int = 0
+
+
+class FileMoves:
+    """The moves of a store; one batch at a time. low, high: shares of a volume's capacity as in SpaceRules. Any thread
+    may call the methods. The caller reports evictions afterwards, in the thread of `CacheSpace`."""
+
+    def __init__(self, files: FileRegistry, space: CacheSpace, *, low: float, high: float) -> None:
+        self.counts = MoveCounts()
+        self._files = files
+        self._space = space
+        self._accounts = files.accounts
+        self._tiered = files.accounts.tiered
+        self._low, self._high = low, high
+        self._start = (low + high) / 2
+        """Share where sinking starts: below the high watermark, above which new files go to a slower tier."""
+        self._lock = files.lock
+        self._sinking: set[int] = set()
+
+    @property
+    def sinking_volumes(self) -> frozenset[int]:
+        """Return the volumes whose cold files sink instead of being evicted."""
+        disks = self._tiered.disks
+        return frozenset(disk.number for disk in disks if self._tiered.may_sink_from(disk))
+
+    # ------------------------------------------------------------ the choice
+
+    def choose_sinks(self) -> list[FileMove]:
+        """Choose cold files of the volumes that are nearly full, of the slowest tier first. Files without a place in a
+        slower tier are evicted."""
+        for disk in reversed(self._tiered.disks):
+            if disk.number in self.sinking_volumes:
+                moves = self._sinks_from(disk)
+                if moves:
+                    return moves
+        return []
+
+    def _sinks_from(self, volume: Volume) -> list[FileMove]:
+        with self._lock:
+            if volume.used_bytes > self._start * volume.capacity_bytes:
+                self._sinking.add(volume.number)
+            surplus_bytes = volume.used_bytes - int(self._low * volume.capacity_bytes)
+            if surplus_bytes <= 0:
+                self._sinking.discard(volume.number)
+            if volume.number not in self._sinking:
+                return []
+            useless = self._space.useless_on(volume, surplus_bytes)
+            if useless:
+                self._space.evict(useless)
+                return []
+            return self._sunk(volume, self._space.coldest_on(volume, min(surplus_bytes, BATCH_BYTES)))
+
+    def _sunk(self, volume: Volume, ids: Iterable[FileId]) -> list[FileMove]:
+        """Begin to sink files, and evict those that have no place."""
+        moves: list[FileMove] = []
+        for cached in self._records(ids):
+            if len(moves) >= BATCH_FILES:
+                break
+            target = self._place_below(volume, cached) if _is_movable(cached) else None
+            if target is None:
+                self._drop(cached.id)
+            else:
+                moves.append(self._begin(FileMove(cached, target, sinks=True)))
+        return moves
+
+    def _place_below(self, volume: Volume, cached: CachedFile) -> Volume | None:
+        """Return the volume where a cold file of another one may go; something colder there may go for it. None: the
+        file itself is the coldest, or may not lie there."""
+        need = allocated_bytes(cached.size_bytes)
+        for tier in tiers_below(volume.tier, self._tiered.order_of(cached.id)):
+            disks = [disk for disk in self._tiered.disks if disk.tier == tier and not disk.is_spent]
+            emptiest = emptiest_volume(disks, cached.size_bytes, high=self._high)
+            if emptiest is not None:
+                return emptiest
+            for disk in disks:
+                colder = self._space.coldest_on(disk, need)
+                if self._frees(disk, colder, need) and self._tiered.choice.keeps(
+                    cached.id, colder, monotonic_s()
+                ):
+                    self._space.evict(colder)
+                    return disk
+        return None
+
+    def _frees(self, disk: Volume, ids: list[FileId], need: int) -> bool:
+        """Return whether a file fits once others are evicted."""
+        sizes = map(self._accounts.policies[disk.number].size_of, ids)
+        return disk.used_bytes - sum(sizes) + need <= disk.capacity_bytes
+
+    def choose_rises(self) -> list[FileMove]:
+        """Choose files that were used again in a slower tier, or are needed soon by a plan. What must leave the faster
+        tier for them comes before them."""
+        moves: list[FileMove] = []
+        with self._lock:
+            while self._tiered.choice.waiting and not _is_full(moves):
+                for id, next_use_s in self._tiered.choice.take_risers(1):
+                    cached = self._files.index.cached(id)
+                    if cached is not None and _is_movable(cached) and not self._accounts.is_kept(id):
+                        moves += self._risen(cached, next_use_s)
+        return moves
+
+    def _risen(self, cached: CachedFile, next_use_s: float) -> list[FileMove]:
+        source, need = self._files.volumes[cached.volume], allocated_bytes(cached.size_bytes)
+        if source.tier == SPILL:
+            return []
+        for tier in tiers_above(source.tier, self._tiered.order_of(cached.id)):
+            disks = [disk for disk in self._tiered.disks if disk.tier == tier and not disk.is_spent]
+            # above the low watermark, there is room because others sank
+            roomy = emptiest_volume(disks, cached.size_bytes, high=self._low)
+            if roomy is not None:
+                return [self._begin(FileMove(cached, roomy))]
+            for disk in disks:
+                if disk.used_bytes + need > disk.capacity_bytes or disk.short_on_disk(need) > 0:
+                    continue
+                displaced = self._space.coldest_on(disk, need)
+                if displaced and self._tiered.choice.may_displace(next_use_s, displaced, monotonic_s()):
+                    return [*self._sunk(disk, displaced), self._begin(FileMove(cached, disk))]
+        return []
+
+    def choose_misplaced(self, ids: Iterable[FileId]) -> list[FileMove]:
+        """Choose those of some files that lie where they may not. A file without a place is deleted, if it is not
+        pinned. Sealed files, and those being filled, stay."""
+        moves: list[FileMove] = []
+        with self._lock:
+            for cached in self._records(ids):
+                volume = self._files.volumes[cached.volume]
+                is_fixed = cached.id in self._accounts.sealed or self._files.is_open(cached.id)
+                if is_fixed or cached.superseded or not self._tiered.is_misplaced(cached.id, volume):
+                    continue
+                target = self._place_for(cached) if _is_movable(cached) else None
+                if target is not None:
+                    moves.append(self._begin(FileMove(cached, target)))
+                elif not cached.pinned:
+                    self._drop(cached.id)
+        return moves
+
+    def _place_for(self, cached: CachedFile) -> Volume | None:
+        places = [disk for disk in self._tiered.places_of(cached.id) if not disk.is_spent]
+        emptiest = emptiest_volume(places, cached.size_bytes, high=self._high)
+        if emptiest is not None:
+            return emptiest
+        for disk in places:
+            try:
+                self._space.make_room(disk, allocated_bytes(cached.size_bytes), keep=cached.id)
+            except NoSpaceError:
+                continue
+            return disk
+        return None
+
+    def _records(self, ids: Iterable[FileId]) -> Iterator[CachedFile]:
+        return filter(None, map(self._files.index.cached, ids))
+
+    def _drop(self, id: FileId) -> None:
+        self._space.evict([id])
+        self.counts.files_dropped += 1
+
+    def _begin(self, move: FileMove) -> FileMove:
+        """Hold the space of a move at its target, and keep its file from being evicted."""
+        self._accounts.hold(move.target, move.size_bytes)
+        self._accounts.moving.add(move.cached.id)
+        return move
+
+    # ------------------------------------------------------------ copy and commit
+
+    def copy(self, move: FileMove, pace: Pace) -> None:
+        """Copy a file to its staging place. Errors as in `stage_copy`; call `abandon` then."""
+        stage_copy(self._files.volumes[move.cached.volume], move.target, move.cached, pace)
+        move.target.written.add(move.cached.size_bytes)
+
+    def abandon(self, moves: Iterable[FileMove]) -> None:
+        """Give moves up; their files stay where they are."""
+        with self._lock:
+            for move in moves:
+                self._end(move)
+
+    def _release(self, move: FileMove) -> None:
+        if move.cached.id not in self._accounts.moving:
+            return
+        self._accounts.hold(move.target, -move.size_bytes)
+        self._accounts.moving.discard(move.cached.id)
+
+    def _end(self, move: FileMove) -> None:
+        self._release(move)
+        unstage(move.target, move.cached.id)
+
+    def commit(self, moves: Iterable[FileMove]) -> int:
+        """Put copies in the place of their files, by one commit of the index. Return how many were; the other files
+        changed meanwhile. Survives kill -9 on return, and a power loss: either file is complete."""
+        with self._lock:
+            linked: list[tuple[FileMove, CachedFile]] = []
+            for move in moves:
+                record = self._new_record(move)
+                if record is None:
+                    self._end(move)
+                    continue
+                try:
+                    link_staged(move.target, move.cached)
+                except (OSError, HeadraceError):
+                    self._end(move)
+                    continue
+                linked.append((move, record))
+            failpoint.hit("move.linked")
+            try:
+                with self._files.index.batch():
+                    for _, record in linked:
+                        self._files.index.put_cached(record)
+            except HeadraceError:
+                for move, _ in linked:
+                    move.target.unlink(move.cached.id)
+                    self._end(move)
+                raise
+            failpoint.hit("move.recorded")
+            for move, _ in linked:
+                self._replace(move)
+            self._space.note_evicted([move.cached.id for move, _ in linked])
+            return len(linked)
+
+    def _new_record(self, move: FileMove) -> CachedFile | None:
+        """Return the record of a file at its new place; None if it has to stay, or is another one by now."""
+        id = move.cached.id
+        current = self._files.index.cached(id)
+        if current is None or id in self._accounts.sealed or self._accounts.is_reserved(id):
+            return None
+        if structs.replace(current, pinned=move.cached.pinned, borrowed=move.cached.borrowed) != move.cached:
+            return None
+        sequence = self._files.next_sequence()
+        return structs.replace(current, volume=move.target.number, sequence=sequence, sunk=move.sinks)
+
+    def _replace(self, move: FileMove) -> None:
+        source, id = self._files.volumes[move.cached.volume], move.cached.id
+        self._accounts.move(move.cached, move.target, used=not move.sinks)
+        self._release(move)
+        try:
+            source.unlink(id)
+            failpoint.hit("move.unlinked")
+            unstage(move.target, id)
+        except (OSError, HeadraceError) as error:  # the next start removes the old file
+            log.warning("a moved file is still at its old place too id=%x error=%s", id, error)
+        self.counts.bytes_moved += move.cached.size_bytes
+        if move.sinks:
+            self.counts.files_sunk += 1
+        elif source.tier in self._tiered.order_of(id):
+            self.counts.files_risen += 1
+        else:
+            self.counts.files_replaced += 1
+
+
+def _is_movable(cached: CachedFile) -> bool:
+    return cached.trusted and not cached.superseded
+
+
+def _is_full(moves: list[FileMove]) -> bool:
+    return len(moves) >= BATCH_FILES or sum(move.size_bytes for move in moves) >= BATCH_BYTES

@@ -1,0 +1,85 @@
+"""Know the tiers of a node's volumes, where each file may lie, and which files are used in a slower tier than they
+might. Its methods cost nothing on a node with one tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.base.clock import monotonic_s
+from headrace.base.model import FileId
+from headrace.store.groups import SpaceDivision
+from headrace.store.tier_choice import TierChoice, tiers_below
+from headrace.store.volume import SPILL, Volume
+
+
+class TieredFiles:
+    """The tiers of a store. volumes: by number. choice: what it knows of each file. Called under the store's lock.
+
+    order: the tiers of the disks, in the order of the configuration; files without a rule prefer the first one.
+    """
+
+    def __init__(self, volumes: Sequence[Volume], division: SpaceDivision) -> None:
+        self.disks = [volume for volume in volumes if volume.tier != SPILL]
+        self.order = tuple(dict.fromkeys(volume.tier for volume in self.disks))
+        self.choice = TierChoice()
+        self._volumes = volumes
+        self._division = division
+
+    @property
+    def is_tiered(self) -> bool:
+        return len(self.order) > 1
+
+    def order_of(self, id: FileId) -> Sequence[str]:
+        """Return the tiers where a file may lie, by preference. A rule that names no tier of this node binds nothing
+        here."""
+        if not self.is_tiered:
+            return self.order
+        allowed = self._division.tiers_of(id)
+        return tuple(tier for tier in allowed if tier in self.order) or self.order
+
+    def places_of(self, id: FileId) -> list[Volume]:
+        """Return the disks where a file may lie, by preference. Those come last to which no more is to be written
+        today."""
+        if not self.is_tiered:
+            return sorted(self.disks, key=_is_spent)
+        places = [disk for tier in self.order_of(id) for disk in self.disks if disk.tier == tier]
+        return sorted(places, key=_is_spent)
+
+    def is_misplaced(self, id: FileId, volume: Volume) -> bool:
+        return self.is_tiered and volume.tier != SPILL and volume.tier not in self.order_of(id)
+
+    def may_sink_from(self, volume: Volume) -> bool:
+        """Return whether a slower tier than that of a volume exists."""
+        return volume.tier in self.order and bool(tiers_below(volume.tier, self.order))
+
+    def note_cached(self, id: FileId) -> None:
+        if self.is_tiered:
+            self.choice.add(id, monotonic_s())
+
+    def note_removed(self, id: FileId) -> None:
+        if self.is_tiered:
+            self.choice.remove(id)
+
+    def note_used(self, ids: Iterable[FileId], volume_of: Callable[[FileId], int | None]) -> None:
+        """Record uses. volume_of: returns the number of the volume that has a file."""
+        if not self.is_tiered:
+            return
+        now_s = monotonic_s()
+        for id in ids:
+            number = volume_of(id)
+            if number is not None:
+                self.choice.use(id, now_s, is_low=self._is_low(id, self._volumes[number]))
+
+    def note_planned(self, id: FileId, seconds: float, number: int | None) -> None:
+        """Record that a file will be read in so many seconds. number: of its volume; None: it is not cached."""
+        if number is not None and self._is_low(id, self._volumes[number]):
+            self.choice.plan(id, seconds)
+
+    def _is_low(self, id: FileId, volume: Volume) -> bool:
+        if volume.tier == SPILL:
+            return False
+        return volume.tier != self.order_of(id)[0]
+
+
+def _is_spent(volume: Volume) -> bool:
+    return volume.is_spent
