@@ -39,8 +39,10 @@ class ReuseTimes:
         if number is None:
             return math.inf
         interval_s = now_s - self._used_s[number]
+        if interval_s < self._same_use_s:
+            return math.inf  # the time stays, so that a file in steady use has an interval, too
         self._used_s[number] = now_s
-        return math.inf if interval_s < self._same_use_s else interval_s
+        return interval_s
 
     def idle_s(self, id: FileId, now_s: float) -> float:
         """Return the seconds since the last use of a file; infinite for an unknown one."""
