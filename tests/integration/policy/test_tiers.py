@@ -30,10 +30,10 @@ def put_files(host: Host, count: int) -> list[str]:
     return names
 
 
-def up_tiers(host: Host, *, fast: str = "64MiB", slow: str = "256MiB") -> None:
+def up_tiers(host: Host, *, fast: str = "64MiB", slow: str = "256MiB", io: str = "auto") -> None:
     """The first --cache is the first volume."""
     cache = ["--cache", f"{host.cache}:{fast}:nvme"]
-    host.up(host.truth, host.mount, *cache, cache=f"{host.base}/slow:{slow}:hdd")
+    host.up(host.truth, host.mount, "--io", io, *cache, cache=f"{host.base}/slow:{slow}:hdd")
 
 
 def set_policy(host: Host, text: str) -> None:
@@ -129,7 +129,7 @@ def test_cold_files_sink_and_rise_when_they_are_used_again(host: Host) -> None:
     first, second = put_files(host, 120), [f"more/{number:03d}" for number in range(120)]
     for name in second:
         host.put(name, 500_000)
-    up_tiers(host)
+    up_tiers(host, io="splice")  # in noopen, the node hears of no use that the page cache serves
     host.assert_right(*first)
     host.assert_right(*second)
     wait_until(lambda: used_bytes(host, "nvme") <= 0.925 * 64 * MIB, 60)
