@@ -252,7 +252,7 @@ class ReadPath:
     def _is_admitted(self, id: FileId) -> bool:
         """Return whether the policy, and the wear of the disks, let a file enter the cache."""
         space = self._store.space
-        return space.division.admits(id) and space.may_write(id)
+        return space.division.admits(id) and space.tiered.may_write(id)
 
     def _is_kept_out(self, fill: Fill | None, intent: ReadIntent) -> bool:
         """Return whether the policy may have put a fill into the spill, where a disk was not tried."""

@@ -85,8 +85,6 @@ class TierMover:
         self._turn = 0
         self._uses = (0.0, 0)
         self._failed = 0
-        self.spared = self._moves.sinking_volumes if self._is_on else frozenset[int]()
-        """Volumes whose files sink instead of being evicted at the watermark."""
 
     def start(self) -> None:
         if self._is_on:
@@ -96,6 +94,11 @@ class TierMover:
         self._pace.stop()
         await self._tasks.close()
         self._thread.shutdown()
+
+    @property
+    def is_walking(self) -> bool:
+        """Return whether a walk over all files is in progress."""
+        return self._look_from is not None
 
     def place_again(self) -> None:
         """Look at all files: the places where they may lie have changed."""
@@ -205,7 +208,7 @@ class TierMover:
 
     def _is_read(self) -> bool:
         """Return whether somebody reads now, as far as the node knows."""
-        now_s, count = time.monotonic(), self._store.space.use_count
+        now_s, count = time.monotonic(), self._moves.use_count
         if count != self._uses[1]:
             self._uses = (now_s, count)
         return bool(self._gate.in_flight) or now_s - self._uses[0] < READING_S

@@ -47,6 +47,7 @@ def open_store(
         policy=config.eviction_policy,
         planned=planned,
         lives=lives,
+        sinks=config.tier_move_bytes_s > 0,
         divide=lambda index: PolicyDivision(
             *(policy, capacity, index), usable_bytes=int(config.watermark_low * capacity.size_bytes)
         ),

@@ -170,8 +170,7 @@ class Node:
         self.attachments = _build_attachments(self)
         self.jobs = _build_jobs(self)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
-        self.tier_mover = TierMover(store, self.disk, self.gate, bytes_s=config.tier_move_bytes_s)
-        policies.current.changed.add(lambda _: self.tier_mover.place_again())
+        self.tier_mover = _build_tier_mover(self)
         self.cluster = None if link is None else self._build_cluster(link, writing)
         self.upkeep = Upkeep(
             *(store, self.reads, self.disk),
@@ -180,7 +179,6 @@ class Node:
             revoke_seal=self.jobs.auto_seal.revoke_oldest,
             release_seals=self.jobs.sealing.release_unused,
             on_corrupt=self._stop_for_corrupt_index,
-            spared=self.tier_mover.spared,
         )
         self.requests = self._build_requests()
         self.server = RpcServer(
@@ -595,6 +593,12 @@ def _build_jobs(node: Node) -> Jobs:
         on_damaged=node._damaged,
         seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
     )
+
+
+def _build_tier_mover(node: Node) -> TierMover:
+    mover = TierMover(node.store, node.disk, node.gate, bytes_s=node.config.tier_move_bytes_s)
+    node.policies.current.changed.add(lambda _: mover.place_again())
+    return mover
 
 
 def _build_planned_fetcher(node: Node) -> PlannedFetcher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Upkeep:
     """Runs one task. disk: the threads for blocking work. on_corrupt: gets the error of a damaged index, once a
     second. write, cluster: None for a node that writes nothing, or has no cluster. revoke_seal: removes a seal, so
     that its files can be evicted, and returns whether there was one. release_seals: the same for removed seals that
-    nobody reads any more. spared: volumes whose files sink instead of being evicted."""
+    nobody reads any more."""
 
     def __init__(
         self,
@@ -42,10 +42,8 @@ class Upkeep:
         revoke_seal: Callable[[], Awaitable[bool]],
         release_seals: Callable[[], Awaitable[bool]],
         on_corrupt: Callable[[CorruptIndexError], None],
-        spared: Collection[int] = (),
     ) -> None:
         self._store = store
-        self._spared = spared
         self._reads = reads
         self._disk = disk
         self._write = write
@@ -91,7 +89,7 @@ class Upkeep:
     async def _evict(self) -> None:
         self._store.keep_room()
         self._store.space.set_written(self._bytes_written())
-        while self._store.space.evict_if_needed(spared=self._spared):  # noqa: ASYNC110 - steps; others have their turn between
+        while self._store.space.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
             await asyncio.sleep(0)
         if self._store.space.is_short() and not await self._release_seals():
             await self._revoke_seal()
@@ -125,7 +123,7 @@ class Upkeep:
         self._check_writes()
 
     def _check_writes(self) -> None:
-        """Report, once each time, the disks whose writes of a day are used up."""
+        """Warn once, each time that the writes of a day of some disk are used up."""
         were_spent = self.disks_spent
         self.disks_spent = [volume.folder for volume in self._store.disks if volume.is_spent]
         for directory in self.disks_spent:

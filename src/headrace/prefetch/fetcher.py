@@ -22,6 +22,7 @@ from headrace.namespace.tree import NameTree
 from headrace.plan.file_numbers import NO_FILE
 from headrace.plan.pacing import ReaderDemand, fetch_rate
 from headrace.prefetch.plan_table import PAUSE_S, PlannedReader, PlanTable
+from headrace.prefetch.planned_rises import PlannedRises
 from headrace.prefetch.sample_map import SampleMap
 from headrace.store.store import Store
 
@@ -49,9 +50,6 @@ SAME_DEADLINE_S = 1.0
 """Deadlines within the same second are equal: of their readers the one for which least was fetched of late comes first.
 So a reader that claims any step time has a share, and not all."""
 SHARE_HALF_LIFE_S = 5.0
-RISING_FILES, RISING_S = 128, 60.0
-"""The next files of a reader that may rise from a slower tier, and how soon they must be needed."""
-RISES_EACH_S = 1.0
 SAMPLED_FILES = 16
 """Files after a reader's position whose mean size tells the bytes of a step."""
 
@@ -84,7 +82,7 @@ class PlannedFetcher:
         self._full_share = watermark_low - FULL_MARGIN
         self._loads = OwnedTasks()
         self._task = OwnedTasks()
-        self._risen_s = 0.0
+        self._rises = PlannedRises(plans, store)
         self._in_flight: dict[int, int] = {}  # bytes by the number of a file or an extent
         self._waiting: dict[int, dict[str, tuple[PlannedReader, int]]] = {}
         self._is_behind = self._is_caught_up = False
@@ -175,7 +173,7 @@ class PlannedFetcher:
                 self._plans.end_silent()
                 try:
                     await self._follow()
-                    self._let_rise()
+                    self._rises.look()
                 except HeadraceError as error:
                     log.warning("planned files can't be fetched error=%s", error)
                     await asyncio.sleep(PAUSE_S)
@@ -187,23 +185,6 @@ class PlannedFetcher:
             else:
                 await self._plans.changed.wait()
                 self._plans.changed.clear()
-
-    def _let_rise(self) -> None:
-        """Let those files rise to a faster tier that are read soon, and that are cached already."""
-        space = self._store.space
-        if not space.tiered.is_tiered or monotonic_s() - self._risen_s < RISES_EACH_S:
-            return
-        self._risen_s = monotonic_s()
-        for reader in self._plans.readers:
-            stream = reader.stream
-            if stream is None or not reader.is_fetched:
-                continue
-            for offset, number in enumerate(stream.upcoming(stream.position, RISING_FILES)):
-                seconds = stream.seconds_until(stream.position + offset)
-                if seconds > RISING_S:
-                    break
-                if number != NO_FILE:
-                    space.plan_use(self._planned.numbers.id_of(number), seconds)
 
     async def _wait(self, seconds: float) -> None:
         try:

@@ -31,6 +31,7 @@ from headrace.store.space import CacheSpace
 from headrace.store.staged_copy import Pace, link_staged, stage_copy, unstage
 from headrace.store.tier_choice import tiers_above, tiers_below
 from headrace.store.usage import allocated_bytes
+from headrace.store.victims import Victims
 from headrace.store.volume import SPILL, Volume
 
 log = logging.getLogger(__name__)
@@ -78,13 +79,19 @@ class FileMoves:
         self._start = (low + high) / 2
         """Share where sinking starts: below the high watermark, above which new files go to a slower tier."""
         self._lock = files.lock
+        self._victims = Victims(files.index, files.accounts, files.is_open)
+        self.evicted_files = 0
         self._sinking: set[int] = set()
 
     @property
-    def sinking_volumes(self) -> frozenset[int]:
-        """Return the volumes whose cold files sink instead of being evicted."""
-        disks = self._tiered.disks
-        return frozenset(disk.number for disk in disks if self._tiered.may_sink_from(disk))
+    def use_count(self) -> int:
+        """Return how many uses of files were reported."""
+        return self._accounts.use_count
+
+    def plan_use(self, id: FileId, seconds: float) -> None:
+        """Let a file rise that will be read in so many seconds, if it is in a slower tier than it might be."""
+        with self._lock:
+            self._tiered.note_planned(id, seconds, self._accounts.volume_of(id))
 
     # ------------------------------------------------------------ the choice
 
@@ -92,7 +99,7 @@ class FileMoves:
         """Choose cold files of the volumes that are nearly full, of the slowest tier first. Files without a place in a
         slower tier are evicted."""
         for disk in reversed(self._tiered.disks):
-            if disk.number in self.sinking_volumes:
+            if self._tiered.may_sink_from(disk):
                 moves = self._sinks_from(disk)
                 if moves:
                     return moves
@@ -107,11 +114,11 @@ class FileMoves:
                 self._sinking.discard(volume.number)
             if volume.number not in self._sinking:
                 return []
-            useless = self._space.useless_on(volume, surplus_bytes)
+            useless = self._useless_on(volume, surplus_bytes)
             if useless:
-                self._space.evict(useless)
+                self._evict(useless)
                 return []
-            return self._sunk(volume, self._space.coldest_on(volume, min(surplus_bytes, BATCH_BYTES)))
+            return self._sunk(volume, self._victims.of_policy(volume, min(surplus_bytes, BATCH_BYTES)))
 
     def _sunk(self, volume: Volume, ids: Iterable[FileId]) -> list[FileMove]:
         """Begin to sink files, and evict those that have no place."""
@@ -136,11 +143,11 @@ class FileMoves:
             if emptiest is not None:
                 return emptiest
             for disk in disks:
-                colder = self._space.coldest_on(disk, need)
+                colder = self._victims.of_policy(disk, need)
                 if self._frees(disk, colder, need) and self._tiered.choice.keeps(
                     cached.id, colder, monotonic_s()
                 ):
-                    self._space.evict(colder)
+                    self._evict(colder)
                     return disk
         return None
 
@@ -174,7 +181,7 @@ class FileMoves:
             for disk in disks:
                 if disk.used_bytes + need > disk.capacity_bytes or disk.short_on_disk(need) > 0:
                     continue
-                displaced = self._space.coldest_on(disk, need)
+                displaced = self._victims.of_policy(disk, need)
                 if displaced and self._tiered.choice.may_displace(next_use_s, displaced, monotonic_s()):
                     return [*self._sunk(disk, displaced), self._begin(FileMove(cached, disk))]
         return []
@@ -212,8 +219,20 @@ class FileMoves:
     def _records(self, ids: Iterable[FileId]) -> Iterator[CachedFile]:
         return filter(None, map(self._files.index.cached, ids))
 
+    def _useless_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        """Return superseded files of a volume, or idle incomplete ones: they are evicted before others sink."""
+        superseded = self._victims.superseded_on(volume, bytes_needed)
+        return superseded or self._victims.partial_idle(volume, bytes_needed)
+
+    def _evict(self, ids: list[FileId]) -> None:
+        for id in ids:
+            self._files.forget_writer(id)
+        self._files.discard(ids)
+        self._space.note_evicted(ids)
+        self.evicted_files += len(ids)
+
     def _drop(self, id: FileId) -> None:
-        self._space.evict([id])
+        self._evict([id])
         self.counts.files_dropped += 1
 
     def _begin(self, move: FileMove) -> FileMove:

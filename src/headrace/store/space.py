@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
-from headrace.base.priority import Priority
 from headrace.store.file_lives import FileLives, NoLives
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
@@ -39,8 +38,8 @@ EVICT_STEP_FILES = 512
 class SpaceRules:
     """Say what is evicted, and when. high, low: shares of a volume's capacity where eviction begins and ends.
     borrowed_share: the share for files that other nodes own. policy: of build_policy. planned: knows which files are
-    read when. lives: hears of cached files. divide: takes the index, and returns which group each file is in and what
-    each tenant may have."""
+    read when. lives: hears of cached files. sinks: files move to a slower tier instead of being evicted at the
+    watermark. divide: takes the index, and returns which group each file is in and what each tenant may have."""
 
     high: float = 0.95
     low: float = 0.90
@@ -48,6 +47,7 @@ class SpaceRules:
     policy: str = "s3fifo"
     planned: PlannedChoice = field(default_factory=NoPlans)
     lives: FileLives = field(default_factory=NoLives)
+    sinks: bool = False
     divide: Callable[[Index], SpaceDivision] = field(default=lambda _: OneGroup())
 
 
@@ -73,6 +73,7 @@ class CacheSpace:
         self._spill = spill
         self._has_spilled = False
         self._high, self._low, self._borrowed_share = rules.high, rules.low, rules.borrowed_share
+        self._sinks = rules.sinks
         self._lock = files.lock
         self._home = threading.get_ident()
         self._unreported = list[FileId]()
@@ -88,11 +89,6 @@ class CacheSpace:
     def used_bytes(self) -> int:
         """Return the bytes of cache files and the upper layer, without the index."""
         return self._files.accounts.used_bytes - self._index_bytes
-
-    @property
-    def use_count(self) -> int:
-        """Return how many uses of files were reported."""
-        return self._files.accounts.use_count
 
     def note_evicted(self, ids: list[FileId]) -> None:
         """Report files at the next report, so that readers open them again. The caller holds the lock."""
@@ -119,11 +115,6 @@ class CacheSpace:
         self._unreported += self._count_evicted(self._limits.make_room(id, count))
         self.report_evicted()
         self._limits.check(id, count)
-
-    def plan_use(self, id: FileId, seconds: float) -> None:
-        """Let a file rise that will be read in so many seconds, if it is in a slower tier than it might be."""
-        with self._lock:
-            self.tiered.note_planned(id, seconds, self._files.accounts.volume_of(id))
 
     def regroup(self, after: FileId) -> FileId | None:
         """Ask for the groups of some hundred files again, those with ids above `after`. Return the last one; None at
@@ -167,18 +158,9 @@ class CacheSpace:
         self._index_bytes = min(self._files.index.size_bytes, half)
         self._disks[0].used_bytes += self._index_bytes - previous
 
-    def may_write(self, id: FileId) -> bool:
-        """Return whether a file of that id may be written to some disk, as its value and today's writes are."""
-        if not any(disk.is_spent for disk in self._disks):
-            return True
-        with self._lock:
-            is_valued = self.division.group_of(id).priority == Priority.HIGH
-            return is_valued or not self.tiered.places_of(id)[0].is_spent
-
-    def evict_if_needed(self, *, spared: Collection[int] = ()) -> list[FileId]:
+    def evict_if_needed(self) -> list[FileId]:
         """Move each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
-        again while it returns some: in between, other threads get the lock. spared: volumes whose files sink to a
-        slower tier instead, as long as there is space."""
+        again while it returns some: in between, other threads get the lock."""
         with self._lock:
             evicted: list[FileId] = []
             self._count_index()
@@ -191,7 +173,7 @@ class CacheSpace:
                     self._draining.discard(volume.number)
                 if volume.number not in self._draining:
                     surplus = 0
-                if volume.number in spared:
+                if self._sinks and self.tiered.may_sink_from(volume):
                     surplus = volume.used_bytes - volume.capacity_bytes
                 # other programs and the upper layer fill the disk, too
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
@@ -229,23 +211,6 @@ class CacheSpace:
         ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
         self._files.discard(ids)
         return self._count_evicted(ids)
-
-    def evict(self, ids: list[FileId]) -> None:
-        """Evict files that the caller chose under the lock, which it holds."""
-        for id in ids:
-            self._files.forget_writer(id)
-        self._files.discard(ids)
-        self._unreported += self._count_evicted(ids)
-
-    def useless_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        """Return superseded files of a volume, and idle incomplete ones: they are evicted before others sink. The
-        caller holds the lock."""
-        superseded = self._victims.superseded_on(volume, bytes_needed)
-        return superseded or self._victims.partial_idle(volume, bytes_needed)
-
-    def coldest_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        """Return the files that the policy of a volume would evict next, under the lock, which the caller holds."""
-        return self._victims.of_policy(volume, bytes_needed)
 
     def _count_evicted(self, ids: list[FileId]) -> list[FileId]:
         self.evicted_files += len(ids)

@@ -135,7 +135,7 @@ class Store:
         return {
             **self._files.accounts.statistics(),
             "used_bytes": self.used_bytes,
-            "files_evicted": self.space.evicted_files,
+            "files_evicted": self.space.evicted_files + self.moves.evicted_files,
             "files_unverified_found": self.unverified_found,
         }
 

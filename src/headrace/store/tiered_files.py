@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.base.clock import monotonic_s
 from headrace.base.model import FileId
+from headrace.base.priority import Priority
 from headrace.store.groups import SpaceDivision
 from headrace.store.tier_choice import TierChoice, tiers_below
 from headrace.store.volume import SPILL, Volume
@@ -44,6 +45,14 @@ class TieredFiles:
             return sorted(self.disks, key=_is_spent)
         places = [disk for tier in self.order_of(id) for disk in self.disks if disk.tier == tier]
         return sorted(places, key=_is_spent)
+
+    def may_write(self, id: FileId) -> bool:
+        """Return whether a file may be written to some disk, as its value and the writes of the day are. Needs no
+        lock."""
+        if not any(disk.is_spent for disk in self.disks):
+            return True
+        is_valued = self._division.group_of(id).priority == Priority.HIGH
+        return is_valued or not self.places_of(id)[0].is_spent
 
     def is_misplaced(self, id: FileId, volume: Volume) -> bool:
         return self.is_tiered and volume.tier != SPILL and volume.tier not in self.order_of(id)

@@ -80,7 +80,9 @@ def open_at(
     def divide(_: Index) -> RuledDivision:
         return division
 
-    return Store.open(f"{folder}/fast/index", volumes, boot_id=boot_id, rules=SpaceRules(divide=divide))
+    return Store.open(
+        f"{folder}/fast/index", volumes, boot_id=boot_id, rules=SpaceRules(divide=divide, sinks=True)
+    )
 
 
 def body_of(name: str, size_bytes: int) -> bytes:
@@ -326,7 +328,7 @@ def test_a_rule_places_files(open_tiers: Open, division: RuledDivision) -> None:
     here = [id for id in ids if store.index.cached(id) is not None]
     assert {cached(store, id).volume for id in here} == {0}
     assert len(here) < 64
-    store.space.evict_if_needed(spared=store.moves.sinking_volumes)
+    store.space.evict_if_needed()
     assert sink_all(store) == 0
     assert store.disks[0].used_bytes <= 0.9 * store.disks[0].capacity_bytes
 
@@ -364,9 +366,9 @@ def test_writes_of_a_day_send_files_elsewhere(open_tiers: Open, division: RuledD
     assert store.disks[0].is_spent
     store.touch([ids[4]])
     assert store.moves.choose_rises() == []
-    assert store.space.may_write(ids[4])
+    assert store.space.tiered.may_write(ids[4])
     division.tiers = ("nvme",)
-    assert not store.space.may_write(ids[4])
+    assert not store.space.tiered.may_write(ids[4])
     assert cached(store, fill_named(store, "loaded", MIB)).volume == 0
 
 
