@@ -77,14 +77,6 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{cache['files_evicted']} evicted since the start",
         ),
     ]
-    for folder in cache["disks_full"]:
-        lines.append(
-            ("", f"the disk of {folder} is full: the node caches nothing new there until space is free")
-        )
-    for folder in cache.get("disks_too_small", ()):
-        lines.append(("", f"the disk of {folder} is smaller than its configured capacity"))
-    for folder in cache.get("disks_spent", ()):
-        lines.append(("", f"{folder} has had its writes of a day: new files go elsewhere, or are not cached"))
     lines += _volume_lines(cache)
     if cache.get("spilled_bytes"):
         lines.append(
@@ -123,7 +115,15 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _volume_lines(cache: dict[str, Any]) -> list[tuple[str, str]]:
     volumes = cache.get("volumes", {})
-    lines = []
+    lines: list[tuple[str, str]] = []
+    for folder in cache["disks_full"]:
+        lines.append(
+            ("", f"the disk of {folder} is full: the node caches nothing new there until space is free")
+        )
+    for folder in cache.get("disks_too_small", ()):
+        lines.append(("", f"the disk of {folder} is smaller than its configured capacity"))
+    for folder in cache.get("disks_spent", ()):
+        lines.append(("", f"{folder} has had its writes of a day: new files go elsewhere, or are not cached"))
     for folder, volume in volumes.items():
         limit = f" of {show_size(volume['writes_a_day'])}" if volume["writes_a_day"] else ""
         written = f"{show_size(volume['written_bytes_day'])}{limit} written within a day"
