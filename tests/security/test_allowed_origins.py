@@ -29,10 +29,15 @@ pytestmark = pytest.mark.expected_warnings(
 
 
 MINIO = {"endpoint": "https://minio.example:9000", "profile": "training"}
+QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/changes"
 MOUNTS = {
     "/a": MountConfig("s3://training/images", MINIO),
     "/b": MountConfig("az://models", {"account_name": "ours"}),
     "/c": MountConfig("https://data.example/sets"),
+    "/d": MountConfig("s3://reported", {"events": QUEUE}),
+    "/e": MountConfig(
+        "headrace://central-1:7480,central-2:7480/sets", {"certificates": "/etc/headrace/central"}
+    ),
 }
 ALLOWED = [
     ("s3://training/images", {}),
@@ -41,6 +46,8 @@ ALLOWED = [
     ("az://models/x", {"account_name": "ours", "timeout_s": "3"}),
     ("https://data.example/sets/a", {"token": "its own"}),
     ("https://DATA.example/sets", {}),
+    ("s3://reported/below", {"events": QUEUE}),
+    ("headrace://central-1:7480,central-2:7480/sets/a", {"certificates": "/etc/headrace/central"}),
 ]
 REFUSED = [
     ("file:///", {}), ("/etc", {}), ("file:///etc/shadow", {}), ("memory://x", {}), ("synthetic://3x100", {}),
@@ -61,6 +68,13 @@ REFUSED = [
     ("https://data.example/sets/..\\secret", {}), ("https://data.example:444/sets", {}),
     ("https://data.example.evil.example/sets", {}), ("https://data.example/setsx", {}),
     ("https://data.example/sets/", {"endpoint": "https://evil.example"}),
+    ("s3://reported", {"events": "https://sqs.evil.example/123456789012/changes"}),
+    ("s3://training/images", {"events": "https://evil.example/1/q"}),
+    ("headrace://central-1:7480,evil:7480/sets", {}), ("headrace://evil:7480/sets", {}),
+    ("headrace://central-1:7480/sets", {}), ("headrace://central-1:7480,central-2:7480/", {}),
+    ("headrace://central-1:7480,central-2:7480/sets/%2e%2e/x", {}),
+    ("headrace://central-1:7480,central-2:7480/sets", {"certificates": "/etc/headrace/tls"}),
+    ("headrace://central-1:7480,central-2:7480/sets", {"allow_http": "true"}),
 ]  # fmt: skip
 
 

@@ -30,6 +30,9 @@ class SingleFlight(Generic[Key, Result]):
             task = self._running[key] = self._tasks.start(self._finish(key, work))
         return task
 
+    def is_running(self, key: Key) -> bool:
+        return key in self._running
+
     async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         """Run the work after this call: a run that began before is awaited first, and its result is not used."""
         earlier = self._running.get(key)

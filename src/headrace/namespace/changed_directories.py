@@ -89,7 +89,7 @@ class ChangedDirectories:
         The future ends after a listing that began later than this call, with a HeadraceError if that failed. A
         directory that nobody has listed needs no listing."""
         target = self._nearest(path), below
-        if not below and not self._is_listed(target[0]):
+        if not below and not self._is_known(target[0]):
             return _done()
         if target not in self._waiting and len(self._waiting) >= WAITING_MAX:
             self._overflows += 1
@@ -124,9 +124,9 @@ class ChangedDirectories:
             path = split(path)[0]
         return path
 
-    def _is_listed(self, path: bytes) -> bool:
+    def _is_known(self, path: bytes) -> bool:
         directory = self._tree.directory_at(path)
-        return directory is not None and self._tree.is_listed(directory)
+        return directory is not None and self._listings.is_known(directory)
 
     async def _refresh_in_turn(self, target: Target, future: asyncio.Future[None]) -> None:
         await asyncio.sleep(max(0.0, self._rests_until_s.get(target, 0.0) - monotonic_s()))
@@ -168,9 +168,9 @@ class ChangedDirectories:
         """List the directory again. One that the origin has no more is empty then, and vanishes by a listing of the
         directory above."""
         tops, path = (self.reported.top_of(path), b"/"), self._nearest(path)
-        while (directory := self._tree.directory_at(path)) is not None and self._tree.is_listed(directory):
+        while (directory := self._tree.directory_at(path)) is not None and self._listings.is_known(directory):
             self._changes.invalidate(path)  # also if the listing fails: the next access repeats it
-            await self._listings.refresh_listed(path)
+            await self._listings.refresh_for_names(path)
             has_names = next(iter(self._tree.index.children(directory)), None) is not None
             if path in tops or has_names:
                 return

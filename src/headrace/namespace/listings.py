@@ -91,6 +91,12 @@ class Listings:
                 log.warning("the origin is unavailable, the old listing stays in use directory=%x", directory)
                 self._index.names.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
 
+    def is_known(self, directory: FileId) -> bool:
+        """Return whether the index has a listing of the directory, or will have one that began already."""
+        return self._tree.is_listed(directory) or any(
+            self._in_progress.is_running((directory, direct)) for direct in (False, True)
+        )
+
     async def relist(self, directory: FileId, *, for_peer: bool = False) -> None:
         """List the directory again, or wait for the listing in progress. A failure leaves the old listing in
         place."""

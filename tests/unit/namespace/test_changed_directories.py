@@ -76,6 +76,21 @@ async def test_a_directory_that_nobody_listed_costs_nothing(tree: NamespaceFixtu
     assert origin.listings == listings
 
 
+async def test_a_report_during_the_first_listing_is_not_lost(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m")
+    origin.gate.clear()
+    first = asyncio.ensure_future(tree.names("/m/d"))
+    await pass_time(0.01)  # its only page was read
+    origin.hold("d/b", b"new")
+    reported = tree.namespace.changed_directories.add(b"/m/d")
+    await pass_time(0.01)
+    origin.gate.set()
+    await asyncio.gather(first, reported)
+    assert await tree.names("/m/d") == ["a", "b"]
+
+
 async def test_reports_of_a_directory_share_a_listing(tree: NamespaceFixture) -> None:
     origin = gated("d/a")
     tree.attach("/m", origin)
