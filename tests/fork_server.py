@@ -53,7 +53,7 @@ MODULES = {
 }
 """What is forked: the name on the command line, and the module that is run by it."""
 
-STARTERS = ("up", "mount")
+STARTERS = ("up", "mount", "bench")
 """Commands that start further processes; so do FD stores."""
 
 TORCH = "torch"
@@ -116,7 +116,7 @@ def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 def is_module(program: str) -> bool:
     """Return whether `-m` runs it, and a fork can."""
-    return program in MODULES or program.startswith("tests.")
+    return program in MODULES or program.startswith(("tests.", "headrace.bench."))
 
 
 def split_network(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -576,6 +576,7 @@ def _run(program: str, arguments: list[str]) -> None:
         return
     sys.argv = [program, *arguments]
     if is_module(program):
+        sys.modules.pop(program, None)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(program, run_name="__main__")

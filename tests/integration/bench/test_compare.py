@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.testing.servers import ServerMissing, find_program
+from tests import fork_server
 
 pytestmark = [pytest.mark.timeout(110), pytest.mark.fuse]
 SMALL = ("--scale-sizes", "0.002", "--scale-times", "0.05", "--steps", "3", "--epochs", "2", "--readers", "2")
@@ -46,8 +46,8 @@ def compare(work: Path, *words: str) -> dict[str, Any]:
         "--json",
         "--keep-cache",
     ]
-    done = subprocess.run(
-        [*command, "--work", str(work)], capture_output=True, text=True, timeout=100, check=False
+    done = fork_server.run_with_torch(
+        [*command, "--work", str(work)], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     with open("/proc/self/mounts") as mounts:
