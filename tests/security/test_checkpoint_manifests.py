@@ -8,7 +8,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 from headrace.base.errors import CorruptCheckpointError, HeadraceError, NotSupportedError
 from headrace.checkpoint import SaveOptions, load, save, verify
 from headrace.checkpoint.manifest import MAGIC, decode, digest
-from headrace.integrations.torch_checkpoint import WantedItem, decode_metadata
+from tests.lazy_module import lazy_module
+
+if TYPE_CHECKING:
+    from headrace.integrations import torch_checkpoint
+else:
+    torch_checkpoint = lazy_module("headrace.integrations.torch_checkpoint")
 
 STATE: dict[str, Any] = {
     "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
@@ -203,11 +208,11 @@ class Payload:
         return os.system, (f"touch {self.trace}",)
 
 
-def wanted_of(value: bytes) -> WantedItem:
+def wanted_of(value: bytes) -> torch_checkpoint.WantedItem:
     memory = np.frombuffer(value, np.uint8)
     empty: Any = None
     leaf_of_value: Any = type("LeafOfValue", (), {"name": "extra"})
-    return WantedItem(empty, leaf_of_value, None, memory, 0, [])
+    return torch_checkpoint.WantedItem(empty, leaf_of_value, None, memory, 0, [])
 
 
 def test_a_pickle_of_code_is_not_loaded(tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ def test_metadata_names_no_other_attribute_of_torch(field: str, value: str) -> N
     tensor |= {"pin_memory": False, "size": [2], "chunks": [[[0], [2]]], field: value}
     about = {"tensors": {"w": tensor}, "bytes": [], "planner": ["n"], "items": []}
     with pytest.raises(CorruptCheckpointError):
-        decode_metadata(about)
+        torch_checkpoint.decode_metadata(about)
 
 
 @pytest.mark.parametrize(
@@ -245,4 +250,4 @@ def test_metadata_names_no_other_attribute_of_torch(field: str, value: str) -> N
 )  # fmt: skip
 def test_metadata_of_another_form_is_refused(about: Any) -> None:
     with pytest.raises(CorruptCheckpointError):
-        decode_metadata(about)
+        torch_checkpoint.decode_metadata(about)

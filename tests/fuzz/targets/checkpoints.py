@@ -15,7 +15,6 @@ from headrace.base.errors import CorruptCheckpointError, NotSupportedError
 from headrace.checkpoint import compression, layout, manifest, manifest_check, tensors
 from headrace.checkpoint.manifest import Chunk, Head, Leaf, RankPart
 from headrace.integrations import safetensors
-from headrace.integrations.torch_checkpoint import decode_metadata
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
@@ -105,8 +104,16 @@ def _manifest(data: bytes) -> None:
             _make(leaf)
         tensors.build(part.tree, lambda place, path: place, lambda name: True)
     if document.body.dcp is not None:
-        decode_metadata(document.body.dcp)
+        decoded_metadata(document.body.dcp)
     assert manifest.decode(manifest.encode(document), "m").head.step == document.head.step
+
+
+def decoded_metadata(document: dict[str, Any]) -> Any:
+    from headrace.integrations.torch_checkpoint import (
+        decode_metadata,
+    )  # imports more than a second of modules
+
+    return decode_metadata(document)
 
 
 def _halves(data: bytes) -> tuple[bytes, bytes]:
@@ -141,7 +148,7 @@ def _make(leaf: Leaf) -> None:
 
 def _metadata(data: bytes) -> None:
     """Of torch.distributed.checkpoint."""
-    metadata = decode_metadata(decode_json(data, dict[str, Any]))
+    metadata = decoded_metadata(decode_json(data, dict[str, Any]))
     assert metadata.storage_data is not None
 
 

@@ -18,7 +18,7 @@ from headrace.checkpoint.posix_storage import PosixStorage
 from tests.unit.checkpoint.crasher import RETENTION, Crasher, options_of
 from tests.unit.checkpoint.states import same, state_of
 
-EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "12"))
 ROUNDS = 4
 SOURCE = Path(folder.__file__).parent
 POINTS = sorted(

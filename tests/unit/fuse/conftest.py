@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.operations import Mode
 from tests.unit.fuse.memory_mount import MemoryMount, WritingMemoryClient
 
+BIG = random.Random(1).randbytes((3 << 20) + 7)
 OpenClient = Callable[..., WritingMemoryClient]
 OpenMount = Callable[..., MemoryMount]
 
@@ -23,7 +25,7 @@ def origin(tmp_path: Path) -> dict[str, bytes]:
     files = {
         "small": b"0123456789",
         "empty": b"",
-        "big": os.urandom((3 << 20) + 7),
+        "big": BIG,
         "dir/inner": b"inner bytes",
         "dir/sub/deep": b"deep bytes",
     }

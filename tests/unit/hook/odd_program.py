@@ -114,9 +114,9 @@ def in_threads() -> Any:
     return sorted(taken.items())
 
 
-def with_workers(context: str) -> Any:
+def with_workers(context: str, count: int) -> Any:
     options: dict[str, Any] = {
-        "num_workers": 2,
+        "num_workers": count,
         "persistent_workers": True,
         "multiprocessing_context": context,
     }
@@ -145,8 +145,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "after an error": after_an_error,
     "interleaved": interleaved,
     "threads": in_threads,
-    "forked": lambda: with_workers("fork"),
-    "forkserver": lambda: with_workers("forkserver"),
+    "forked": lambda: with_workers("fork", 2),
+    "forkserver": lambda: with_workers("forkserver", 1),  # which imports torch
 }
 
 

@@ -116,19 +116,19 @@ async def test_a_sample_that_opens_another_file_later_ends_the_plan(node: Planne
 
 async def test_what_is_needed_sooner_stays_in_a_cache_that_is_too_small(tmp_path: Path) -> None:
     """The cache holds a third of the data. The fetcher stays ahead of the reader, and drops only what it has read."""
-    node = PlannedNode(tmp_path, 3000, capacity_bytes=8 * MIB)
-    order = shuffled(3, 3000)
+    node = PlannedNode(tmp_path, 1500, capacity_bytes=4 * MIB)
+    order = shuffled(3, 1500)
     async with node.running():
         job = Job(node, batch_size=10)
         await job.begin(order)
-        for position in range(0, 3000, 150):
+        for position in range(0, 1500, 75):
             await node.settle(1)
-            missing = set(order[position : position + 150]) - node.cached()
+            missing = set(order[position : position + 75]) - node.cached()
             assert not missing, position
-            job.progress(position + 150)
+            job.progress(position + 75)
         assert job.reader.misses == 0
         assert (
-            node.fetcher.fetched_files < 6000
+            node.fetcher.fetched_files < 3000
         )  # some go when the index begins to count; never again and again
 
 

@@ -80,7 +80,7 @@ def test_owners_are_distinct_and_of_distinct_zones_while_there_are_any(
 ) -> None:
     ring = Ring(all_members)
     zones = {member.zone for member in all_members}
-    for key in KEYS[:50]:
+    for key in KEYS[:20]:
         owners = ring.owners(key, count)
         assert len(owners) == min(count, len(all_members))
         assert len(set(owners)) == len(owners)
