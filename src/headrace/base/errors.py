@@ -163,6 +163,12 @@ class ConflictError(OriginError):
     code = "origin.conflict"
 
 
+class OriginBudgetSpentError(OriginError):
+    """The month's budget of an origin is spent, and nobody waits for these bytes."""
+
+    code = "origin.budget_spent"
+
+
 class OriginReadOnlyError(OriginError):
     """The origin does not accept writes."""
 

@@ -1,11 +1,21 @@
-"""Keep calls below a rate. The caller passes the time."""
+"""Keep calls below a rate, which may change while they wait. The caller passes the time."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.base.clock import monotonic_s
 
 BURST_S = 0.25
 """Unused allowance is saved for this long."""
+LEAST_WAIT_S = 1e-6
+"""Shorter waits are errors of rounding. The clock might not advance by one."""
+LOOK_S = 0.25
+"""Seconds after which a waiting call looks whether the rate has changed."""
 
 
 class TokenBucket:
@@ -14,16 +24,28 @@ class TokenBucket:
 
     def __init__(self, rate_per_s: float, now_s: float, *, burst_s: float = BURST_S) -> None:
         self._rate_per_s, self._burst_s = rate_per_s, burst_s
+        self._soon_per_s = 0.0
         self._level = rate_per_s * burst_s
+        self._reserved = 0.0
         self._at_s = now_s
         self._lock = threading.Lock()
 
-    def reserve(self, amount: float, now_s: float) -> float:
-        """Take the amount and return the seconds to wait before using it."""
+    def reserve(self, amount: float, now_s: float) -> Reservation:
+        """Take the amount. The reservation says how long to wait before using it."""
         with self._lock:
             self._refill(now_s)
             self._level -= amount
-            return max(0.0, -self._level / self._rate_per_s)
+            self._reserved += amount
+            return Reservation(self, amount, self._reserved)
+
+    def wait_s(self, place: float, now_s: float, *, soon: bool = False) -> float:
+        """Return the seconds until the sum of all reservations up to that place has passed. soon: by the rate that may
+        come soon."""
+        with self._lock:
+            self._refill(now_s)
+            rate_per_s = max(self._rate_per_s, self._soon_per_s) if soon else self._rate_per_s
+            wait_s = (place - self._reserved - self._level) / rate_per_s
+            return wait_s if wait_s > LEAST_WAIT_S else 0.0
 
     def debt(self, now_s: float) -> float:
         """Return how much of what was taken must still be waited for."""
@@ -34,14 +56,69 @@ class TokenBucket:
     def refund(self, amount: float) -> None:
         with self._lock:
             self._level += amount
+            self._reserved -= amount
 
-    def set_rate(self, rate_per_s: float, now_s: float) -> None:
-        """Change the rate, which is above 0, for calls that reserve from now on."""
+    def set_rate(self, rate_per_s: float, now_s: float, *, soon_per_s: float = 0.0) -> None:
+        """Change the rate, which is above 0, also for calls that wait. soon_per_s: the rate that the next changes bring
+        if calls wait."""
         with self._lock:
             self._refill(now_s)
-            self._rate_per_s = rate_per_s
+            self._rate_per_s, self._soon_per_s = rate_per_s, soon_per_s
 
     def _refill(self, now_s: float) -> None:
         full = max(self._rate_per_s * self._burst_s, 1.0)
         self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
         self._at_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An amount that a call took from a bucket. place: the sum of all reservations up to this one."""
+
+    bucket: TokenBucket
+    amount: float
+    place: float
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds to wait by the present rate."""
+        return self.bucket.wait_s(self.place, now_s)
+
+    def wait_at_best_s(self, now_s: float) -> float:
+        """Return the seconds to wait by the rate that may come soon."""
+        return self.bucket.wait_s(self.place, now_s, soon=True)
+
+    def cancel(self) -> None:
+        """Give the amount back: the call does not take place."""
+        self.bucket.refund(self.amount)
+
+
+def longest_wait_s(reservations: Iterable[Reservation]) -> float:
+    """Return the seconds that a call with several reservations waits by the present rates."""
+    now_s = monotonic_s()
+    return max((reservation.wait_s(now_s) for reservation in reservations), default=0.0)
+
+
+def longest_wait_at_best_s(reservations: Iterable[Reservation]) -> float:
+    now_s = monotonic_s()
+    return max((reservation.wait_at_best_s(now_s) for reservation in reservations), default=0.0)
+
+
+async def wait_for_turn(reservations: Iterable[Reservation]) -> None:
+    """Wait until all reservations have passed, whatever becomes of the rates. A wait that is cancelled gives all of
+    them back."""
+    reservations = list(reservations)
+    try:
+        while (wait_s := longest_wait_s(reservations)) > 0:  # noqa: ASYNC110 - the rate may change
+            await asyncio.sleep(min(wait_s, LOOK_S))
+    except BaseException:
+        for reservation in reservations:
+            reservation.cancel()
+        raise
+
+
+def wait_for_turn_in_thread(reservations: Iterable[Reservation]) -> None:
+    """Block the thread as `wait_for_turn` waits."""
+    reservations, now_s = list(reservations), monotonic_s()
+    while (wait_s := max((each.wait_s(now_s) for each in reservations), default=0.0)) > 0:
+        time.sleep(min(wait_s, LOOK_S))
+        now_s += min(wait_s, LOOK_S)  # the clock of a test stands still meanwhile

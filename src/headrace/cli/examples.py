@@ -62,6 +62,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "policy explain": ("headrace policy explain /datasets/imagenet/train/0001.jpg",),
     "policy try": ("headrace policy try policy.toml",),
     "policy check": ("headrace policy check policy.toml",),
+    "policy advise": ("headrace policy advise",),
     "plan show": ("headrace plan show", "headrace plan show resnet --json"),
     "mount add": (
         "headrace mount add /imagenet s3://training-data/imagenet",
@@ -180,8 +181,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy events "
-        "expiry scrub fill peers write cluster rebalance copies sessions gateways"
+        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy costs "
+        "events expiry scrub fill peers write cluster rebalance copies sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),
@@ -197,6 +198,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "policy explain": _fields("effect value source rule line"),
     "policy try": _fields("effect before after files bytes example copies"),
     "policy check": _fields("rules tenants origins"),
+    "policy advise": _fields("outlooks advice"),
     "mount add": _fields("path url"),
     "mount list": _fields("path url sync_interval_s"),
     "seal make": _SEAL,

@@ -31,6 +31,7 @@ EXIT_CODES: dict[str, int] = {
     "deadline": 15,
     "origin.conflict": 16,
     "origin.read_only": 17,
+    "origin.budget_spent": 28,
     "path.not_empty": 18,
     "origin.corrupt": 19,
     "store.no_space": 20,

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         ("explain", explain),
         ("try", try_),
         ("check", check),
+        ("advise", advise),
     ):
         group.command(name)(command)
     app.add_typer(group, name="policy")
@@ -197,6 +198,39 @@ def try_(
         )
     else:
         say("no cached file would be treated in another way")
+
+
+def advise(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+    """Say what another cache size or policy would do.
+
+    The reads of programs on this host since its node started are the base.
+    """
+    import msgspec
+
+    from headrace.cli.request import ask
+    from headrace.wire.policy_messages import PolicyAdvise, PolicyAdvised
+
+    answer = ask(PolicyAdvise(), socket, cache)
+    assert isinstance(answer, PolicyAdvised)
+    if json:
+        print_json(
+            {"outlooks": msgspec.to_builtins(answer.outlooks), "advice": msgspec.to_builtins(answer.advice)}
+        )
+        return
+    sizes = sorted({size for row in answer.outlooks for size in row.hits}, key=float)
+    rows = [
+        {
+            "of": row.name or "cache",
+            "reads": str(row.reads),
+            "files read": show_size(row.unique_bytes),
+            "space": show_size(row.capacity_bytes),
+            **{f"hits at {size}": f"{row.hits[size]:.1%}" if size in row.hits else "-" for size in sizes},
+        }
+        for row in answer.outlooks
+    ]
+    print_rows(rows, as_json=False, right=tuple(rows[0])[1:])
+    for advice in answer.advice:
+        say(f"{advice.subject}: {advice.text}")
 
 
 def check(file: File, json: options.Json = False) -> None:

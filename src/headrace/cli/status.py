@@ -97,6 +97,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
     lines += _event_lines(report.get("events") or {})
     lines += _policy_lines(report.get("policy") or {})
+    lines += _cost_lines(report.get("costs") or {})
     lines += _plan_lines(report.get("plans") or {})
     lines += _prediction_lines(report.get("predictions") or {})
     lines += _scrub_lines(report.get("scrub") or {})
@@ -202,8 +203,28 @@ def _policy_lines(policy: dict[str, Any]) -> list[tuple[str, str]]:
             f"{origin['requests_s']:g} requests/s" if origin["requests_s"] is not None else "",
             f"{show_size(origin['bytes_s'])}/s" if origin["bytes_s"] is not None else "",
         ]
-        lines.append(("", f"{origin['url']}: this node may use {', '.join(filter(None, parts))}"))
+        if any(parts):
+            line = f"{origin['url']}: this node may use {', '.join(filter(None, parts))}"
+            line += (
+                f", slowed to {origin['factor']:.0%} as the origin is overloaded"
+                if origin["factor"] < 1
+                else ""
+            )
+            lines.append(("", line))
     return lines
+
+
+def _cost_lines(costs: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the origins with a price cost in this month, and what the cache saved."""
+    lines: list[tuple[str, str]] = []
+    for url, origin in costs.get("origins", {}).items():
+        line = f"{url}: {origin['cluster_cost']:.2f} in {costs['month']}"
+        if origin["budget_month"] is not None:
+            line += f" of {origin['budget_month']:g}"
+            line += f", background work is {origin['background']}" if origin["background"] != "free" else ""
+        lines.append(("" if lines else "cost", f"{line}, {origin['cost']:.2f} by this node"))
+    saved = sum(mount["saved_cost"] for mount in costs.get("mounts", {}).values())
+    return [*lines, ("", f"the cache saved about {saved:.2f} since the start")] if lines else []
 
 
 def _plan_lines(plans: dict[str, Any]) -> list[tuple[str, str]]:

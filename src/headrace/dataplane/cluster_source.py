@@ -18,7 +18,7 @@ from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.intent import FOREGROUND, ReadIntent
 from headrace.dataplane.peer_reader import HEDGE_LATE_S, PeerReader
 from headrace.dataplane.route import Hop
-from headrace.dataplane.source import ByteSource, OriginSource, SourceFactory
+from headrace.dataplane.source import ByteSource, OriginSource, ReadAccounts, SourceFactory
 from headrace.namespace.mounts import Mount
 from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.ring.view import SEGMENT_BYTES, NodeInfo
@@ -60,9 +60,15 @@ class ClusterSourceFactory(SourceFactory):
     segment_bytes = SEGMENT_BYTES
 
     def __init__(
-        self, gate: Gate, *, timeout_s: float, reader: PeerReader, pending: PendingFiles | None = None
+        self,
+        gate: Gate,
+        *,
+        timeout_s: float,
+        reader: PeerReader,
+        pending: PendingFiles | None = None,
+        accounts: ReadAccounts | None = None,
     ) -> None:
-        super().__init__(gate, timeout_s=timeout_s)
+        super().__init__(gate, timeout_s=timeout_s, accounts=accounts)
         self.reader = reader
         self.pending = pending or PendingFiles()
         self._persisted: dict[tuple[bytes, Version], Version] = {}
@@ -71,13 +77,17 @@ class ClusterSourceFactory(SourceFactory):
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> ByteSource:
         if is_pending(entry.version):
             return PendingFileSource(self, path, entry, mount, key)
-        return PeerThenOrigin(self, path, entry.version, self.origin_of(mount, key, entry))
+        return PeerThenOrigin(self, path, entry.version, self.origin_of(mount, key, entry, path))
 
     def statistics(self) -> dict[str, int]:
         return self.reader.statistics()
 
     def in_flight_max(self) -> float:
-        return max(self._gate.window.limit, min(PEER_RANGES, self.reader.in_flight_max))
+        return max(self.gate.window.limit, min(PEER_RANGES, self.reader.in_flight_max))
+
+    @property
+    def has_spare(self) -> bool:
+        return self.gate.has_spare and self.reader.has_spare
 
     def owns(self, path: bytes) -> bool:
         return self.reader.route(path, 0, for_peer=False).owned

@@ -162,7 +162,7 @@ class SmallComparison:
 
     def __init__(self, digests: Digests, origin: OriginSource) -> None:
         self._digests = digests
-        self._url, self._key = origin.origin.url, origin.key
+        self._url, self._key = origin.mount.origin.url, origin.key
         self._digest = digests.of(self._url, self._key, origin.version)
         self._wrong_values: set[str] = set()
         self._value = ""
@@ -209,7 +209,7 @@ class WholeComparison:
     ) -> None:
         self._digests = digests
         self._digest = digest
-        self._url, self._key = origin.origin.url, origin.key
+        self._url, self._key = origin.mount.origin.url, origin.key
         self._writer = writer
         self._origin = origin
         self._pool = pool

@@ -4,11 +4,12 @@ module has only state and a queue of waiters, on one asyncio loop."""
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.base.priority import Priority
+from headrace.dataplane.read_queue import NO_TENANT, FairReadQueue, ReadClass
 
 START = 8
 """First limit, and the least one that queueing leaves."""
@@ -70,15 +71,16 @@ class Window:
 
 class Gate:
     """Admit range reads: `async with gate.enter(size):` around each. Reads with a waiting reader precede background
-    reads. bytes_max: limits the bytes in flight, too; a single read of any size is admitted."""
+    reads, which go by their priority. Tenants share each queue by their weights. bytes_max: limits the bytes in
+    flight, too; a single read of any size is admitted."""
 
     def __init__(self, window: Window, *, bytes_max: int) -> None:
         self.window = window
         self.in_flight = 0
         self.bytes_in_flight = 0
         self._bytes_max = bytes_max
-        self._demand: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._background: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._demand = FairReadQueue()
+        self._background = {priority: FairReadQueue() for priority in Priority}
 
     @property
     def has_spare(self) -> bool:
@@ -86,8 +88,11 @@ class Gate:
         return 2 * self.in_flight < int(self.window.limit) and not self._demand
 
     @asynccontextmanager
-    async def enter(self, size_bytes: int, *, background: bool) -> AsyncIterator[None]:
-        await self._acquire(size_bytes, self._background if background else self._demand)
+    async def enter(
+        self, size_bytes: int, *, background: bool, read_class: ReadClass = NO_TENANT
+    ) -> AsyncIterator[None]:
+        queue = self._background[read_class.priority] if background else self._demand
+        await self._acquire(size_bytes, queue, read_class)
         try:
             yield
         except OriginUnavailableError:
@@ -96,14 +101,14 @@ class Gate:
         finally:
             self._leave(size_bytes)
 
-    async def _acquire(self, size_bytes: int, queue: deque[tuple[int, asyncio.Future[None]]]) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append((size_bytes, waiter))
+    async def _acquire(self, size_bytes: int, queue: FairReadQueue, read_class: ReadClass) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.add(size_bytes, turn, read_class)
         self._admit()
         try:
-            await waiter
+            await turn
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
+            if turn.done() and not turn.cancelled():
                 self._leave(size_bytes)  # it was admitted before the cancel: another read gets its place
             raise
 
@@ -113,15 +118,15 @@ class Gate:
         self._admit()
 
     def _admit(self) -> None:
-        while self.in_flight < int(self.window.limit) and (self._demand or self._background):
-            queue = self._demand or self._background
-            size_bytes, waiter = queue[0]
-            if waiter.done():
-                queue.popleft()
-                continue
+        while self.in_flight < int(self.window.limit) and (queue := self._next_queue()) is not None:
+            size_bytes = queue.next_size_bytes()
             if self.in_flight and self.bytes_in_flight + size_bytes > self._bytes_max:
                 return
-            queue.popleft()
             self.in_flight += 1
             self.bytes_in_flight += size_bytes
-            waiter.set_result(None)
+            queue.admit_next()
+
+    def _next_queue(self) -> FairReadQueue | None:
+        """Return the queue whose next read comes first; None if none waits."""
+        queues = (self._demand, *self._background.values())
+        return next((queue for queue in queues if queue), None)

@@ -145,14 +145,14 @@ class Fill:
     def start_whole(self, from_block: int) -> None:
         """Fill all of the file in the background, for a reader that is at from_block."""
         self._has_eager_reader = True
-        self._start_whole(from_block)
+        self._start_whole(from_block, BACKGROUND)
 
-    async def ensure_all(self) -> None:
+    async def ensure_all(self, intent: ReadIntent) -> None:
         """Wait until all blocks are in the cache file. After a cancel no further range is requested, unless another
         caller wants the whole file; ranges in flight still arrive."""
         self._load_count += 1
         try:
-            self._start_whole(0)
+            self._start_whole(0, intent)
             if self._whole_task is not None:
                 await asyncio.shield(self._whole_task)
         finally:
@@ -161,7 +161,7 @@ class Fill:
                 self._whole_task.cancel()
                 self._whole_task = None  # the next caller starts again
         if not self.writer.complete:
-            await self.ensure(0, self._size_bytes)
+            await self.ensure(0, self._size_bytes, intent)
 
     # ------------------------------------------------------------ the end
 
@@ -239,11 +239,11 @@ class Fill:
                     self._store, lambda: asyncio.get_running_loop().run_in_executor(self._disk, write)
                 )
 
-    def _start_whole(self, from_block: int) -> None:
+    def _start_whole(self, from_block: int, intent: ReadIntent) -> None:
         if self._whole_task is None and not self.writer.complete:
-            self._whole_task = self._tasks.start(self._fill_whole(from_block))
+            self._whole_task = self._tasks.start(self._fill_whole(from_block, intent))
 
-    async def _fill_whole(self, from_block: int) -> None:
+    async def _fill_whole(self, from_block: int, intent: ReadIntent) -> None:
         """Fetch all blocks, with as many ranges in flight as are useful and two more that follow at once."""
         order = whole_order(
             self._size_bytes,
@@ -254,7 +254,7 @@ class Fill:
         pending: set[asyncio.Task[None]] = set()
         try:
             for blocks in order:
-                pending.update(self.start(blocks, BACKGROUND))
+                pending.update(self.start(blocks, intent))
                 while len(pending) > self._limits.in_flight_max() + 2:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:

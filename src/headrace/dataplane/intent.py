@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PROGRAMS = "programs"
+PEERS = "peers"
+LOADS = "loads"
+
 
 @dataclass(frozen=True, slots=True)
 class ReadIntent:
@@ -14,7 +18,8 @@ class ReadIntent:
     the bytes, so no third node is asked for them. in_batch: a small file may wait until others are committed with it.
     is_sequential: the reader reads the file in order, so bytes ahead of it are fetched, too. into_spill: the disks have
     no space or the policy does not admit the file, and the bytes are written to the spill. is_admitted: the policy is
-    not asked, because the spill has no space for what it does not admit.
+    not asked, because the spill has no space for what it does not admit. job: in the account of costs, the name of what
+    fetches the bytes.
     """
 
     background: bool = False
@@ -23,6 +28,7 @@ class ReadIntent:
     is_sequential: bool = False
     into_spill: bool = False
     is_admitted: bool = False
+    job: str = PROGRAMS
 
     @property
     def may_spill(self) -> bool:
@@ -34,4 +40,4 @@ FOREGROUND = ReadIntent()
 SEQUENTIAL = ReadIntent(is_sequential=True)
 BATCH = ReadIntent(in_batch=True)
 BACKGROUND = ReadIntent(background=True, in_batch=True)
-FOR_PEER = ReadIntent(for_peer=True)
+FOR_PEER = ReadIntent(for_peer=True, job=PEERS)

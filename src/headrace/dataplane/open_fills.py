@@ -177,7 +177,7 @@ class OpenFills:
         """Compare a complete file, and commit it. Runs in a callback of the loop, where an exception would be lost."""
         if self._fills.get(fill.entry.id) is not fill or fill.is_comparing:
             return  # evicted, and perhaps created again
-        digest = self._digests.of(origin.origin.url, origin.key, origin.version)
+        digest = self._digests.of(origin.mount.origin.url, origin.key, origin.version)
         if digest is None:
             self._commit(fill)
             return

@@ -11,7 +11,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived
-from headrace.dataplane.concurrency import Gate
+from headrace.dataplane.concurrency import START, Gate, Window
 from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.route import Hop, Route, route
 from headrace.peer.client import PeerClient
@@ -39,6 +39,7 @@ VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
 """Former owners are asked for bytes during this time after a change of the members."""
+SPARE_MAX = 64
 HANDING_OVER_S = 60.0
 """Former owners are asked before the new owner during this time."""
 
@@ -71,6 +72,13 @@ class PeerReader:
         self._changed_s = float("-inf")
         self._misses: dict[str, int] = {}
         self._missed_s: dict[str, float] = {}
+        # what the links bear without queueing; it limits only the reads that nobody waits for
+        self._unqueued = Window(maximum=SPARE_MAX, start=START, least=1)
+
+    @property
+    def has_spare(self) -> bool:
+        """Return whether fewer than half of the reads are in flight that peers answer without queueing."""
+        return 2 * self._gate.in_flight < int(self._unqueued.limit)
 
     @property
     def in_flight_max(self) -> float:
@@ -137,7 +145,7 @@ class PeerReader:
     async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived | HeadraceError:
         """Return the bytes of a range, or the error for which the peer did not send them."""
         deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
-        size_bytes = wanted.end - wanted.start
+        size_bytes, began_s = wanted.end - wanted.start, monotonic_s()
         try:
             if size_bytes <= self._small_bytes_max and (hop.early or not hop.cached_only):
                 arrived = await self._peers.fetch_small(
@@ -161,6 +169,7 @@ class PeerReader:
         if hop.cached_only:
             self._misses[hop.node.id] = 0
         self._count(size_bytes)
+        self._unqueued.record(bytes_read=size_bytes, seconds=monotonic_s() - began_s)
         return arrived
 
     async def fetch_pending(self, node: NodeInfo, wanted: FileRange) -> Arrived:

@@ -16,6 +16,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.intent import PEERS
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.namespace import Namespace
 from headrace.overlay.content_type_codes import extras_by
@@ -253,10 +254,8 @@ class NodePeerService:
         entry = await self._entry_of(offered)
         async with self._handovers.enter(offered.end - offered.start, background=True):
             began_s = monotonic_s()
-            if (offered.start, offered.end) == (0, offered.size_bytes):
-                await self._reads.load(entry)
-            else:
-                await self._reads.load_part(entry, offered.start, offered.end)
+            span = (offered.start, offered.end)
+            await self._reads.load(entry, None if span == (0, offered.size_bytes) else span, job=PEERS)
             fetch_s = monotonic_s() - began_s
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         self._store.set_borrowed(entry.id, borrowed=False)

@@ -40,7 +40,7 @@ from headrace.base.single_flight import SingleFlight
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.compare import Digests, SmallComparison
 from headrace.dataplane.fill import Fill
-from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, SEQUENTIAL, ReadIntent
+from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, LOADS, SEQUENTIAL, ReadIntent
 from headrace.dataplane.open_fills import OpenFills
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.small_files import SmallFileFetcher
@@ -155,14 +155,21 @@ class ReadPath:
         and no other peer is involved, so wait cycles cannot form."""
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
-    async def load(self, entry: Entry) -> int:
-        """Load a whole file, and return its size in bytes. Reads of clients have priority."""
-        await self._with_fill(entry.id, Fill.ensure_all, BACKGROUND)
-        return entry.version.size_bytes
+    async def load(self, entry: Entry, part: tuple[int, int] | None = None, *, job: str = LOADS) -> int:
+        """Load a file, and return the bytes that are cached then. Reads of clients have priority. part: only the bytes
+        from a start to an end. job: as in ReadIntent. Raise OriginBudgetSpentError if the origin's budget permits no
+        background work."""
+        intent = dataclasses.replace(BACKGROUND, job=job)
+        start, end = part or (0, entry.version.size_bytes)
+        if not self.has(entry.id, start, end):
+            mount, _, _ = self._namespace.tree.locate(entry.id)
+            await self._sources.accounts.admit(mount, end - start, job)
 
-    async def load_part(self, entry: Entry, start: int, end: int) -> None:
-        """Load only the bytes start..end of a file."""
-        await self._with_fill(entry.id, lambda fill: fill.ensure(start, end, BACKGROUND), BACKGROUND)
+        async def ensure(fill: Fill) -> None:
+            await (fill.ensure_all(intent) if part is None else fill.ensure(start, end, intent))
+
+        await self._with_fill(entry.id, ensure, intent)
+        return end - start
 
     def has(self, id: FileId, start: int, end: int) -> bool:
         """Return whether the cache file has these bytes, of a file that is complete or being filled. Parts of other
@@ -294,7 +301,7 @@ class ReadPath:
         if self._may_keep_out(intent) and not self._is_admitted(id):
             intent = dataclasses.replace(intent, into_spill=True)
         source = self._sources.of(mount, key, entry, path)
-        origin = self._sources.origin_of(mount, key, entry)
+        origin = self._sources.origin_of(mount, key, entry, path)
         if entry.version.size_bytes > self._small_bytes_max:
             return await self._fills.begin(entry, path, source, origin, intent)
         comparison = SmallComparison(self.digests, origin)

@@ -26,6 +26,7 @@ ERRNO: dict[str, int] = {
     "origin.version_changed": errno.ESTALE,
     "origin.conflict": errno.ESTALE,
     "origin.read_only": errno.EROFS,
+    "origin.budget_spent": errno.EDQUOT,  # of background work, which no program waits for
     "origin.corrupt": errno.EIO,
     "deadline": errno.ETIMEDOUT,
     "store.no_space": errno.ENOSPC,

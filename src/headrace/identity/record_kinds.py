@@ -11,6 +11,7 @@
     rights/FOLDER           which node has the directory lease; leased, and not sealed
     rates/NODE              what a node takes of the budgets of origins; leased
     hot/NODE                which nodes hold copies of a node's hot segments; leased
+    costs/NODE              what a node read from origins in this month
 
 A directory lease is not sealed, because anybody who can write to etcd could as well delete the record; its owner
 checks that the record exists. A key of any other kind is neither written nor accepted.
@@ -49,10 +50,11 @@ _KINDS = {
     "claims": RecordKind(is_lasting=True),
     "rates": RecordKind(is_leased=True, is_ordered=False),
     "hot": RecordKind(is_leased=True, is_ordered=False),
+    "costs": RecordKind(is_lasting=True),
     "rights": RecordKind(is_leased=True, is_ordered=False, is_object=False, is_sealed=False),
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
-_OWNED = ("nodes", "written", "copies", "rates", "hot")
+_OWNED = ("nodes", "written", "copies", "rates", "hot", "costs")
 _NAMED = (*_OWNED, "jobs", "claims", "rights", "policies")
 """Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from headrace.base.errors import CorruptBlockError, NoSpaceError, UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
@@ -27,6 +28,14 @@ VERIFY_ATTEMPTS = 2
 
 Span = tuple[int, int]
 """Bytes start to end (exclusive) of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """Names the job that loads a file, for the account of costs, and its priority."""
+
+    name: str
+    priority: Priority = Priority.NORMAL
 
 
 class _CacheBudget:
@@ -64,34 +73,33 @@ class FileWork:
         self._slots = PrioritySemaphore(AT_ONCE)
         self._budget = _CacheBudget(sum(volume.capacity_bytes for volume in store.disks))
 
-    async def load(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
+    async def load(self, entry: Entry, spans: Sequence[Span] = (), *, job: LoadJob) -> int:
         """Load `spans` of a large file, or all of it if there are none. Return the number of bytes that are cached
         then."""
-        loaded = await self._load(entry, spans, priority)
+        loaded = await self._load(entry, spans, job)
         check_sealed_bytes(self._store, entry)
         return loaded
 
-    async def _load(self, entry: Entry, spans: Sequence[Span], priority: Priority) -> int:
+    async def _load(self, entry: Entry, spans: Sequence[Span], job: LoadJob) -> int:
         if not spans:
-            async with self._budget.reserve(entry.version.size_bytes), self._slots.acquire(priority):
-                return await self._reads.load(entry)
+            async with self._budget.reserve(entry.version.size_bytes), self._slots.acquire(job.priority):
+                return await self._reads.load(entry, job=job.name)
         loaded = 0
         async with self._budget.reserve(sum(end - start for start, end in spans)):
             for start, end in spans:
                 for piece_start in range(start, end, PIECE_BYTES):
                     piece_end = min(end, piece_start + PIECE_BYTES)
-                    async with self._slots.acquire(priority):
-                        await self._reads.load_part(entry, piece_start, piece_end)
-                    loaded += piece_end - piece_start
+                    async with self._slots.acquire(job.priority):
+                        loaded += await self._reads.load(entry, (piece_start, piece_end), job=job.name)
         return loaded
 
-    async def load_verified(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
+    async def load_verified(self, entry: Entry, spans: Sequence[Span] = (), *, job: LoadJob) -> int:
         """Load as `load` does, and check every block against its checksum. Fetch wrong blocks once more; raise
         CorruptBlockError if that fails."""
         loop = asyncio.get_running_loop()
         for _ in range(VERIFY_ATTEMPTS):
-            size_bytes = await self.load(entry, spans, priority=priority)
-            async with self._slots.acquire(priority):
+            size_bytes = await self.load(entry, spans, job=job)
+            async with self._slots.acquire(job.priority):
                 if await loop.run_in_executor(self._disk, self._store.verifier.verify, entry.id):
                     return size_bytes
         raise CorruptBlockError(
@@ -99,11 +107,11 @@ class FileWork:
             why="a block does not match its checksum, even after a second fetch",
         )
 
-    async def pin(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority, verify: bool) -> int:
+    async def pin(self, entry: Entry, spans: Sequence[Span] = (), *, job: LoadJob, verify: bool) -> int:
         """Load a file and pin it. Return its bytes. Raise NoSpaceError if the cache evicts it at once."""
         load = self.load_verified if verify else self.load
         for _ in range(PIN_ATTEMPTS):
-            size_bytes = await load(entry, spans, priority=priority)
+            size_bytes = await load(entry, spans, job=job)
             if self._store.pin(entry.id, True):
                 return size_bytes
         raise NoSpaceError("pin", why="the cache evicts the file as soon as it is fetched")

@@ -21,7 +21,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.auto_seal import AutoSeal
 from headrace.jobs.automatic_seals import AutomaticSeals
-from headrace.jobs.files import FileWork
+from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.lazy_seals import LazySeals
 from headrace.jobs.missing_files import MissingFiles
 from headrace.jobs.named_digests import NamedDigests
@@ -115,16 +115,16 @@ class Jobs:
         else:
             if kind == "free":
                 await self.auto_seal.revoke(path, "some of its files were freed")
-            await self._each_file(path, self._action(kind, parsed), progress, kind)
+            await self._each_file(path, self._action(kind, path, parsed), progress, kind)
 
-    def _action(self, kind: str, options: JobOptions) -> FileAction:
-        files, priority = self.files, options.priority
+    def _action(self, kind: str, path: bytes, options: JobOptions) -> FileAction:
+        files, job = self.files, LoadJob(f"{kind} {os.fsdecode(path)}", options.priority)
 
         async def load(entry: Entry) -> int:
-            return await (files.load_verified if options.verify else files.load)(entry, priority=priority)
+            return await (files.load_verified if options.verify else files.load)(entry, job=job)
 
         async def pin(entry: Entry) -> int:
-            return await files.pin(entry, priority=priority, verify=options.verify)
+            return await files.pin(entry, job=job, verify=options.verify)
 
         async def unpin(entry: Entry) -> int:
             return files.unpin(entry)

@@ -19,9 +19,8 @@ import msgspec
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, StoreError, VersionChangedError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
-from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
-from headrace.jobs.files import FileWork
+from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.missing_files import (
     MissingFiles,
     current_id,
@@ -114,7 +113,9 @@ class LazySeals:
             id = entry.id
         if id != wanted.id:
             self._store.sealed.add([id])
-        size_bytes = await self._files.load(msgspec.structs.replace(wanted, id=id), priority=Priority.NORMAL)
+        size_bytes = await self._files.load(
+            msgspec.structs.replace(wanted, id=id), job=LoadJob(f"seal {record.path}")
+        )
         if not is_whole(self._store, id):
             raise StoreError("seal", why="no disk of the cache has room for the file")
         return size_bytes

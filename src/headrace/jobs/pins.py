@@ -22,6 +22,7 @@ from headrace.base.namespace_path import is_at_or_below
 from headrace.base.priority import Priority
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
+from headrace.jobs.files import LoadJob
 from headrace.jobs.job_records import Count
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.shares import RingShares
@@ -214,5 +215,5 @@ class Pins:
             return
         if files.is_pinned(entry) and files.is_whole(entry):
             return
-        await files.pin(entry, share.spans, priority=Priority.LOW, verify=False)
+        await files.pin(entry, share.spans, job=LoadJob("pins", Priority.LOW), verify=False)
         files.own(entry)

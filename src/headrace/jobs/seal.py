@@ -30,10 +30,9 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.base.model import Entry, FileId, Kind
-from headrace.base.priority import Priority
 from headrace.base.sizes import show_size
 from headrace.base.write_modes import WriteModes
-from headrace.jobs.files import FileWork
+from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.progress import JobProgress, count_verified, each_file
 from headrace.jobs.sealed_checksum import stored_checksum
@@ -261,7 +260,7 @@ class Sealing:
                 yield row
 
         async def load(entry: Entry) -> int:
-            size_bytes = await self._files.load(entry, priority=Priority.NORMAL)
+            size_bytes = await self._files.load(entry, job=LoadJob("seals"))
             if size_bytes and not self.is_whole(entry):
                 raise NoSpaceError("seal", why="no disk of the cache has room for the file")
             return size_bytes

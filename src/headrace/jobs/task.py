@@ -19,6 +19,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
 from headrace.base.rate_meter import RateMeter
 from headrace.base.tasks import OwnedTasks
+from headrace.jobs.files import LoadJob
 from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
@@ -195,13 +196,13 @@ class JobTask:
             files.unpin(entry)
             return
         verify = self._options.verify and entry.id not in self._sound
-        priority = self._options.priority
+        job = LoadJob(f"{self.job.kind} {self.job.path}", self._options.priority)
         if self.job.kind == "pin":
-            await files.pin(entry, share.spans, priority=priority, verify=verify)
+            await files.pin(entry, share.spans, job=job, verify=verify)
         elif verify:
-            await files.load_verified(entry, share.spans, priority=priority)
+            await files.load_verified(entry, share.spans, job=job)
         else:
-            await files.load(entry, share.spans, priority=priority)
+            await files.load(entry, share.spans, job=job)
         files.own(entry)
         if verify:
             self._sound.add(entry.id)

@@ -17,7 +17,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
-from headrace.base.token_bucket import TokenBucket
+from headrace.base.token_bucket import TokenBucket, wait_for_turn
 from headrace.events.changes import OriginChange
 from headrace.namespace.changes import NameChanges
 from headrace.namespace.listings import Listings
@@ -131,7 +131,7 @@ class ChangedDirectories:
     async def _refresh_in_turn(self, target: Target, future: asyncio.Future[None]) -> None:
         await asyncio.sleep(max(0.0, self._rests_until_s.get(target, 0.0) - monotonic_s()))
         async with self._gate:
-            await asyncio.sleep(self._rate.reserve(1, monotonic_s()))
+            await wait_for_turn([self._rate.reserve(1, monotonic_s())])
             del self._waiting[target]  # what is reported from now on may be missing in this listing
             begun_s = monotonic_s()
             try:

@@ -6,6 +6,7 @@ from headrace.config.schema import Config
 from headrace.dataplane.cluster_source import ClusterSourceFactory, PendingFiles
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.peer_reader import PeerReader
+from headrace.dataplane.source import ReadAccounts
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.node.cluster_link import ClusterLink
 
@@ -15,8 +16,10 @@ bytes."""
 LISTING_LIMIT_FACTOR = 10
 
 
-def build_sources(config: Config, link: ClusterLink, gate: Gate) -> ClusterSourceFactory:
-    """Build the sources of files. gate: limits the reads from origins."""
+def build_sources(
+    config: Config, link: ClusterLink, gate: Gate, accounts: ReadAccounts
+) -> ClusterSourceFactory:
+    """Build the sources of files. gate: limits the reads from origins. accounts: of these reads."""
     window = Window(maximum=PEER_READS_MAX, start=PEER_READS_MAX)
     dirty = link.dirty
     return ClusterSourceFactory(
@@ -32,6 +35,7 @@ def build_sources(config: Config, link: ClusterLink, gate: Gate) -> ClusterSourc
             small_bytes_max=config.small_file_bytes_max,
         ),
         pending=PendingFiles(dirty.elsewhere.sources, dirty.files.read, dirty.resolve_version),
+        accounts=accounts,
     )
 
 

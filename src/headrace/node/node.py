@@ -19,6 +19,7 @@ from headrace.base.errors import (
     CorruptIndexError,
     HeadraceError,
 )
+from headrace.base.kept_file import KeptFile
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
@@ -48,9 +49,11 @@ from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.location_requests import LocationRequests
 from headrace.node.origin_budgets import OriginBudgets
+from headrace.node.origin_costs import OriginCosts
 from headrace.node.origin_events import OriginEvents
 from headrace.node.plan_requests import PlanRequests
 from headrace.node.policies import Policies, PolicyFile, load_policy
+from headrace.node.policy_advice import ReadStatistics
 from headrace.node.policy_requests import PolicyRequests
 from headrace.node.policy_trial import ClusterCopies
 from headrace.node.requests import (
@@ -70,6 +73,7 @@ from headrace.node.writing import CacheOfLayer, build_persister, build_single
 from headrace.origin.pace import OriginPaces
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
+from headrace.policy.spending import RECORD_BYTES_MAX
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import PlanTable
 from headrace.prefetch.predicted_fetcher import PredictedFetcher
@@ -138,6 +142,7 @@ class Node:
         self.policies = policies
         self.paces = OriginPaces()
         self.origin_budgets = _build_origin_budgets(self, link)
+        self.costs = _build_costs(self, link)
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources, owner_listing = self._build_sources(link)
         self.namespace = Namespace.build(
@@ -181,18 +186,17 @@ class Node:
             on_corrupt=self._stop_for_corrupt_index,
         )
         self.requests = self._build_requests()
-        self.server = RpcServer(
-            _welcome(config, store), self.subscribers, answer=self.answer, stream=self._stream
-        )
+        welcome = _welcome(config, store)
+        self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
         self.broker: Broker | None = None
 
     def _build_sources(self, link: ClusterLink | None) -> tuple[SourceFactory, OwnerListingClient | None]:
         """Return where bytes and listings come from; None: listings come from the origins alone."""
         if link is None:
-            return SourceFactory(self.gate, timeout_s=self.config.origin_timeout_s), None
+            return SourceFactory(self.gate, timeout_s=self.config.origin_timeout_s, accounts=self.costs), None
         from headrace.node.cluster_reading import build_owner_listing, build_sources
 
-        return build_sources(self.config, link, self.gate), build_owner_listing(self.config, link)
+        return build_sources(self.config, link, self.gate, self.costs), build_owner_listing(self.config, link)
 
     def _build_cluster_writing(self, link: ClusterLink, cache: CacheOfLayer) -> ClusterWriting | None:
         from headrace.node.cluster_writing import build_in_cluster
@@ -220,7 +224,7 @@ class Node:
     def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher]:
         table = PredictionTable(self.namespace.tree, self.plans.is_planned)
         fetcher = PredictedFetcher(
-            *(table, self.planned_fetcher, self.reads, self.gate),
+            *(table, self.planned_fetcher, self.reads, self.sources),
             store=self.store,
             tree=self.namespace.tree,
             watermark_low=self.config.watermark_low,
@@ -228,8 +232,9 @@ class Node:
         return table, fetcher
 
     def _build_requests(self) -> Requests:
+        statistics = ReadStatistics(self.store.index, self.mounts, self.policies.current, self.costs)
         reads, writes = (
-            ReadRequests(self.reads, self.store, self.predictions),
+            ReadRequests(self.reads, self.store, self.predictions, statistics),
             WriteRequests(self.write, self.cluster),
         )
         jobs = JobRequests(self.jobs, writes, self.cluster)
@@ -243,7 +248,7 @@ class Node:
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
             **self.origin_events.handlers,
             **PolicyRequests(
-                self.policies, self.mounts, self.store, self.config, _cluster_copies(self)
+                self.policies, self.mounts, self.store, self.config, _cluster_copies(self), statistics
             ).handlers,
             **LocationRequests(self.namespace.tree, self.store, self.policies.current, self.cluster).handlers,
             StatusAsk: self._report,
@@ -255,7 +260,7 @@ class Node:
     def _build_scrub(self) -> Scrub:
         return Scrub(
             *(self.store, self.config.scrub_bytes_s),
-            load=self.reads.load,
+            load=partial(self.reads.load, job="scrub"),
             on_damaged=self._damaged,
             entry_of=self.namespace.tree.entry_at,
             written=None if self.write is None else self.write.for_scrub(),
@@ -352,7 +357,9 @@ class Node:
             remembered = {m.path: MountRecord(m.url) for m in self.mounts.all() if m.path not in own}
             await self.cluster.start(own, remembered)
             self.policies.start(self.cluster.joined)
-            self.origin_budgets.start(self.cluster.joined)
+        joined = None if self.cluster is None else self.cluster.joined
+        self.origin_budgets.start(joined)
+        await self.costs.start(joined)
         if self.write is not None and self.native is not None:
             if self.cluster is not None:
                 await self.cluster.fail_back()
@@ -389,6 +396,7 @@ class Node:
         await self.jobs.lazy_seals.stop()
         await self.policies.stop()
         await self.origin_budgets.stop()
+        await self.costs.stop()
         await self.regrouping.stop()
         await self.tier_mover.stop()
         await self.expiry.stop()
@@ -488,6 +496,7 @@ class Node:
                 "origins": self.origin_budgets.status(),
             },
             "events": self.origin_events.status(),
+            "costs": self.costs.status(),
             "expiry": self.expiry.statistics(),
             "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
@@ -561,6 +570,15 @@ def _build_origin_budgets(node: Node, link: ClusterLink | None) -> OriginBudgets
     if link is None:
         return OriginBudgets(*parts, node="", records=None)
     return OriginBudgets(*parts, node=link.info.id, records=link.records)
+
+
+def _build_costs(node: Node, link: ClusterLink | None) -> OriginCosts:
+    return OriginCosts(
+        *(node.policies.current, node.policies.capacity),
+        KeptFile(node.config.cache[0].folder, "costs.json", bytes_max=RECORD_BYTES_MAX),
+        node="" if link is None else link.info.id,
+        records=None if link is None else link.records,
+    )
 
 
 def _build_attachments(node: Node) -> Attachments:

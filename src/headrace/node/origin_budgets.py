@@ -7,8 +7,10 @@ part (`policy/rate_shares.py`). While etcd is away every node keeps its part.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -24,7 +26,7 @@ from headrace.origin.factory import parse_origin
 from headrace.origin.pace import BudgetRates, OriginPaces
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import ORIGINS_MAX
-from headrace.policy.rate_shares import NodeBudget, NodeRate
+from headrace.policy.rate_shares import LEAST_FACTOR, NodeBudget, NodeRate, OverloadFactor
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +41,12 @@ Amount = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class PublishedRate(msgspec.Struct, frozen=True):
-    """The demand of a node on a budget, and the rate that it takes, a second."""
+    """The demand of a node on a budget, and the rate that it takes, a second. factor: the share of the budget that the
+    origin bears."""
 
     demand: Amount
     rate: Amount
+    factor: Annotated[float, Meta(ge=LEAST_FACTOR, le=1)] = 1.0
 
 
 class PublishedRates(msgspec.Struct, frozen=True):
@@ -58,7 +62,7 @@ def decode_rates(raw: bytes) -> dict[str, NodeRate]:
     record = decode_json(raw, PublishedRates)
     if not all(math.isfinite(rate.demand + rate.rate) for rate in record.rates.values()):
         raise msgspec.ValidationError("a rate is not finite")
-    return {name: NodeRate(rate.demand, rate.rate) for name, rate in record.rates.items()}
+    return {name: NodeRate(rate.demand, rate.rate, rate.factor) for name, rate in record.rates.items()}
 
 
 class _Part:
@@ -67,14 +71,17 @@ class _Part:
     def __init__(self, node: str, limit: float, rate: float) -> None:
         self.limit = limit
         self.budget = NodeBudget(node, rate)
-        self.asked = 0.0
+        self._asked = self._demand = 0.0
+        self._asked_s = monotonic_s()
 
-    def demand(self, asked: float, debt: float, passed_s: float) -> float:
+    def demand(self, asked: float, debt: float, now_s: float) -> float:
         """Return what the node needs a second. asked: the sum of all calls so far. debt: what waits for the next
-        exchange."""
-        demand = (asked - self.asked) / max(passed_s, 1e-3) + debt / EXCHANGE_S
-        self.asked = asked
-        return demand
+        exchange. An exchange that comes early tells nothing new."""
+        passed_s = now_s - self._asked_s
+        if passed_s >= EXCHANGE_S / 2:
+            self._demand = (asked - self._asked) / passed_s + debt / EXCHANGE_S
+            self._asked, self._asked_s = asked, now_s
+        return self._demand
 
 
 class OriginBudgets:
@@ -97,25 +104,27 @@ class OriginBudgets:
         self._others: dict[str, dict[str, NodeRate]] = {}
         self._rates: dict[str, BudgetRates] = {}
         self._parts: dict[str, _Part] = {}
+        self._overloads: dict[str, OverloadFactor] = {}
         self._published: dict[str, NodeRate] = {}
-        self._exchanged_s = monotonic_s()
+        self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._apply()
         policy.changed.add(lambda _: self._apply())
 
     def start(self, joined: asyncio.Event | None) -> None:
-        """Exchange rates with the other nodes from the moment on that this one has joined them."""
-        if self._records is not None and joined is not None:
-            self._tasks.start(self._run(self._records, joined))
+        """Divide the budgets. joined: set when this node has joined its cluster; None without one."""
+        self._tasks.start(self._run(joined))
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     def status(self) -> list[dict[str, object]]:
         """Return the budgets, and what this node may use and did use of each."""
+        now_s = monotonic_s()
         return [
             {
                 "url": url,
+                "factor": round(self._least_factor(url, now_s), 3),
                 "requests_s": self._rate_of("requests", url),
                 "bytes_s": self._rate_of("bytes", url),
                 "requests": rates.asked_requests,
@@ -131,7 +140,8 @@ class OriginBudgets:
     def _apply(self) -> None:
         """Put the budgets of the policy in force. In a cluster a node begins with an equal part of each limit."""
         nodes = 1 if self._records is None else self._capacity.members or NODES_ASSUMED
-        self._rates, self._parts = {}, {}
+        self._rates, self._parts, overloads = {}, {}, self._overloads
+        self._overloads = {}
         for budget in self._policy.resolver.document.origins.values():
             try:
                 url = parse_origin(budget.url)
@@ -141,28 +151,38 @@ class OriginBudgets:
             limits = {"requests": budget.requests_s, "bytes": budget.bytes_s}
             parts = {kind: None if limit is None else limit / nodes for kind, limit in limits.items()}
             self._rates[url] = BudgetRates(parts["requests"], parts["bytes"])
+            self._overloads[url] = overloads.get(url) or OverloadFactor()
+            self._rates[url].overloaded.add(partial(self._note_overload, url))
             for kind, limit in limits.items():
                 if limit is not None:
                     self._parts[f"{kind} {url}"] = _Part(self._node, limit, limit / nodes)
         self._paces.apply(self._rates)
 
-    async def _run(self, records: Records, joined: asyncio.Event) -> None:
-        await joined.wait()
-        await self._follow(records)
+    def _note_overload(self, url: str) -> None:
+        if self._overloads[url].record_overload(monotonic_s()):
+            log.warning("the origin is overloaded, all nodes slow down url=%s", url)
+            self._wake.set()
+
+    def _least_factor(self, url: str, now_s: float) -> float:
+        """Return the share of a budget that the origin bears, by what all nodes say."""
+        names = (f"requests {url}", f"bytes {url}")
+        others = [known[name].factor for known in self._others.values() for name in names if name in known]
+        return min([self._overloads[url].factor(now_s), *others])
+
+    async def _run(self, joined: asyncio.Event | None) -> None:
+        if joined is not None:
+            await joined.wait()
+        if self._records is not None:
+            await self._records.follow(f"{PREFIX}/", self._on_record)
         while True:
-            await asyncio.sleep(EXCHANGE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), EXCHANGE_S)
+            self._wake.clear()
             try:
                 if self._parts or self._published:
-                    await self._exchange(records)
+                    await self._exchange()
             except HeadraceError as error:
                 log.info("rates can't be exchanged, all nodes keep theirs error=%s", error)
-
-    async def _follow(self, records: Records) -> None:
-        while True:
-            try:
-                return await records.follow(f"{PREFIX}/", self._on_record)
-            except HeadraceError:
-                await asyncio.sleep(EXCHANGE_S)
 
     def _on_record(self, key: str, value: bytes | None) -> None:
         node = key.removeprefix(f"{PREFIX}/")
@@ -171,14 +191,17 @@ class OriginBudgets:
         if not value:
             self._others.pop(node, None)
             return
+        before = self._others.get(node, {})
         try:
-            self._others[node] = decode_rates(value)
+            rates = self._others[node] = decode_rates(value)
         except msgspec.DecodeError as error:
             log.warning("the rates of a node are invalid node=%s error=%s", node, error)
+            return
+        if any(name not in before or rate.factor < before[name].factor for name, rate in rates.items()):
+            self._wake.set()
 
-    async def _exchange(self, records: Records) -> None:
+    async def _exchange(self) -> None:
         now_s = monotonic_s()
-        passed_s, self._exchanged_s = now_s - self._exchanged_s, now_s
         own: dict[str, NodeRate] = {}
         for url, rates in self._rates.items():
             for kind, bucket, asked in (
@@ -190,12 +213,17 @@ class OriginBudgets:
                 if part is None or bucket is None:
                     continue
                 others = {node: known[name] for node, known in self._others.items() if name in known}
-                demand = part.demand(asked, bucket.debt(now_s), passed_s)
-                own[name] = part.budget.exchange(part.limit, others, demand=demand, factor=1.0)
-                bucket.set_rate(part.budget.rate, now_s)
-        if _differs(own, self._published):
-            published = {name: PublishedRate(rate.demand, rate.rate) for name, rate in own.items()}
-            await records.put(
+                is_alone = self._records is None  # nobody else needs what it leaves
+                demand = part.limit if is_alone else part.demand(asked, bucket.debt(now_s), now_s)
+                factor = self._overloads[url].factor(now_s)
+                own[name] = part.budget.exchange(part.limit, others, demand=demand, factor=factor)
+                equal = part.limit * self._least_factor(url, now_s) / (1 + len(others))
+                bucket.set_rate(part.budget.rate, now_s, soon_per_s=equal)
+        if self._records is not None and _differs(own, self._published):
+            published = {
+                name: PublishedRate(rate.demand, rate.rate, rate.factor) for name, rate in own.items()
+            }
+            await self._records.put(
                 f"{PREFIX}/{self._node}", msgspec.json.encode(PublishedRates(published)), leased=True
             )
             self._published = own
@@ -208,5 +236,7 @@ def _differs(rates: dict[str, NodeRate], published: dict[str, NodeRate]) -> bool
     return any(
         abs(rate.rate - published[name].rate) > STEADY_SHARE * published[name].rate
         or abs(rate.demand - published[name].demand) > STEADY_SHARE * max(rate.rate, published[name].demand)
+        or abs(rate.factor - published[name].factor) > STEADY_SHARE
+        or (rate.factor == 1.0) != (published[name].factor == 1.0)
         for name, rate in rates.items()
     )

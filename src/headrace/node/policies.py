@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 import time
 from typing import Protocol
 
 import msgspec
 
-from headrace.base.errors import ClusterUnavailableError, HeadraceError, StoreError, UsageError
-from headrace.base.private_folder import make_private
+from headrace.base.errors import HeadraceError, StoreError, UsageError
+from headrace.base.kept_file import KeptFile
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.node.space_policy import NodeCapacity
@@ -30,7 +28,6 @@ log = logging.getLogger(__name__)
 PREFIX = "policies"
 KEY = f"{PREFIX}/cluster"
 FILE = "policy.json"
-RETRY_S = 0.25
 ATTEMPTS = 5
 """Attempts to set a policy while others set one, too."""
 
@@ -50,53 +47,18 @@ class PolicyFile:
     executor wait for the disk."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._path = os.path.join(folder, FILE)
-        self._lock = threading.Lock()
+        self._file = KeptFile(folder, FILE, bytes_max=RECORD_BYTES_MAX)
 
     async def read(self) -> bytes | None:
-        return await asyncio.to_thread(self._read)
+        return await asyncio.to_thread(self._file.read)
 
     async def replace(self, old: bytes | None, new: bytes) -> bool:
         """Write the record; it is durable on return."""
-        return await asyncio.to_thread(self._replace, old, new)
-
-    def _read(self) -> bytes | None:
-        try:
-            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                return file.read(RECORD_BYTES_MAX + 1)
-        except FileNotFoundError:
-            return None
-
-    def _replace(self, old: bytes | None, new: bytes) -> bool:
-        with self._lock:
-            if self._read() != old:
-                return False
-            self._write(new)
-        return True
+        return await asyncio.to_thread(self._file.replace, old, new)
 
     async def keep(self, record: PolicyRecord) -> None:
         """Replace the record, whatever it is."""
-        await asyncio.to_thread(self._keep, encode_record(record))
-
-    def _keep(self, new: bytes) -> None:
-        with self._lock:
-            self._write(new)
-
-    def _write(self, new: bytes) -> None:
-        make_private(self._folder)
-        draft = self._path + ".new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(draft, flags, 0o600), "wb") as file:
-            file.write(new)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(draft, self._path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        await asyncio.to_thread(self._file.write, encode_record(record))
 
 
 async def load_policy(policy: CurrentPolicy, file: PolicyFile) -> None:
@@ -147,13 +109,7 @@ class Policies:
     async def _follow(self, joined: asyncio.Event) -> None:
         assert self._records is not None
         await joined.wait()
-        while True:
-            try:
-                await self._records.follow(f"{PREFIX}/", self._on_record)
-            except ClusterUnavailableError:
-                await asyncio.sleep(RETRY_S)
-            else:
-                break
+        await self._records.follow(f"{PREFIX}/", self._on_record)
         if self.current.record.number and await self._records.get(KEY) is None:
             await self._restore()
 

@@ -12,17 +12,23 @@ from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.namespace.mounts import MountTable
 from headrace.node.policies import Policies
+from headrace.node.policy_advice import PolicyAdvisor, ReadStatistics
 from headrace.node.policy_trial import ClusterCopies, PolicyTrial
+from headrace.policy.advice import SIZES, Outlook
 from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord
 from headrace.policy.resolve import Decision, PolicyResolver
 from headrace.policy.text import text_of
 from headrace.store.store import Store
 from headrace.wire.policy_messages import (
+    PolicyAdvice,
+    PolicyAdvise,
+    PolicyAdvised,
     PolicyAsk,
     PolicyDecision,
     PolicyExplain,
     PolicyExplained,
+    PolicyOutlook,
     PolicyRollBack,
     PolicySet,
     PolicyShown,
@@ -36,9 +42,16 @@ class PolicyRequests:
     """Hands messages to the policies of a node."""
 
     def __init__(
-        self, policies: Policies, mounts: MountTable, store: Store, config: Config, copies: ClusterCopies
+        self,
+        policies: Policies,
+        mounts: MountTable,
+        store: Store,
+        config: Config,
+        copies: ClusterCopies,
+        statistics: ReadStatistics,
     ) -> None:
         self._policies = policies
+        self._advisor = PolicyAdvisor(statistics, store.index, mounts, policies.capacity)
         self._mounts = mounts
         self._config = config
         self._modes = WriteModes.parse(config.write)
@@ -50,6 +63,7 @@ class PolicyRequests:
             PolicyRollBack: self._roll_back,
             PolicyExplain: self._explain,
             PolicyTry: self._try,
+            PolicyAdvise: self._advise,
         }
 
     async def _set(self, request: PolicySet) -> PolicyShown:
@@ -74,6 +88,12 @@ class PolicyRequests:
         after = PolicyResolver(parse_policy(request.text))
         self._trial.check(after)
         return PolicyTried(await self._trial.outcomes(self._policies.current.resolver, after))
+
+    async def _advise(self, request: PolicyAdvise) -> PolicyAdvised:
+        outlooks, advice = await self._advisor.advise(self._policies.current)
+        return PolicyAdvised(
+            [_outlook(row) for row in outlooks], [PolicyAdvice(row.subject, row.text) for row in advice]
+        )
 
     def _decision(self, path: bytes, decision: Decision) -> PolicyDecision:
         if decision.rule:
@@ -102,6 +122,11 @@ class PolicyRequests:
             copies = self._modes.copies(path)
             return str(self._modes.of(path)) + (f":{copies}" if copies > 1 else "")
         return None
+
+
+def _outlook(row: Outlook) -> PolicyOutlook:
+    hits = {f"{size:g}": round(ratio, 4) for size, ratio in zip(SIZES, row.hit_ratios, strict=False)}
+    return PolicyOutlook(row.name, row.reads, row.capacity_bytes, row.unique_bytes, hits)
 
 
 def _shown(record: PolicyRecord, number: int = 0) -> PolicyShown:

@@ -22,6 +22,7 @@ from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
+from headrace.node.policy_advice import ReadStatistics
 from headrace.prefetch.prediction_table import PredictionTable
 from headrace.seal.catalogue import SealId
 from headrace.store.store import Store
@@ -116,8 +117,11 @@ def _resolved(entry: Entry) -> Resolved:
 class ReadRequests:
     """Fetch files and ranges into the cache for clients, which then read the cache files."""
 
-    def __init__(self, reads: ReadPath, store: Store, predictions: PredictionTable) -> None:
+    def __init__(
+        self, reads: ReadPath, store: Store, predictions: PredictionTable, statistics: ReadStatistics
+    ) -> None:
         self._reads = reads
+        self._statistics = statistics
         self._store = store
         self._predictions = predictions
         self.handlers: Handlers = {Open: self._open, FillRange: self._fill, Touch: self._touch}
@@ -134,6 +138,7 @@ class ReadRequests:
     async def _touch(self, request: Touch) -> Done:
         ids = [FileId(id) for id in request.ids]
         self._store.touch(ids)
+        self._statistics.note_opens(ids)
         if request.process:
             await self._predictions.note_opens(ids, request.process)
         return Done()

@@ -55,31 +55,43 @@ class NodeCapacity:
             self._share = share
             self.changed()
 
-    def entitlements(self, tenants: Mapping[str, Tenant]) -> dict[str, Entitlement]:
-        """Return what each tenant may have on this node. A share of a tenant with a parent is one of what the parent
-        has."""
-        entitlements: dict[str, Entitlement] = {}
-
-        def entitle(tenant: Tenant) -> Entitlement:
-            if tenant.name not in entitlements:
-                parent = entitle(tenants[tenant.parent]) if tenant.parent else self._whole
-                limit_whole = self.size_bytes if parent.limit is None else parent.limit
-                limit = None if tenant.limit is None else self._part_of(tenant.limit, limit_whole)
-                guaranteed = self._part_of(tenant.guaranteed, parent.guaranteed)
-                entitlements[tenant.name] = Entitlement(guaranteed, limit, tenant.share)
-            return entitlements[tenant.name]
-
-        for tenant in tenants.values():
-            entitle(tenant)
-        return entitlements
-
     @property
-    def _whole(self) -> Entitlement:
-        return Entitlement(self.size_bytes, self.size_bytes)
+    def cluster_bytes(self) -> float:
+        """Return the size of the caches of all nodes."""
+        return self.size_bytes / self._share
 
-    def _part_of(self, amount: int | float, whole: float) -> float:
-        """Return this node's part of a size, or of a share of a whole."""
-        return amount * (whole if isinstance(amount, float) else self._share)
+    def entitlements(self, tenants: Mapping[str, Tenant]) -> dict[str, Entitlement]:
+        """Return what each tenant may have on this node."""
+        return entitlements_of(tenants, self.size_bytes, share=self._share)
+
+    def cluster_entitlements(self, tenants: Mapping[str, Tenant]) -> dict[str, Entitlement]:
+        """Return what each tenant may have on all nodes together."""
+        return entitlements_of(tenants, self.cluster_bytes, share=1.0)
+
+
+def entitlements_of(
+    tenants: Mapping[str, Tenant], whole_bytes: float, *, share: float
+) -> dict[str, Entitlement]:
+    """Return what each tenant may have of a cache of that size. A share of a tenant with a parent is one of what the
+    parent has. share: the part of the cluster's caches that this cache is."""
+    entitlements: dict[str, Entitlement] = {}
+
+    def part_of(amount: int | float, whole: float) -> float:
+        return amount * (whole if isinstance(amount, float) else share)
+
+    def entitle(tenant: Tenant) -> Entitlement:
+        if tenant.name not in entitlements:
+            whole = Entitlement(whole_bytes, whole_bytes)
+            parent = entitle(tenants[tenant.parent]) if tenant.parent else whole
+            limit_whole = whole_bytes if parent.limit is None else parent.limit
+            limit = None if tenant.limit is None else part_of(tenant.limit, limit_whole)
+            guaranteed = part_of(tenant.guaranteed, parent.guaranteed)
+            entitlements[tenant.name] = Entitlement(guaranteed, limit, tenant.share)
+        return entitlements[tenant.name]
+
+    for tenant in tenants.values():
+        entitle(tenant)
+    return entitlements
 
 
 class PolicyDivision(TenantDivision):

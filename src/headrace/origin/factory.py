@@ -9,7 +9,7 @@ import os
 import re
 import urllib.parse
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.missing_extras import needs_extra
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
@@ -18,7 +18,7 @@ from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
 from headrace.origin.pace import OriginPace
-from headrace.origin.retry import RetryOrigin, no_pause
+from headrace.origin.retry import RequestedPause, RetryOrigin, no_pause
 from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 
 BUCKET_SCHEMES = {
@@ -81,11 +81,24 @@ def build_origin(url: str, options: dict[str, str], pace: OriginPace | None = No
     raw, parsed = _raw(url, options)
     circuit = Circuit(url)
     hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
-    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "requested_pause_s", no_pause))
+    requested_pause: RequestedPause = getattr(raw, "requested_pause_s", no_pause)
+    if pace is not None:
+        requested_pause = _counted(pace, requested_pause)
+    retrying = RetryOrigin(hedging or raw, circuit, requested_pause)
     limits = parsed.limits()
     is_free = limits == OriginLimits() and pace is None
     throttled = retrying if is_free else ThrottleOrigin(retrying, limits, pace)
     return MeasureOrigin(throttled, circuit, hedging)
+
+
+def _counted(pace: OriginPace, requested_pause: RequestedPause) -> RequestedPause:
+    """Return the pause after a failed attempt, and have the budget count the next one."""
+
+    async def pause_s(key: str, error: HeadraceError) -> float:
+        pace.note_failure(error)
+        return await requested_pause(key, error)
+
+    return pause_s
 
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.listeners import Listeners
 from headrace.base.token_bucket import TokenBucket
+
+_OVERLOADED = re.compile(r"(429|503)\b")
+
+
+def is_overload(error: HeadraceError) -> bool:
+    """Return whether an origin answered that it gets too many requests, by the status at the beginning of the cause."""
+    return isinstance(error, OriginUnavailableError) and _OVERLOADED.match(error.why) is not None
+
 
 Charges = list[tuple[TokenBucket, float]]
 """Buckets, and what a call takes of each."""
@@ -20,6 +31,8 @@ class BudgetRates:
         self.requests = None if requests_s is None else TokenBucket(requests_s, now_s)
         self.bytes = None if bytes_s is None else TokenBucket(bytes_s, now_s)
         self.asked_requests = self.asked_bytes = 0
+        self.overloaded: Listeners[[]] = Listeners()
+        """Called after each answer of overload."""
 
     def charges(self, size_bytes: int) -> Charges:
         """Return what a call of that size takes, and count it."""
@@ -27,6 +40,12 @@ class BudgetRates:
         self.asked_bytes += size_bytes
         charges: Charges = [] if self.requests is None else [(self.requests, 1)]
         return charges if self.bytes is None else [*charges, (self.bytes, size_bytes)]
+
+    def charge_requests(self, count: int) -> None:
+        """Take requests that are sent without a wait; later calls wait for them."""
+        self.asked_requests += count
+        if self.requests is not None:
+            self.requests.reserve(count, monotonic_s())
 
 
 class OriginPace:
@@ -47,6 +66,19 @@ class OriginPace:
 
     def charges(self, size_bytes: int) -> Charges:
         return [] if self._rates is None else self._rates.charges(size_bytes)
+
+    def charge_requests(self, count: int) -> None:
+        """Count requests beside the one of each call."""
+        if self._rates is not None:
+            self._rates.charge_requests(count)
+
+    def note_failure(self, error: HeadraceError) -> None:
+        """Count the request that repeats a failed one, and lower the rate of an origin that is overloaded."""
+        if self._rates is None or not error.retryable:
+            return
+        self._rates.charge_requests(1)
+        if is_overload(error):
+            self._rates.overloaded()
 
 
 class OriginPaces:
@@ -75,5 +107,11 @@ class OriginPaces:
             pace.use(self._rates_of(pace.url))
 
     def _rates_of(self, url: str) -> BudgetRates | None:
-        above = [budget for budget in self._budgets if f"{url}/".startswith(budget.rstrip("/") + "/")]
-        return self._budgets[max(above, key=len)] if above else None
+        above = budget_above(url, self._budgets)
+        return None if above is None else self._budgets[above]
+
+
+def budget_above(url: str, budgets: Iterable[str]) -> str | None:
+    """Return the longest of these URLs that a URL is at or below; None: it is below none."""
+    above = [budget for budget in budgets if f"{url}/".startswith(budget.rstrip("/") + "/")]
+    return max(above, key=len, default=None)

@@ -19,13 +19,12 @@ import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.errors import HeadraceError
+from headrace.origin.pace import is_overload
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-OVERLOADED = re.compile(r"(429|503)\b")
-"""Matches the beginning of the cause of an error (obstore_errors.py) whose response may have the header."""
 LONGEST_S = 30.0
 """Longest pause, in seconds. A wrong header or clock must not keep requests from an origin that has recovered."""
 QUERY_INTERVAL_S = 1.0
@@ -59,7 +58,7 @@ class RetryAfter:
     async def requested_s(self, path: str, error: HeadraceError) -> float:
         """Return the requested pause after a call about that object failed; 0 if the store says nothing or was queried
         just before."""
-        if not isinstance(error, OriginUnavailableError) or not OVERLOADED.match(error.why):
+        if not is_overload(error):
             return 0.0
         now_s = monotonic_s()
         if now_s - self._queried_s < QUERY_INTERVAL_S or not isinstance(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,12 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.base.token_bucket import TokenBucket
+from headrace.base.token_bucket import (
+    TokenBucket,
+    longest_wait_at_best_s,
+    wait_for_turn,
+    wait_for_turn_in_thread,
+)
 from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
 from headrace.origin.pace import Charges, OriginPace
 from headrace.origin.wrapper import CallName, Result, WrapperOrigin
@@ -30,11 +34,21 @@ class OriginLimits:
 
 
 class _PacedSource:
-    """Reserves the bytes of a source in the thread that reads them."""
+    """Reserves the parts of a source in the thread that reads them: their bytes, and a request for each. pace: as in
+    ThrottleOrigin."""
 
-    def __init__(self, inner: PutSource, buckets: list[TokenBucket], url: str, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        inner: PutSource,
+        buckets: list[TokenBucket],
+        pace: OriginPace | None,
+        *,
+        url: str,
+        deadline: Deadline,
+    ) -> None:
         self._inner = inner
         self._buckets = buckets
+        self._pace = pace
         self._url = url
         self._deadline = deadline
 
@@ -43,15 +57,18 @@ class _PacedSource:
         return self._inner.size_bytes
 
     def pread(self, start: int, end: int) -> Body:
-        wait_s = max(bucket.reserve(end - start, monotonic_s()) for bucket in self._buckets)
+        if self._pace is not None:
+            self._pace.charge_requests(1)
+        reservations = [bucket.reserve(end - start, monotonic_s()) for bucket in self._buckets]
+        wait_s = longest_wait_at_best_s(reservations)
         if wait_s > 0 and wait_s >= self._deadline.left_s():
-            for bucket in self._buckets:
-                bucket.refund(end - start)
+            for reservation in reservations:
+                reservation.cancel()
             raise DeadlineExceededError(
                 self._url,
                 why="the throttle (bytes_limit_per_s, or a budget of the policy) would delay it past the deadline",
             )
-        time.sleep(wait_s)
+        wait_for_turn_in_thread(reservations)
         return self._inner.pread(start, end)
 
 
@@ -82,15 +99,16 @@ class ThrottleOrigin(WrapperOrigin):
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """Put an object. Counts as one request, however many parts it has. The bytes of a large one are paid part by
-        part, as they are read."""
+        """Put an object. A large one is paid part by part, as it is read: its bytes, and by a budget of the policy
+        its requests."""
         buckets = [] if self._bytes is None else [self._bytes]
         if self._pace is not None and self._pace.bytes is not None:
             buckets.append(self._pace.bytes)
-        is_paid_at_once = not buckets or source.size_bytes <= PAID_AT_ONCE_BYTES
+        is_free = not buckets and self._pace is None
+        is_paid_at_once = is_free or source.size_bytes <= PAID_AT_ONCE_BYTES
         async with self._limited(source.size_bytes if is_paid_at_once else 0, deadline):
             if not is_paid_at_once:
-                source = _PacedSource(source, buckets, self.url, deadline)
+                source = _PacedSource(source, buckets, self._pace, url=self.url, deadline=deadline)
             return await self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
             )
@@ -131,17 +149,14 @@ class ThrottleOrigin(WrapperOrigin):
         if self._pace is not None:
             payments += self._pace.charges(size_bytes)
         now_s = monotonic_s()
-        wait_s = max((bucket.reserve(amount, now_s) for bucket, amount in payments), default=0.0)
-        try:
-            if wait_s > 0 and wait_s >= deadline.left_s():
-                raise DeadlineExceededError(
-                    self.url,
-                    why="the throttle (request_limit_per_s, bytes_limit_per_s, or a budget of the policy) would delay "
-                    "it past the deadline",
-                )
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-        except BaseException:
-            for bucket, amount in payments:
-                bucket.refund(amount)
-            raise
+        reservations = [bucket.reserve(amount, now_s) for bucket, amount in payments]
+        wait_s = longest_wait_at_best_s(reservations)
+        if wait_s > 0 and wait_s >= deadline.left_s():
+            for reservation in reservations:
+                reservation.cancel()
+            raise DeadlineExceededError(
+                self.url,
+                why="the throttle (request_limit_per_s, bytes_limit_per_s, or a budget of the policy) would delay "
+                "it past the deadline",
+            )
+        await wait_for_turn(reservations)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from headrace.base.model import FileId
 from headrace.policy.id_hash import hash_of
 
-_HASHES = 1 << 64
+HASHES = 1 << 64
 _BINS_OF_A_DOUBLING = 32
 
 
@@ -23,9 +23,9 @@ class MissRatioCurve:
     is known to about 1 %. Memory is about 450 bytes for each file."""
 
     def __init__(self, files_max: int = 16_384) -> None:
-        self.reads = 0
+        self.reads = 0.0
         self._files_max = files_max
-        self._threshold = _HASHES
+        self._threshold = HASHES
         self._sample: dict[FileId, int] = {}  # file → its position in the order of last use
         self._largest: list[tuple[int, FileId]] = []  # a heap by the hash, the largest first
         self._order = _LastUses(4 * files_max)
@@ -36,14 +36,38 @@ class MissRatioCurve:
     @property
     def rate(self) -> float:
         """Return the share of all files that the sample has."""
-        return self._threshold / _HASHES
+        return self._threshold / HASHES
+
+    @property
+    def threshold(self) -> int:
+        """Return the hash from which on a file is not in the sample."""
+        return self._threshold
+
+    @property
+    def unique_bytes(self) -> float:
+        """Return the estimated size of all files that were read."""
+        return self._order.total_bytes / self.rate
+
+    @property
+    def sampled_files(self) -> Collection[FileId]:
+        """Return the files of the sample. It changes with the next read."""
+        return self._sample.keys()
 
     def read(self, id: FileId, size_bytes: int) -> None:
         """Record a read of a file."""
         self.reads += 1
         hashed = hash_of(id)
-        if hashed >= self._threshold:
-            return
+        if hashed < self._threshold:
+            self._record(id, hashed, size_bytes)
+
+    def read_of_many(self, id: FileId, hashed: int, size_bytes: int, threshold: int) -> None:
+        """Record a read. Those whose hash is not below the threshold are not recorded. The caller counts `reads`."""
+        if threshold < self._threshold:
+            self._lower_threshold(threshold)
+        if hashed < self._threshold:
+            self._record(id, hashed, size_bytes)
+
+    def _record(self, id: FileId, hashed: int, size_bytes: int) -> None:
         self._sampled_reads += 1
         position = self._sample.get(id)
         if position is None:
@@ -57,7 +81,7 @@ class MissRatioCurve:
             self._sample = self._order.compact(self._sample)
         self._sample[id] = self._order.append(size_bytes)
         if len(self._sample) > self._files_max:
-            self._lower_threshold()
+            self._lower_threshold(-self._largest[0][0])
 
     def miss_ratio(self, capacity_bytes: float) -> float:
         """Return the estimated share of reads that an LRU cache of that size misses. 1 before the first read.
@@ -76,10 +100,9 @@ class MissRatioCurve:
     def miss_ratios(self, capacities_bytes: Iterable[float]) -> list[float]:
         return [self.miss_ratio(capacity_bytes) for capacity_bytes in capacities_bytes]
 
-    def _lower_threshold(self) -> None:
-        """Remove the files with the largest hash from the sample."""
-        before = self._threshold
-        self._threshold = -self._largest[0][0]
+    def _lower_threshold(self, threshold: int) -> None:
+        """Remove the files from the sample whose hash is not below the threshold."""
+        before, self._threshold = self._threshold, threshold
         while self._largest and -self._largest[0][0] >= self._threshold:
             _, id = heapq.heappop(self._largest)
             self._order.remove(self._sample.pop(id))
@@ -100,6 +123,10 @@ class _LastUses:
         self._sizes = [0] * count_max
         self._tree = [0] * (count_max + 1)
         self._end = self._total = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self._total
 
     @property
     def is_full(self) -> bool:

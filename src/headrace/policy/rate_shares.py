@@ -80,10 +80,13 @@ class OverloadFactor:
         self._factor = 1.0
         self._changed_s = float("-inf")
 
-    def record_overload(self, now_s: float) -> None:
-        if now_s - self._changed_s >= REPEAT_S or self._factor == 1.0:
-            self._factor = max(LEAST_FACTOR, self.factor(now_s) / 2)
-            self._changed_s = now_s
+    def record_overload(self, now_s: float) -> bool:
+        """Record an answer of overload. Return whether the factor falls for it."""
+        if now_s - self._changed_s < REPEAT_S:
+            return False
+        self._factor = max(LEAST_FACTOR, self.factor(now_s) / 2)
+        self._changed_s = now_s
+        return True
 
     def factor(self, now_s: float) -> float:
         """Return the share of the budget that the origin bears."""

@@ -262,7 +262,7 @@ class PlannedFetcher:
             self._waiting[number] = {}
             self._budget_bytes -= part.size_bytes
             reader.lately_bytes += part.size_bytes
-            self._loads.start(self._load(number, part))
+            self._loads.start(self._load(number, part, f"train {reader.request.job}"))
         position = reader.cursor
         _, first = self._waiting[number].get(reader.key, (reader, position))
         self._waiting[number][reader.key] = (reader, min(first, position))
@@ -271,13 +271,10 @@ class PlannedFetcher:
         reader.cursor += 1
         return True
 
-    async def _load(self, number: int, part: _FilePart) -> None:
+    async def _load(self, number: int, part: _FilePart, job: str) -> None:
         is_loaded = False
         try:
-            if part.is_whole:
-                await self._reads.load(part.entry)
-            else:
-                await self._reads.load_part(part.entry, part.start, part.end)
+            await self._reads.load(part.entry, None if part.is_whole else (part.start, part.end), job=job)
             self.fetched_files += 1
             self.fetched_bytes += part.size_bytes
             self._fetched.append((monotonic_s(), part.size_bytes))

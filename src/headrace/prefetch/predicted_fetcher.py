@@ -13,8 +13,8 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, VersionChangedError
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
-from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.read import ReadPath
+from headrace.dataplane.source import SourceFactory
 from headrace.namespace.tree import NameTree
 from headrace.prefetch.fetcher import FILE_BYTES_MAX, FULL_MARGIN, PlannedFetcher
 from headrace.prefetch.plan_table import PAUSE_S
@@ -42,7 +42,7 @@ class PredictedFetcher:
         table: PredictionTable,
         planned: PlannedFetcher,
         reads: ReadPath,
-        gate: Gate,
+        sources: SourceFactory,
         *,
         store: Store,
         tree: NameTree,
@@ -51,7 +51,7 @@ class PredictedFetcher:
         self._table = table
         self._planned = planned
         self._reads = reads
-        self._gate = gate
+        self._sources = sources
         self._store = store
         self._tree = tree
         self._full_share = watermark_low - FULL_MARGIN
@@ -113,11 +113,12 @@ class PredictedFetcher:
             await asyncio.sleep(0 if files else SCAN_PAUSE_S)
 
     def _may_fetch(self, data_set: PredictedDataSet) -> bool:
-        """Return whether a file may be fetched now: nobody waits for the origin, and there are space and allowance."""
-        if self._planned.is_behind or monotonic_s() < self._paused_until_s or not self._gate.has_spare:
+        """Return whether a file may be fetched now: no reader waits for the origin or a peer, and there are space and
+        allowance."""
+        if self._planned.is_behind or monotonic_s() < self._paused_until_s or not self._sources.has_spare:
             return False
         in_flight_bytes = sum(self._in_flight.values())
-        slots = max(1, int(SLOTS_SHARE * self._gate.window.limit))
+        slots = max(1, int(SLOTS_SHARE * self._sources.gate.window.limit))
         least_bytes = max(LEAST_BYTES, 2 * data_set.mean_bytes)
         return (
             len(self._in_flight) < slots
@@ -156,7 +157,7 @@ class PredictedFetcher:
         try:
             entry = self._tree.index.entry(id)
             if entry is not None:
-                size_bytes = await self._reads.load(entry)
+                size_bytes = await self._reads.load(entry, job="predictions")
                 self.fetched_files += 1
                 self.fetched_bytes += size_bytes
                 data_set.complete(size_bytes)

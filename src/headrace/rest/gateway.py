@@ -43,6 +43,7 @@ from headrace.wire.api import (
     ApiMounts,
     ApiPlans,
     ApiPolicy,
+    ApiPolicyAdvice,
     ApiPolicyDecisions,
     ApiPolicyOutcomes,
     ApiSeals,
@@ -57,6 +58,8 @@ from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, PlanList, PlanRow, PlanRows
 from headrace.wire.messages import Mounts as MountRows
 from headrace.wire.policy_messages import (
+    PolicyAdvise,
+    PolicyAdvised,
     PolicyAsk,
     PolicyExplain,
     PolicyExplained,
@@ -103,6 +106,7 @@ class Handlers:
             "setPolicy": lambda _, __, body: self._policy(_policy_set(body)),
             "rollBackPolicy": lambda _, __, body: self._policy(PolicyRollBack(int(body.number), body.author)),
             "tryPolicy": lambda _, __, body: self._try_policy(body.text),
+            "advisePolicy": lambda _, __, ___: self._advise_policy(),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
             "receiveEvents": lambda _, __, pieces: self._events.receive(pieces),
             "explainLocation": lambda _, query, __: self._explain_location(query.path),
@@ -145,6 +149,11 @@ class Handlers:
         answer = self._client.ask(PolicyTry(text))
         assert isinstance(answer, PolicyTried)
         return ApiPolicyOutcomes(answer.outcomes)
+
+    def _advise_policy(self) -> ApiPolicyAdvice:
+        answer = self._client.ask(PolicyAdvise())
+        assert isinstance(answer, PolicyAdvised)
+        return ApiPolicyAdvice(answer.outlooks, answer.advice)
 
     def _explain_policy(self, path: str) -> ApiPolicyDecisions:
         answer = self._client.ask(PolicyExplain(path_of(path)))

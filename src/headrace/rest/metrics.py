@@ -156,6 +156,47 @@ METRICS = (
         "reads_hedged",
         "mount",
     ),
+    *(
+        Metric(f"headrace_cost_{label}_{name}_total", COUNTER, text, ("costs", f"{label}s"), field, label)
+        for label, of in (("mount", "a mount"), ("tenant", "a tenant"), ("job", "a job"))
+        for name, field, text in (
+            ("requests", "requests", f"Range reads at origins for {of}."),
+            ("bytes", "bytes", f"Bytes read from origins for {of}."),
+            (
+                "price",
+                "cost",
+                f"Price of the bytes read from origins for {of}, in the currency of the policy.",
+            ),
+        )
+    ),
+    *(
+        Metric(
+            f"headrace_cost_{label}_saved_{name}_total",
+            COUNTER,
+            f"{text} that files of {of} had cost without the cache, an estimate.",
+            ("costs", f"{label}s"),
+            f"saved_{field}",
+            label,
+        )
+        for label, of in (("mount", "a mount"), ("tenant", "a tenant"))
+        for name, field, text in (("bytes", "bytes", "Bytes"), ("price", "cost", "Price"))
+    ),
+    Metric(
+        "headrace_cost_month",
+        GAUGE,
+        "Price of what all nodes read from an origin in this month.",
+        ("costs", "origins"),
+        "cluster_cost",
+        "origin",
+    ),
+    Metric(
+        "headrace_cost_month_budget",
+        GAUGE,
+        "Budget of an origin in a month (budget_month).",
+        ("costs", "origins"),
+        "budget_month",
+        "origin",
+    ),
     Metric(
         "headrace_origin_files_compared_total",
         COUNTER,

@@ -32,6 +32,7 @@ STATUS: dict[str, int] = {
     "origin.version_changed": 412,
     "origin.conflict": 409,
     "origin.read_only": 403,
+    "origin.budget_spent": 503,
     "origin.corrupt": 502,
     "deadline": 504,
     "store.no_space": 507,

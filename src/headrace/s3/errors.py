@@ -78,6 +78,7 @@ ERROR_MAP: dict[str, str] = {
     "origin.conflict": "ConditionalRequestConflict",
     "origin.corrupt": "InternalError",
     "origin.read_only": "AccessDenied",
+    "origin.budget_spent": "ServiceUnavailable",
     "deadline": "ServiceUnavailable",
     "store.no_space": "ServiceUnavailable",
     "store.failed": "InternalError",

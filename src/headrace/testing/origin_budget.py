@@ -52,7 +52,7 @@ class SimulatedNode:
         sent = 0
         while self.waiting >= 1:
             if self._ready_s is None:
-                self._ready_s = now_s + self._bucket.reserve(1, now_s)
+                self._ready_s = now_s + self._bucket.reserve(1, now_s).wait_s(now_s)
             if self._ready_s > now_s:
                 break
             self._ready_s = None

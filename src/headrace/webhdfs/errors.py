@@ -49,6 +49,7 @@ ERROR_MAP: dict[str, str] = {
     "origin.conflict": "IOException",
     "origin.corrupt": "IOException",
     "origin.read_only": "AccessControlException",
+    "origin.budget_spent": "RetriableException",
     "deadline": "RetriableException",
     "store.no_space": "DSQuotaExceededException",
     "store.failed": "IOException",

@@ -19,8 +19,10 @@ from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
 from headrace.wire.location_messages import FileLocation
 from headrace.wire.messages import PlanRow
 from headrace.wire.policy_messages import (
+    PolicyAdvice,
     PolicyDecision,
     PolicyOutcome,
+    PolicyOutlook,
     PolicyVersionRow,
 )
 from headrace.wire.seal_messages import SealRow
@@ -269,6 +271,13 @@ class ReceivedEvents(Value, frozen=True):
     refused: int = 0
 
 
+class ApiPolicyAdvice(Value, frozen=True):
+    """Says what the cache and each tenant read and would hit, and advises."""
+
+    outlooks: list[PolicyOutlook]
+    advice: list[PolicyAdvice]
+
+
 class ApiPolicyDecisions(Value, frozen=True):
     """The effects of the policy on a path."""
 
@@ -437,6 +446,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="tryPolicy", method="POST", path="/v1/policy/try", body=NewPolicy, answer=ApiPolicyOutcomes,
         summary="Return what a policy would change for cached files; nothing changes.",
+    ),
+    Operation(
+        name="advisePolicy", method="GET", path="/v1/policy/advice", answer=ApiPolicyAdvice,
+        summary="Return what another size of the cache or another policy would do, by the reads of this host.",
     ),
     Operation(
         name="explainPolicy", method="GET", path="/v1/policy/explain", query=AtPath, answer=ApiPolicyDecisions,

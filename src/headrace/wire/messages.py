@@ -19,6 +19,8 @@ from headrace.wire.extents import count_extents
 from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.message import Message
 from headrace.wire.policy_messages import (
+    PolicyAdvise,
+    PolicyAdvised,
     PolicyAsk,
     PolicyExplain,
     PolicyExplained,
@@ -647,6 +649,7 @@ Request = (
     | PolicyAsk
     | PolicyRollBack
     | PolicyExplain
+    | PolicyAdvise
     | PolicyTry
     | ReportChanges
     | LocationAsk
@@ -670,6 +673,7 @@ Answer = (
     | PlanRows
     | PolicyShown
     | PolicyExplained
+    | PolicyAdvised
     | PolicyTried
     | LocationShown
     | Failure

@@ -45,6 +45,10 @@ class PolicyTry(Message, frozen=True):
     text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
 
 
+class PolicyAdvise(Message, frozen=True):
+    """Say what another size of the cache or another policy would do. → PolicyAdvised."""
+
+
 class PolicyVersionRow(msgspec.Struct, frozen=True):
     """A version of the policy that is kept. author: as its command was told. set_at_s: seconds since 1970."""
 
@@ -92,3 +96,27 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 
 class PolicyTried(Message, frozen=True):
     outcomes: list[PolicyOutcome]
+
+
+class PolicyOutlook(msgspec.Struct, frozen=True):
+    """Says what a tenant reads, and what an LRU cache would hit. name: "" for the whole cache. capacity_bytes: of the
+    caches of all nodes, or the tenant's due. unique_bytes: of all files that were read, an estimate. hits: shares of
+    the reads by multiples of the capacity; empty after too few reads."""
+
+    name: str
+    reads: int
+    capacity_bytes: int
+    unique_bytes: int
+    hits: dict[str, float]
+
+
+class PolicyAdvice(msgspec.Struct, frozen=True):
+    """A sentence of advice. subject: "cache", "rule N", "tenant NAME" or the path of a data set."""
+
+    subject: str
+    text: str
+
+
+class PolicyAdvised(Message, frozen=True):
+    outlooks: list[PolicyOutlook]
+    advice: list[PolicyAdvice]

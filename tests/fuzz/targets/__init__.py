@@ -13,7 +13,7 @@ _MODULES = {
     "gateways": ("webhdfs-requests", "rest-requests", "rest-answers"),
     "settings": ("config", "write-modes", "sizes", "origin-urls"),
     "records": (
-        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "pin-records",
+        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "cost-records", "pin-records",
         "cover-records", "last-view", "written-tokens",
     ),
     "seals": ("sealed-records",),

@@ -23,6 +23,7 @@ from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import PolicyFaultsError
 from headrace.policy.rate_shares import NodeBudget
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
+from headrace.policy.spending import Spending, background_rate, decode_spending, encode_spending
 from headrace.ring.ownership import Ownership
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
@@ -109,6 +110,13 @@ def _hot(data: bytes) -> None:
     assert len({owner.id for owner in owners}) == len(owners) > 0
     table.put("other", {})
     assert not any(table.of(key) for key in holders)
+
+
+def _spending(data: bytes) -> None:
+    spending = decode_spending(data)
+    assert decode_spending(encode_spending(spending)) == spending
+    rate = background_rate(1e12, sum(spending.bytes.values()), 86400.0)
+    assert rate is None or 0 <= rate <= 1e12
 
 
 def _cover(data: bytes) -> None:
@@ -198,6 +206,12 @@ FUZZERS = [
         "which nodes hold copies of hot segments (node/hot_copies.py)",
         _hot,
         [encode_hot({1: ("me", "other"), 1 << 63: ("me",)}), encode_hot({})],
+    ),
+    _fuzzer(
+        "cost-records",
+        "what nodes read from origins in a month (policy/spending.py)",
+        _spending,
+        _json(Spending("2026-11", {"s3://b": 1 << 40, "gs://c/d": 3})),
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

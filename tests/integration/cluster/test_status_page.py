@@ -17,12 +17,17 @@ from tests.integration.persist.conftest import Writer, settled
 from .conftest import MakeCluster
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/status.md"
-WORDS = {
+KEYS = {
     "origin.mounts": "PATH",
     "events.receivers": "PATH",
     "cluster.peers": "NODE",
     "policy.tenants": "NAME",
+    "costs.origins": "URL",
+    "costs.mounts": "PATH",
+    "costs.tenants": "NAME",
+    "costs.jobs": "NAME",
 }
+"""What the page calls the keys of a map."""
 OPERATIONS = ("head", "list", "read", "put", "remove", "directory")
 
 
@@ -42,7 +47,7 @@ def printed(value: object, name: str = "") -> Iterator[str]:
     """Yield the fields of a status, with the page's words for paths and nodes."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            field = WORDS.get(name, str(key))
+            field = KEYS.get(name, str(key))
             yield from printed(inner, f"{name}.{field}" if name else field)
     elif isinstance(value, list) and value and isinstance(value[0], dict) and name != "gateways":
         yield from printed(value[0], f"{name}[]")
@@ -82,7 +87,7 @@ def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster, s3
     wait_until(lambda: any(host.status()["events"]["receivers"] for host in hosts))
     policy = cluster.base / "policy.toml"
     policy.write_text(
-        '[tenant.a]\npaths = ["/data/**"]\n[origin."s3://b"]\nrequests_s = 10\nbytes_s = "1MB"\n'
+        '[tenant.a]\npaths = ["/data/**"]\n[origin."s3://b"]\nrequests_s = 10\nbytes_s = "1MB"\negress_per_gib = 1\n'
     )
     hosts[0].ok("policy", "set", policy)
     for host in hosts:

@@ -43,7 +43,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                     cache_bytes=256 << 20,
                     folder=str(base / "lab"),
                     sample=False,
-                    settings={"predict_reads": "false"},  # files come when the job asks
+                    settings={"predict_reads": "false"},  # of a walk, files that the job skips, too
                 )
             )
             client = services.client_of(lab.store())

@@ -14,14 +14,27 @@ def test_amounts_pass_at_the_rate_after_a_burst(calls: list[tuple[float, int]], 
     for pause_s, amount in calls:
         now_s += pause_s
         taken += amount
-        now_s += bucket.reserve(amount, now_s)
+        now_s += bucket.reserve(amount, now_s).wait_s(now_s)
         assert taken <= max(1.0, rate * 0.5) + rate * now_s + 1e-6
 
 
-def test_a_changed_rate_is_for_what_is_reserved_afterwards() -> None:
+def test_a_changed_rate_is_also_for_what_waits() -> None:
     bucket = TokenBucket(10, 0.0, burst_s=0.1)
-    assert [bucket.reserve(1, 0.0), bucket.reserve(1, 0.0)] == [0, pytest.approx(0.1)]
-    bucket.set_rate(1, 0.0)
-    assert bucket.reserve(1, 0.0) == pytest.approx(2)
+    first, second = bucket.reserve(1, 0.0), bucket.reserve(1, 0.0)
+    assert [first.wait_s(0.0), second.wait_s(0.0)] == [0, pytest.approx(0.1)]
+    bucket.set_rate(1, 0.0, soon_per_s=20)
+    assert second.wait_s(0.0) == pytest.approx(1)
+    assert second.wait_at_best_s(0.0) == pytest.approx(0.05)
+    third = bucket.reserve(1, 0.0)
+    assert third.wait_s(0.0) == pytest.approx(2)
     bucket.set_rate(100, 1.0)
-    assert bucket.reserve(0, 2.0) == 0
+    assert [second.wait_s(1.0), third.wait_s(1.0)] == [0, pytest.approx(0.01)]
+    assert third.wait_s(2.0) == 0
+
+
+def test_what_is_given_back_goes_to_those_who_come_later() -> None:
+    bucket = TokenBucket(1, 0.0, burst_s=1)
+    bucket.reserve(1, 0.0)
+    second = bucket.reserve(5, 0.0)
+    second.cancel()
+    assert bucket.reserve(1, 0.0).wait_s(0.0) == pytest.approx(1)

@@ -61,10 +61,11 @@ class ReadPathFixture:
             verify_origin=verify_origin,
         )
         self.gate = Gate(Window(maximum=8), bytes_max=64 * MIB)
+        self.sources = SourceFactory(self.gate, timeout_s=5)
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            SourceFactory(self.gate, timeout_s=5),
+            self.sources,
             self.disk,
             settings,
             on_complete=self.whole.extend,

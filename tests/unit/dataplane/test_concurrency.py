@@ -45,20 +45,26 @@ def test_small_reads_are_not_compared_with_large_ones() -> None:
     assert window.limit == 64
 
 
+async def _pass(gate: Gate, size_bytes: int) -> None:
+    async with gate.enter(size_bytes, background=False):
+        await asyncio.sleep(0)
+
+
 async def test_bytes_in_flight_are_bounded_but_one_read_always_goes() -> None:
     gate = Gate(Window(maximum=16), bytes_max=10)
     async with gate.enter(100, background=False):
-        waiting = asyncio.ensure_future(gate._acquire(6, gate._demand))
+        async with asyncio.TaskGroup() as tasks:
+            small = [tasks.create_task(_pass(gate, size_bytes)) for size_bytes in (6, 4, 1)]
+            await asyncio.sleep(0)
+            assert gate.in_flight == 1
+            for task in small:
+                task.cancel()
+    async with gate.enter(6, background=False), gate.enter(4, background=False):
+        third = asyncio.ensure_future(_pass(gate, 1))
         await asyncio.sleep(0)
-        assert not waiting.done()
-    await waiting
-    second = asyncio.ensure_future(gate._acquire(4, gate._demand))
-    third = asyncio.ensure_future(gate._acquire(1, gate._demand))
-    await asyncio.sleep(0)
-    await second
-    in_flight = gate.in_flight
-    third.cancel()
-    assert in_flight == 2
+        assert (gate.in_flight, gate.bytes_in_flight) == (2, 10)
+    await third
+    assert gate.in_flight == gate.bytes_in_flight == 0
 
 
 async def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None:
@@ -87,7 +93,7 @@ async def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None
 async def test_a_cancelled_waiter_gives_its_place_on() -> None:
     gate = Gate(Window(maximum=1), bytes_max=1 << 30)
     async with gate.enter(1, background=False):
-        waiting = asyncio.ensure_future(gate._acquire(1, gate._demand))
+        waiting = asyncio.ensure_future(_pass(gate, 1))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

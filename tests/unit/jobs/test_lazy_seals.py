@@ -61,7 +61,7 @@ def has_missing(node: SealingFixture, count: int) -> bool:
 async def test_nothing_is_loaded_and_what_is_missing_has_a_lazy_name(node: SealingFixture) -> None:
     await node.reads.load(await node.entry("d/b"))
     large = await node.entry("d/large")
-    await node.reads.load_part(large, 0, MIB)  # its cache file has holes
+    await node.reads.load(large, (0, MIB))  # its cache file has holes
     read = len(node.spoils.read)
     await make_lazy(node)
     assert len(node.spoils.read) == read

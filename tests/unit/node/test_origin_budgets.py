@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import ClusterUnavailableError
+from headrace.base.errors import ClusterUnavailableError, OriginDeniedError, OriginUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.node.origin_budgets import OriginBudgets, decode_rates
@@ -41,7 +41,7 @@ class BudgetNode:
 
     def __init__(self, name: str, shared: Followers, members: int) -> None:
         self.policy, self.paces = CurrentPolicy(), OriginPaces()
-        pace = OriginPace("s3://b")
+        pace = self.pace = OriginPace("s3://b")
         self.paces.add(pace)
         memory = MemoryOrigin()
         memory.hold("f", b"x")
@@ -64,6 +64,9 @@ class BudgetNode:
         while True:
             await self._origin.head("f", deadline=Deadline.never())
             self.sent += 1
+
+    async def head(self, deadline: Deadline) -> None:
+        await self._origin.head("f", deadline=deadline)
 
     async def rest(self) -> None:
         for caller in self._callers:
@@ -116,6 +119,21 @@ async def test_what_resting_nodes_leave_is_used(nodes: list[BudgetNode]) -> None
     assert sent(nodes) - before <= 1.02 * 10 * LIMIT
 
 
+async def test_a_burst_after_a_rest_waits_for_two_exchanges_only(nodes: list[BudgetNode]) -> None:
+    await pass_time(10.0)
+    assert float(str(nodes[0].budgets.status()[0]["requests_s"])) < 1.0
+    nodes[0].call(64)
+    await pass_time(2.0)
+    assert nodes[0].sent >= 0.9 * 1.0 * LIMIT
+
+
+async def test_a_burst_after_a_rest_keeps_its_deadline(nodes: list[BudgetNode]) -> None:
+    await pass_time(10.0)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(nodes[0].head(Deadline.after(3.0)))
+
+
 async def test_while_the_records_are_away_each_node_keeps_its_part(nodes: list[BudgetNode]) -> None:
     for node in nodes:
         node.call(8)
@@ -127,6 +145,42 @@ async def test_while_the_records_are_away_each_node_keeps_its_part(nodes: list[B
     assert 0.9 * 60 * LIMIT <= sent(nodes) - before <= 1.02 * 60 * LIMIT
 
 
+@pytest.mark.expected_warnings("the origin is overloaded")
+async def test_an_overloaded_origin_slows_all_nodes_at_once_and_they_recover(nodes: list[BudgetNode]) -> None:
+    for node in nodes:
+        node.call(8)
+    await pass_time(5.0)
+    for _ in range(3):  # of one overload
+        nodes[0].pace.note_failure(OriginUnavailableError("s3://b/f", why="503 Slow Down"))
+    await pass_time(0.1)
+    before = sent(nodes)
+    await pass_time(2.0)
+    assert 0.35 * 2 * LIMIT <= sent(nodes) - before <= 0.6 * 2 * LIMIT
+    assert all(float(str(node.budgets.status()[0]["factor"])) < 0.6 for node in nodes)
+    await pass_time(30.0)
+    before = sent(nodes)
+    await pass_time(10.0)
+    assert 0.9 * 10 * LIMIT <= sent(nodes) - before <= 1.02 * 10 * LIMIT
+    assert all(node.budgets.status()[0]["factor"] == 1.0 for node in nodes)
+
+
+async def test_other_failures_slow_nobody(nodes: list[BudgetNode]) -> None:
+    nodes[0].pace.note_failure(OriginUnavailableError("s3://b/f", why="500 Internal Error"))
+    nodes[0].pace.note_failure(OriginDeniedError("s3://b/f", why="403"))
+    await pass_time(1.0)
+    assert all(node.budgets.status()[0]["factor"] == 1.0 for node in nodes)
+
+
+async def test_retries_take_from_the_budget(nodes: list[BudgetNode]) -> None:
+    nodes[0].call(8)
+    await pass_time(5.0)
+    before = nodes[0].sent
+    for _ in range(100):
+        nodes[0].pace.note_failure(OriginUnavailableError("s3://b/f", why="500 Internal Error"))
+        await pass_time(0.1)
+    assert nodes[0].sent - before <= 1.02 * 10 * LIMIT - 100
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -136,6 +190,8 @@ async def test_while_the_records_are_away_each_node_keeps_its_part(nodes: list[B
         b'{"rates": {"requests s3://b": {"demand": 1, "rate": 1e300}}}',
         b'{"rates": {"requests s3://b": {"demand": NaN, "rate": 1}}}',
         b'{"rates": {"requests s3://b": 3}}',
+        b'{"rates": {"requests s3://b": {"demand": 1, "rate": 1, "factor": 0}}}',
+        b'{"rates": {"requests s3://b": {"demand": 1, "rate": 1, "factor": 2}}}',
         b" " * (1 << 19),
     ],
 )

@@ -17,7 +17,8 @@ from headrace.base.errors import (
 )
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.intent import FOREGROUND
-from headrace.dataplane.source import OriginSource
+from headrace.dataplane.source import NoAccounts, OriginSource
+from headrace.namespace.mounts import Mount
 from headrace.origin.circuit import LIMITS, Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
@@ -55,7 +56,9 @@ class CircuitFixture:
             assert await self.read(key, timeout_s) == b"%d" % int(key[1:]) * 10
 
     async def read(self, key: str, timeout_s: float = TIMEOUT_S) -> bytes:
-        source = OriginSource(self.origin, self.circuit, key, self.versions[key], self.gate, timeout_s)
+        mount = Mount("/", "memory://", self.origin, 1.0, self.circuit)
+        version, path = self.versions[key], b"/" + key.encode()
+        source = OriginSource(mount, key, path, version, self.gate, timeout_s, NoAccounts())
         async with source.read(0, self.versions[key].size_bytes, FOREGROUND) as arrived:
             return bytes(arrived.body)
 

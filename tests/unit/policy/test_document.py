@@ -176,13 +176,13 @@ def test_effects_that_no_node_obeys_are_refused() -> None:
     assert values.write_promise("back:2") == WritePromise(WriteMode.BACK, 2)
 
 
-def test_rates_of_origins_are_obeyed_and_prices_are_not() -> None:
+def test_rates_and_prices_of_origins() -> None:
     text = '[origin."s3://training-data"]\nrequests_s = 2000\nbytes_s = "10Gbit"\n'
     origin = parse_policy(text).origins["s3://training-data"]
     assert (origin.requests_s, origin.bytes_s) == (2000.0, 1.25e9)
-    assert faults_of(text + "egress_per_gib = 0.09\n") == [
-        (4, "egress_per_gib: this release does not obey it yet")
-    ]
+    priced = parse_policy(text + "egress_per_gib = 0.09\nbudget_month = 500\n").origins["s3://training-data"]
+    assert (priced.egress_per_gib, priced.budget_month) == (0.09, 500.0)
+    assert faults_of(text + "budget_month = 500\n") == [(4, "budget_month: it needs a price, egress_per_gib")]
     assert (values.rate_bytes_s("10Gbit"), values.rate_bytes_s("500MB")) == (1.25e9, 5e8)
     for rate in ("0Gbit", "fast", "-1MB", 3):
         with pytest.raises(ValueError):

@@ -55,7 +55,7 @@ class PlannedNode:
         )
         self.predictions = PredictionTable(self.reads.namespace.tree, self.plans.is_planned)
         self.predicted = PredictedFetcher(
-            *(self.predictions, self.fetcher, self.reads.reads, self.reads.gate),
+            *(self.predictions, self.fetcher, self.reads.reads, self.reads.sources),
             store=self.reads.store,
             tree=self.reads.namespace.tree,
             watermark_low=0.9,

@@ -36,6 +36,7 @@ BY_OPERATION = {
     "PolicyExplain": "explainPolicy",
     "ReportChanges": "receiveEvents",
     "LocationAsk": "explainLocation",
+    "PolicyAdvise": "advisePolicy",
     "Resolve": "getEntry",
     "List": "listEntries",
 }

@@ -19,6 +19,7 @@ from headrace.wire.api import (
     ApiMounts,
     ApiPlans,
     ApiPolicy,
+    ApiPolicyAdvice,
     ApiPolicyDecisions,
     ApiPolicyOutcomes,
     EarlierPolicy,
@@ -48,6 +49,8 @@ from headrace.wire.messages import (
 )
 from headrace.wire.messages import Mounts as MountsAnswer
 from headrace.wire.policy_messages import (
+    PolicyAdvise,
+    PolicyAdvised,
     PolicyAsk,
     PolicyExplain,
     PolicyExplained,
@@ -82,7 +85,9 @@ class RemoteConnection:
                 self._nodes.change("removeMount", {"path": path})
             case PlanList():
                 return PlanRows(self._nodes.ask("listPlans", ApiPlans).plans)
-            case PolicyAsk() | PolicySet() | PolicyRollBack() | PolicyTry() | PolicyExplain():
+            case (
+                PolicyAsk() | PolicySet() | PolicyRollBack() | PolicyTry() | PolicyExplain() | PolicyAdvise()
+            ):
                 return self._ask_about_policy(request)
             case LocationAsk(path=path_bytes):
                 shown = self._nodes.ask("explainLocation", ApiLocation, path=os.fsdecode(path_bytes))
@@ -101,7 +106,7 @@ class RemoteConnection:
         return Done()
 
     def _ask_about_policy(
-        self, request: PolicyAsk | PolicySet | PolicyRollBack | PolicyTry | PolicyExplain
+        self, request: PolicyAsk | PolicySet | PolicyRollBack | PolicyTry | PolicyExplain | PolicyAdvise
     ) -> Answer:
         match request:
             case PolicyAsk(number=number):
@@ -113,6 +118,9 @@ class RemoteConnection:
             case PolicyTry(text=text):
                 body = NewPolicy(text)
                 return PolicyTried(self._nodes.ask("tryPolicy", ApiPolicyOutcomes, body=body).outcomes)
+            case PolicyAdvise():
+                advised = self._nodes.ask("advisePolicy", ApiPolicyAdvice)
+                return PolicyAdvised(advised.outlooks, advised.advice)
             case PolicyExplain(path=path):
                 decided = self._nodes.ask("explainPolicy", ApiPolicyDecisions, path=os.fsdecode(path))
                 return PolicyExplained(decided.decisions)

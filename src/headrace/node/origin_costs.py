@@ -1,0 +1,338 @@
+"""Count what is read from origins, and for whom; slow background work when the budget of a month runs out.
+
+In a cluster each node publishes what it read in this month, as the record `costs/NODE`. A budget is that of all nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, OriginBudgetSpentError, UsageError
+from headrace.base.kept_file import KeptFile
+from headrace.base.tasks import OwnedTasks
+from headrace.base.token_bucket import TokenBucket, wait_for_turn
+from headrace.cluster.records import Records
+from headrace.dataplane.intent import PEERS
+from headrace.dataplane.read_queue import NO_TENANT, ReadClass
+from headrace.namespace.mounts import Mount
+from headrace.node.space_policy import NodeCapacity
+from headrace.origin.factory import parse_origin
+from headrace.origin.pace import budget_above
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import OriginBudget
+from headrace.policy.spending import (
+    GIB,
+    Month,
+    Spending,
+    background_rate,
+    decode_spending,
+    encode_spending,
+    month_of,
+)
+
+log = logging.getLogger(__name__)
+
+PREFIX = "costs"
+EXCHANGE_S = 5.0
+JOBS_MAX = 256
+"""Jobs with an account of their own. The rest of them shares one."""
+OTHER_JOBS = "other jobs"
+SCRUB = "scrub"
+UNLIMITED_JOBS = (PEERS, SCRUB)
+"""Background work that goes on when the budget is spent: other nodes have budgets of their own, and a damaged file is
+fetched again in any case."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """Sums of one mount, tenant or job since the node started. opened_bytes: the sizes of the files that programs
+    opened, cached or not; an estimate."""
+
+    requests: int = 0
+    bytes: int = 0
+    cost: float = 0.0
+    opened_bytes: float = 0.0
+    opened_cost: float = 0.0
+
+    def charge(self, size_bytes: int, price_gib: float) -> None:
+        self.requests += 1
+        self.bytes += size_bytes
+        self.cost += size_bytes / GIB * price_gib
+
+    def note_opened(self, size_bytes: float, price_gib: float) -> None:
+        self.opened_bytes += size_bytes
+        self.opened_cost += size_bytes / GIB * price_gib
+
+    def status(self) -> dict[str, object]:
+        return {
+            "requests": self.requests,
+            "bytes": self.bytes,
+            "cost": round(self.cost, 4),
+            "opened_bytes": round(self.opened_bytes),
+            "saved_bytes": round(max(0.0, self.opened_bytes - self.bytes)),
+            "saved_cost": round(max(0.0, self.opened_cost - self.cost), 4),
+        }
+
+
+class _PricedOrigin:
+    """An origin with a price, and what background work may read of it. bucket: None while that is unlimited."""
+
+    def __init__(self, budget: OriginBudget) -> None:
+        self.budget = budget
+        self.bucket: TokenBucket | None = None
+        self.is_spent = False
+
+    @property
+    def state(self) -> str:
+        if self.is_spent:
+            return "stopped"
+        return "free" if self.bucket is None else "slowed"
+
+    def limit(self, rate: float | None, now_s: float) -> None:
+        """Limit background work to a rate of this node; 0 stops it."""
+        self.is_spent = rate == 0
+        if not rate:
+            self.bucket = None
+        elif self.bucket is None:
+            self.bucket = TokenBucket(rate, now_s)
+        else:
+            self.bucket.set_rate(rate, now_s)
+
+
+class OriginCosts:
+    """Accounts of a node. capacity: knows how many nodes there are. node: the id of this node. records: of the cluster;
+    None without one. wall_s: returns the seconds since 1970. Belongs to the node's loop."""
+
+    def __init__(
+        self,
+        policy: CurrentPolicy,
+        capacity: NodeCapacity,
+        file: KeptFile,
+        *,
+        node: str,
+        records: Records | None,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._policy = policy
+        self._capacity = capacity
+        self._file = file
+        self._node = node
+        self._records = records
+        self._wall_s = wall_s
+        self._month = month_of(wall_s())
+        self._own: dict[str, int] = {}
+        self._others: dict[str, Spending] = {}
+        self._kept: Spending | None = None
+        self._published: Spending | None = None
+        self._mounts: dict[str, _Account] = {}
+        self._tenants: dict[str, _Account] = {}
+        self._jobs: dict[str, _Account] = {}
+        self._classes: dict[tuple[str, int], ReadClass] = {}
+        self._origins: dict[str, _PricedOrigin] = {}
+        self._by_url: dict[str, _PricedOrigin | None] = {}
+        self._tasks = OwnedTasks()
+        self._apply()
+        policy.changed.add(lambda _: self._apply())
+
+    async def start(self, joined: asyncio.Event | None) -> None:
+        """Read what this node spent in this month before it started, and begin to exchange it. joined: set when this
+        node has joined its cluster; None without one."""
+        try:
+            raw = await asyncio.to_thread(self._file.read)
+            kept = None if raw is None else decode_spending(raw)
+        except (OSError, msgspec.DecodeError) as error:
+            log.error("what was spent in this month can't be read, it counts from now on error=%s", error)
+            kept = None
+        if kept is not None and kept.month == self._month.name:
+            for url, size_bytes in kept.bytes.items():
+                self._own[url] = self._own.get(url, 0) + size_bytes
+            self._kept = kept
+        self._limit()
+        self._tasks.start(self._run(joined))
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        await self._keep()
+
+    # ------------------------------------------------------------ ReadAccounts
+
+    def class_of(self, path: bytes) -> ReadClass:
+        effects = self._policy.of(path)
+        if not effects.tenant and effects.priority is NO_TENANT.priority:
+            return NO_TENANT
+        key = (effects.tenant, int(effects.priority))
+        if key not in self._classes:
+            tenant = self._policy.resolver.document.tenants.get(effects.tenant)
+            share = 1.0 if tenant is None else tenant.share
+            self._classes[key] = ReadClass(effects.tenant, share, effects.priority)
+        return self._classes[key]
+
+    def charge(self, mount: Mount, path: bytes, size_bytes: int, job: str) -> None:
+        priced = self._priced(mount.url)
+        price = 0.0 if priced is None else priced.budget.egress_per_gib
+        if priced is not None:
+            self._own[priced.budget.url] = self._own.get(priced.budget.url, 0) + size_bytes
+        self._mounts.setdefault(mount.path, _Account()).charge(size_bytes, price)
+        tenant = self._policy.of(path).tenant
+        if tenant:
+            self._tenants.setdefault(tenant, _Account()).charge(size_bytes, price)
+        if job not in self._jobs and len(self._jobs) >= JOBS_MAX:
+            job = OTHER_JOBS
+        self._jobs.setdefault(job, _Account()).charge(size_bytes, price)
+
+    async def admit(self, mount: Mount, size_bytes: int, job: str) -> None:
+        """Wait until background work may read so much. Raise OriginBudgetSpentError when nothing is left."""
+        priced = self._priced(mount.url)
+        if priced is None or job in UNLIMITED_JOBS:
+            return
+        if priced.is_spent:
+            budget = priced.budget
+            raise OriginBudgetSpentError(
+                budget.url,
+                why=f"budget_month of the policy, {budget.budget_month:g}, is spent: background work waits for the "
+                "next month",
+            )
+        if priced.bucket is not None:
+            await wait_for_turn([priced.bucket.reserve(size_bytes, monotonic_s())])
+
+    # ------------------------------------------------------------ what programs open
+
+    def note_opened(self, mount: Mount, tenant: str, size_bytes: float) -> None:
+        """Count the size of files that programs opened."""
+        priced = self._priced(mount.url)
+        price = 0.0 if priced is None else priced.budget.egress_per_gib
+        self._mounts.setdefault(mount.path, _Account()).note_opened(size_bytes, price)
+        if tenant:
+            self._tenants.setdefault(tenant, _Account()).note_opened(size_bytes, price)
+
+    # ------------------------------------------------------------ status
+
+    def status(self) -> dict[str, object]:
+        """Return the accounts since the start, and those of this month's budgets."""
+        return {
+            "month": self._month.name,
+            "origins": {url: self._origin_status(origin) for url, origin in self._origins.items()},
+            "mounts": {path: account.status() for path, account in self._mounts.items()},
+            "tenants": {name: account.status() for name, account in self._tenants.items()},
+            "jobs": {
+                name: {"requests": account.requests, "bytes": account.bytes, "cost": round(account.cost, 4)}
+                for name, account in self._jobs.items()
+            },
+        }
+
+    def _origin_status(self, origin: _PricedOrigin) -> dict[str, object]:
+        price, own_bytes = origin.budget.egress_per_gib, self._own.get(origin.budget.url, 0)
+        all_bytes = self._month_bytes(origin.budget.url)
+        return {
+            "bytes": own_bytes,
+            "cost": round(own_bytes / GIB * price, 4),
+            "cluster_bytes": all_bytes,
+            "cluster_cost": round(all_bytes / GIB * price, 4),
+            "budget_month": origin.budget.budget_month,
+            "background": origin.state,
+        }
+
+    # ------------------------------------------------------------ the month
+
+    def _apply(self) -> None:
+        """Follow the prices and budgets of the policy."""
+        self._origins = {}
+        for budget in self._policy.resolver.document.origins.values():
+            try:
+                url = parse_origin(budget.url)
+            except UsageError:  # told by OriginBudgets
+                continue
+            if budget.egress_per_gib:
+                self._origins[url] = _PricedOrigin(budget)
+        self._by_url.clear()
+        self._classes.clear()
+        self._limit()
+
+    def _priced(self, url: str) -> _PricedOrigin | None:
+        if url not in self._by_url:
+            above = budget_above(url, self._origins)
+            self._by_url[url] = None if above is None else self._origins[above]
+        return self._by_url[url]
+
+    def _month_bytes(self, url: str) -> int:
+        others = [
+            other.bytes.get(url, 0) for other in self._others.values() if other.month == self._month.name
+        ]
+        return self._own.get(url, 0) + sum(others)
+
+    def _limit(self) -> None:
+        """Limit background work by what is left of each budget."""
+        now_s, left_s = monotonic_s(), self._month.ends_s - self._wall_s()
+        for url, origin in self._origins.items():
+            budget, state = origin.budget, origin.state
+            rate = None
+            if budget.budget_month is not None:
+                budget_bytes = budget.budget_month / budget.egress_per_gib * GIB
+                rate = background_rate(budget_bytes, self._month_bytes(budget.url), left_s)
+            origin.limit(rate if rate is None else rate / max(1, self._capacity.members or 1), now_s)
+            if origin.state != state:
+                log.warning(
+                    "background work at an origin is limited by budget_month url=%s state=%s spent=%.2f of=%g",
+                    *(url, origin.state),
+                    self._month_bytes(budget.url) / GIB * budget.egress_per_gib,
+                    budget.budget_month or 0.0,
+                )
+
+    async def _run(self, joined: asyncio.Event | None) -> None:
+        if joined is not None and self._records is not None:
+            await joined.wait()
+            await self._records.follow(f"{PREFIX}/", self._on_record)
+        while True:
+            await asyncio.sleep(EXCHANGE_S)
+            self._turn_month(month_of(self._wall_s()))
+            self._limit()
+            await self._keep()
+            await self._publish()
+
+    def _turn_month(self, month: Month) -> None:
+        if month.name != self._month.name:
+            self._month = month
+            self._own.clear()
+
+    def _spending(self) -> Spending:
+        urls = {origin.budget.url for origin in self._origins.values()}
+        return Spending(self._month.name, {url: count for url, count in self._own.items() if url in urls})
+
+    async def _keep(self) -> None:
+        spending = self._spending()
+        if spending == self._kept or not (spending.bytes or self._kept):
+            return
+        try:
+            await asyncio.to_thread(self._file.write, encode_spending(spending))
+            self._kept = spending
+        except OSError as error:
+            log.warning("what was spent in this month can't be kept error=%s", error)
+
+    async def _publish(self) -> None:
+        spending = self._spending()
+        if self._records is None or spending == self._published or not (spending.bytes or self._published):
+            return
+        try:
+            await self._records.put(f"{PREFIX}/{self._node}", encode_spending(spending))
+            self._published = spending
+        except HeadraceError as error:
+            log.info("what was spent in this month can't be published error=%s", error)
+
+    def _on_record(self, key: str, value: bytes | None) -> None:
+        node = key.removeprefix(f"{PREFIX}/")
+        if node == self._node:
+            return
+        self._others.pop(node, None)
+        if not value:
+            return
+        try:
+            self._others[node] = decode_spending(value)
+        except msgspec.DecodeError as error:
+            log.warning("the spending of a node is invalid node=%s error=%s", node, error)

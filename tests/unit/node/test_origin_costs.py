@@ -1,0 +1,219 @@
+"""Nodes account for what they read from origins, and background work keeps to the budget of a month."""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import OriginBudgetSpentError
+from headrace.base.kept_file import KeptFile
+from headrace.base.priority import Priority
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.records import Followers
+from headrace.dataplane.read_queue import NO_TENANT, ReadClass
+from headrace.namespace.mounts import Mount
+from headrace.node.origin_costs import JOBS_MAX, OTHER_JOBS, OriginCosts
+from headrace.node.space_policy import NodeCapacity
+from headrace.origin.memory import MemoryOrigin
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.record import PolicyRecord, PolicyVersion
+from headrace.policy.spending import RECORD_BYTES_MAX
+from headrace.testing.virtual_loop import pass_time
+
+GIB = 1 << 30
+POLICY = """
+[tenant.vision]
+paths = ["/data/vision/**"]
+share = 3
+[[rule]]
+match = ["/data/low/**"]
+priority = "low"
+[origin."s3://b"]
+egress_per_gib = 0.5
+budget_month = 100
+"""
+PRICED = Mount("/data", "s3://b/prefix", MemoryOrigin(), 60.0)
+FREE = Mount("/free", "s3://other", MemoryOrigin(), 60.0)
+FILE = b"/data/vision/a"
+MID_NOVEMBER_S = float(calendar.timegm((2026, 11, 16, 0, 0, 0)))
+
+
+class CostNode:
+    """A node of a cluster that only counts."""
+
+    def __init__(self, name: str, folder: Path, shared: Followers, members: int = 2) -> None:
+        self.now_s = MID_NOVEMBER_S
+        self.policy = CurrentPolicy()
+        capacity = NodeCapacity(GIB)
+        capacity.members = members
+        self.costs = OriginCosts(
+            *(self.policy, capacity),
+            KeptFile(str(folder / name), "costs.json", bytes_max=RECORD_BYTES_MAX),
+            node=name,
+            records=EmbeddedRecords(shared),
+            wall_s=lambda: self.now_s,
+        )
+        self.set(POLICY)
+
+    def set(self, text: str) -> None:
+        number = self.policy.record.number + 1
+        self.policy.adopt(PolicyRecord([PolicyVersion(number, text)]))
+
+    async def start(self) -> None:
+        joined = asyncio.Event()
+        joined.set()
+        await self.costs.start(joined)
+
+    def read(self, gib: float, job: str = "programs", mount: Mount = PRICED, path: bytes = FILE) -> None:
+        self.costs.charge(mount, path, int(gib * GIB), job)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.costs.status()
+
+    @property
+    def background(self) -> str:
+        return str(self.status["origins"]["s3://b"]["background"])
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[list[CostNode]]:
+    shared = Followers()
+    nodes = [CostNode(name, tmp_path, shared) for name in ("n0", "n1")]
+    for node in nodes:
+        await node.start()
+    yield nodes
+    for node in nodes:
+        await node.costs.stop()
+
+
+async def test_costs_are_told_by_mount_tenant_and_job(nodes: list[CostNode]) -> None:
+    node = nodes[0]
+    node.read(2, "train a")
+    node.read(1, "load /data", path=b"/data/x")
+    node.read(4, mount=FREE, path=b"/free/x")
+    node.costs.note_opened(PRICED, "vision", 10 * GIB)
+    status = node.status
+    assert status["mounts"]["/data"] == {
+        "requests": 2,
+        "bytes": 3 * GIB,
+        "cost": 1.5,
+        "opened_bytes": 10 * GIB,
+        "saved_bytes": 7 * GIB,
+        "saved_cost": 3.5,
+    }
+    assert status["mounts"]["/free"]["cost"] == 0
+    assert status["mounts"]["/free"]["bytes"] == 4 * GIB
+    assert status["tenants"].keys() == {"vision"}
+    assert status["tenants"]["vision"]["saved_cost"] == 4.0
+    assert {name: row["cost"] for name, row in status["jobs"].items()} == {
+        "train a": 1.0,
+        "load /data": 0.5,
+        "programs": 0.0,
+    }
+
+
+async def test_jobs_beyond_the_limit_share_an_account(nodes: list[CostNode]) -> None:
+    for number in range(JOBS_MAX + 50):
+        nodes[0].read(1, f"job {number}")
+    jobs = nodes[0].status["jobs"]
+    assert len(jobs) == JOBS_MAX + 1
+    assert jobs[OTHER_JOBS]["requests"] == 50
+
+
+async def test_reads_are_classed_by_tenant_and_priority(nodes: list[CostNode]) -> None:
+    costs = nodes[0].costs
+    assert costs.class_of(b"/data/x") is NO_TENANT
+    assert costs.class_of(FILE) == ReadClass("vision", 3.0, Priority.NORMAL)
+    assert costs.class_of(b"/data/low/x") == ReadClass("", 1.0, Priority.LOW)
+    nodes[0].set(POLICY.replace("share = 3", "share = 5"))
+    assert costs.class_of(FILE).share == 5.0
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_all_nodes_keep_to_one_budget(nodes: list[CostNode]) -> None:
+    nodes[0].read(85)
+    nodes[1].read(74)
+    await pass_time(11)
+    assert [node.background for node in nodes] == ["free", "free"]
+    nodes[1].read(2)
+    await pass_time(11)
+    assert [node.background for node in nodes] == ["slowed", "slowed"]
+    assert nodes[0].status["origins"]["s3://b"]["cluster_cost"] == 80.5
+    nodes[0].read(60)
+    await pass_time(11)
+    assert [node.background for node in nodes] == ["stopped", "stopped"]
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_background_work_is_slowed_to_what_lasts(nodes: list[CostNode]) -> None:
+    node = nodes[0]
+    node.read(199)
+    await pass_time(6)
+    began_s = asyncio.get_running_loop().time()
+    rate = GIB / (15 * 86400) / 2  # 1 GiB for half a month, on two nodes
+    for _ in range(5):
+        await node.costs.admit(PRICED, 1 << 20, "load /data")
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(5 * (1 << 20) / rate, rel=0.05)
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_spent_budget_stops_background_work_and_nothing_else(nodes: list[CostNode]) -> None:
+    node = nodes[0]
+    node.read(201)
+    await pass_time(6)
+    with pytest.raises(OriginBudgetSpentError, match="budget_month of the policy, 100, is spent"):
+        await node.costs.admit(PRICED, 1, "load /data")
+    for job in ("scrub", "peers"):
+        await node.costs.admit(PRICED, 1, job)
+    await node.costs.admit(FREE, 1, "load /free")
+    node.set(POLICY.replace("100", "1000"))
+    await node.costs.admit(PRICED, 1, "load /data")
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_the_next_month_begins_at_nothing(nodes: list[CostNode]) -> None:
+    for node in nodes:
+        node.read(150)
+    await pass_time(11)
+    assert nodes[0].background == "stopped"
+    for node in nodes:
+        node.now_s += 20 * 86400
+    await pass_time(11)
+    status = nodes[0].status
+    assert (status["month"], nodes[0].background) == ("2026-12", "free")
+    assert status["origins"]["s3://b"]["cluster_bytes"] == 0
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_node_that_starts_again_remembers_the_month(tmp_path: Path) -> None:
+    shared = Followers()
+    first = CostNode("n", tmp_path, shared, members=1)
+    await first.start()
+    first.read(170)
+    await first.costs.stop()
+    second = CostNode("n", tmp_path, shared, members=1)
+    await second.start()
+    assert (second.background, second.status["origins"]["s3://b"]["cost"]) == ("slowed", 85.0)
+    await second.costs.stop()
+
+
+@pytest.mark.expected_warnings("can't be read", "invalid node=other")
+async def test_a_damaged_file_and_a_damaged_record_count_as_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "costs.json").write_bytes(b"{")
+    shared = Followers()
+    shared.publish("costs/other", b'{"month": "2026-11", "bytes": {"s3://b": -5}}')
+    node = CostNode("n", tmp_path, shared)
+    await node.start()
+    await pass_time(6)
+    assert node.status["origins"]["s3://b"]["cluster_bytes"] == 0
+    assert "can't be read" in caplog.text and "invalid node=other" in caplog.text
+    await node.costs.stop()
