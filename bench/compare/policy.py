@@ -1,8 +1,8 @@
-"""Policies: tenants, limits, time to live, admission, miss-ratio curves, budgets, events and levels of clusters.
+"""Policies: tenants, limits, time to live, admission, miss-ratio curves, budgets, events, levels of clusters, tiers.
 
-Prints two Markdown tables (goals, numbers) and writes `bench/results/policy-<date>.json` and `.md`. `limit` has a
-store on a disk; `events` and `levels` have real nodes. In all other cases only `headrace.policy` and the eviction of
-the store run, in simulated time. What each case does is said in `policybench/`.
+Prints two Markdown tables (goals, numbers) and writes `bench/results/policy-<date>.json` and `.md`. `limit` and `moves`
+have a store on a disk; `events` and `levels` have real nodes. In all other cases only `headrace.policy` and the
+eviction of the store run, in simulated time. What each case does is said in `policybench/`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from policybench import budgets, cases, events, expiry, goals, levels, limits, resolution
+from policybench import budgets, cases, events, expiry, goals, levels, limits, moves, resolution
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "expiry": expiry.expiry,  # before memory that others freed is used again
@@ -29,6 +29,8 @@ CASES: dict[str, Callable[[cases.Bench], None]] = {
     "resolve": resolution.resolve,
     "events": events.events,
     "levels": levels.levels,
+    "tiers": moves.hits,
+    "moves": moves.moves,
 }
 
 

@@ -11,6 +11,7 @@ from .events import SEEN, SEEN_P99
 from .expiry import LATENESS, MEMORY, PROCESSOR
 from .levels import OVER_LINK, WARM
 from .limits import EXCEEDED
+from .moves import FAILED, FAST_HITS, THROUGHPUT, WRONG
 from .resolution import RESOLVED
 
 TRACES = ("popular", "popular, half scans", "shuffled epochs")
@@ -20,6 +21,7 @@ SCAN_HEAVY = tuple(
     for files in (1, 4)
     for scans in (1, 3)
 )
+DRIFTS = ("popular", "other files become popular")
 LOADS = ("demands that differ", "loads that begin and end")
 
 
@@ -60,6 +62,10 @@ def goals(results: Results) -> list[Goal]:
         Goal(SEEN_P99, 1, False, results.median(SEEN_P99, "headrace"), "s"),
         Goal(OVER_LINK, 1.01, False, results.median(OVER_LINK, "headrace")),
         Goal(f"{WARM}, of a cluster alone", 0.99, True, results.ratio(WARM, "of two levels", "alone")),
+        Goal(FAILED, 0, False, results.median(FAILED, "headrace"), "reads"),
+        Goal(WRONG, 0, False, results.median(WRONG, "headrace"), "files"),
+        Goal(THROUGHPUT, 0.95, True, results.median(THROUGHPUT, "headrace")),
+        *(Goal(f"{FAST_HITS}, {name}", 1.05, True, results.median(FAST_HITS, name)) for name in DRIFTS),
         *(Goal(f"{USED}, {name}", 0.9, True, results.median(USED, name)) for name in LOADS),
         *(Goal(f"{MOST}, {name}", 1.02, False, results.median(MOST, name)) for name in LOADS),
     ]

@@ -19,6 +19,12 @@ def take_idle_priority() -> None:
     limited only by the rate of the work."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    take_idle_disk_priority()
+
+
+def take_idle_disk_priority() -> None:
+    """Lower the priority of the calling thread for the disk alone. A thread that others wait for, as they do for
+    Python's lock, must not wait for the processor."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
         c_library().syscall(number, _WHO_THREAD, 0, _CLASS_IDLE)

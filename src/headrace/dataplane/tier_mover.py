@@ -1,8 +1,8 @@
 """Move cached files between the tiers of a node in the background.
 
-One batch at a time: the choice and the commit run on the disk's threads, the copies in a thread of idle priority. The
-copies yield to reads: they have a rate, take a small share of the time while somebody reads, and wait while reads of
-the origin queue. `store/file_moves.py` has the steps, and `store/tier_choice.py` decides which files move.
+One batch at a time: the choice and the commit run on the disk's threads, the copies in a thread with idle priority for
+the disk. The copies yield to reads: they have a rate, take a small share of the time while programs read, and wait
+while reads of the origin queue. `store/file_moves.py` has the steps; `store/tier_choice.py` decides which files move.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from headrace.base.errors import HeadraceError, NoSpaceError
-from headrace.base.idle_priority import take_idle_priority
+from headrace.base.idle_priority import take_idle_disk_priority
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.concurrency import Gate
-from headrace.store.file_moves import FileMove
+from headrace.store.file_moves import FileMove, is_full
 from headrace.store.staged_copy import CopyMismatchError
 from headrace.store.store import Store
 
@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.5
 """Seconds between two looks for files to move, while there are none."""
 FAILED_PAUSE_S = 5.0
+COPY_S = 1.0
+"""Seconds of copies after which they are committed."""
 READ_SHARE, IDLE_SHARE = 0.04, 0.5
 """Share of the time that copies take of a thread, and of a disk, while somebody reads or nobody does."""
 READING_S = 2.0
 """Seconds after a use of a file for which somebody reads. Uses are reported about once a second."""
 YIELD_S_MAX = 10.0
 """Most seconds that a batch waits for the origin's reads: under endless load, moves still go on slowly."""
-MISPLACED_AT_ONCE = 256
 
 
 class _StoppedError(Exception):
@@ -50,9 +51,10 @@ class MovePace:
         self._resumed_s = time.monotonic()
         self._stopped = threading.Event()
 
-    def begin(self) -> None:
-        """Begin a batch: what passed before was no copying."""
+    def begin(self) -> float:
+        """Begin to copy, and return the time: what passed before was no copying."""
         self._resumed_s = time.monotonic()
+        return self._resumed_s
 
     def spend(self, count: int) -> None:
         """Wait as long as the copy of so many bytes demands. Raises _StoppedError."""
@@ -78,7 +80,7 @@ class TierMover:
         self._gate = gate
         self._is_on = bytes_s > 0 and store.space.tiered.is_tiered
         self._pace = MovePace(max(1.0, bytes_s), self._is_read)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=take_idle_priority)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tiers", initializer=take_idle_disk_priority)
         self._tasks = OwnedTasks()
         self._look_from: FileId | None = FileId(0)
         """The last file that was looked at for its place, in a walk over all; None: there is no walk."""
@@ -135,11 +137,16 @@ class TierMover:
         loop = asyncio.get_running_loop()
         moves, has_more = await loop.run_in_executor(self._disk, self._choose)
         self._store.space.report_evicted()
-        if not moves:
-            return has_more
+        while moves:
+            moves = await self._move_some(moves)
+        return has_more
+
+    async def _move_some(self, moves: list[FileMove]) -> list[FileMove]:
+        """Copy files for about a second and commit them. Return the others."""
+        loop = asyncio.get_running_loop()
         try:
             await self._yield_to_reads()
-            copied, damaged = await loop.run_in_executor(self._thread, self._copy, moves)
+            copied, damaged, rest = await loop.run_in_executor(self._thread, self._copy, moves)
         except BaseException:
             self._moves.abandon(moves)
             raise
@@ -148,10 +155,10 @@ class TierMover:
             log.warning("a cached file does not match its checksums, it is not moved id=%x", id)
             await loop.run_in_executor(self._disk, self._store.verifier.verify, id)
         self._store.space.report_evicted()
-        self._failed += len(moves) - moved
+        self._failed += len(moves) - len(rest) - moved
         if not moved:
             await asyncio.sleep(PAUSE_S)
-        return True
+        return rest
 
     def _choose(self) -> tuple[list[FileMove], bool]:
         """Return a batch: of misplaced files, of those that rise, and of those that sink in turn."""
@@ -165,25 +172,28 @@ class TierMover:
         return [], self._look_from is not None
 
     def _choose_misplaced(self) -> list[FileMove]:
-        misplaced = self._store.space.misplaced
-        came = [misplaced.popleft() for _ in range(min(len(misplaced), MISPLACED_AT_ONCE))]
-        moves = self._moves.choose_misplaced(came)
+        misplaced, moves = self._store.space.misplaced, list[FileMove]()
+        while misplaced and not is_full(moves):
+            moves += self._moves.choose_misplaced([misplaced.popleft()])
         start = self._look_from
         if moves or start is None:
             return moves
         batch = [cached.id for cached in self._store.index.cached_batch(start)]
         moves = self._moves.choose_misplaced(batch)
         if self._look_from == start:  # else the policy changed meanwhile
-            self._look_from = batch[-1] if batch else None
+            end = moves[-1].cached.id if is_full(moves) else batch[-1] if batch else None
+            self._look_from = end
         return moves
 
-    def _copy(self, moves: list[FileMove]) -> tuple[list[FileMove], list[FileId]]:
-        """Copy files, in the thread. Return those that were copied, and the ids of damaged ones. What can't be copied
-        is given up."""
+    def _copy(self, moves: list[FileMove]) -> tuple[list[FileMove], list[FileId], list[FileMove]]:
+        """Copy files, in the thread, until a second has passed. Return those that were copied, the ids of damaged
+        ones, and the rest. What can't be copied is given up."""
         copied: list[FileMove] = []
         damaged: list[FileId] = []
-        self._pace.begin()
-        for move in moves:
+        end_s = self._pace.begin() + COPY_S
+        for number, move in enumerate(moves):
+            if number and time.monotonic() > end_s:
+                return copied, damaged, moves[number:]
             try:
                 self._moves.copy(move, self._pace.spend)
                 copied.append(move)
@@ -195,7 +205,7 @@ class TierMover:
                     log.warning("a tier has no space for a file error=%s", error)
                 else:  # it was evicted just now
                     log.info("a file was not moved error=%s", error)
-        return copied, damaged
+        return copied, damaged, []
 
     async def _yield_to_reads(self) -> None:
         """Wait while reads of origins queue."""

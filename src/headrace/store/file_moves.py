@@ -161,7 +161,7 @@ class FileMoves:
         tier for them comes before them."""
         moves: list[FileMove] = []
         with self._lock:
-            while self._tiered.choice.waiting and not _is_full(moves):
+            while self._tiered.choice.waiting and not is_full(moves):
                 for id, next_use_s in self._tiered.choice.take_risers(1):
                     cached = self._files.index.cached(id)
                     if cached is not None and _is_movable(cached) and not self._accounts.is_kept(id):
@@ -187,11 +187,14 @@ class FileMoves:
         return []
 
     def choose_misplaced(self, ids: Iterable[FileId]) -> list[FileMove]:
-        """Choose those of some files that lie where they may not. A file without a place is deleted, if it is not
-        pinned. Sealed files, and those being filled, stay."""
+        """Choose those of some files that lie where they may not, up to a full batch: the last file that was looked at
+        is its last one then. A file without a place is deleted, if it is not pinned. Sealed files, and those being
+        filled, stay."""
         moves: list[FileMove] = []
         with self._lock:
             for cached in self._records(ids):
+                if is_full(moves):
+                    break
                 volume = self._files.volumes[cached.volume]
                 is_fixed = cached.id in self._accounts.sealed or self._files.is_open(cached.id)
                 if is_fixed or cached.superseded or not self._tiered.is_misplaced(cached.id, volume):
@@ -330,5 +333,6 @@ def _is_movable(cached: CachedFile) -> bool:
     return cached.trusted and not cached.superseded
 
 
-def _is_full(moves: list[FileMove]) -> bool:
+def is_full(moves: list[FileMove]) -> bool:
+    """Return whether no more moves are to be in a batch."""
     return len(moves) >= BATCH_FILES or sum(move.size_bytes for move in moves) >= BATCH_BYTES
