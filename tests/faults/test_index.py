@@ -57,30 +57,32 @@ PAGES: list[Damage] = [
 ]
 
 
-@pytest.fixture
-def host(make_host: MakeHost) -> Host:
+def host_with_files(make_host: MakeHost, count: int) -> Host:
     host = make_host()
-    for number in range(300):
+    for number in range(count):
         host.put(f"{number % 7}/a-rather-long-name-so-that-the-index-has-pages-{number}.bin", 1000 + number)
     host.put("large.tar", (5 << 20) + 99)
     return host
 
 
-def test_damaged_after_an_end_in_order(host: Host) -> None:
+@pytest.mark.parametrize(("damages", "files"), [(WHOLE, 60), (PAGES, 300)], ids=["whole", "pages"])
+def test_damaged_after_an_end_in_order(make_host: MakeHost, damages: list[Damage], files: int) -> None:
+    host = host_with_files(make_host, files)
     up = host.up()
     host.ok("load")
     host.ok("down")
     assert up.wait() == 0
     saved = host.base / "saved"
     shutil.copytree(host.cache, saved)
-    for damage in [*WHOLE, *PAGES]:
+    for damage in damages:
         shutil.rmtree(host.cache)
         shutil.copytree(saved, host.cache)
         damage(host.cache / "index" / "data.mdb")
         up_and_right(host, expected_aside=damage in WHOLE and damage is not gone)
 
 
-def test_damaged_after_a_kill(host: Host) -> None:
+def test_damaged_after_a_kill(make_host: MakeHost) -> None:
+    host = host_with_files(make_host, 300)
     up = host.up()
     host.ok("load")
     up.process.kill()  # so that the node is not started again
