@@ -48,7 +48,14 @@ TOGETHER = {
 NO_WARNINGS = ("unit", "conformance", "model", "security")
 """The directories in which an unexpected warning of the test's own process fails it."""
 
-NO_WARNINGS_OF_SERVICES = ("integration/cli", "integration/seal")
+NO_WARNINGS_OF_SERVICES = (
+    "integration/cli",
+    "integration/fuse",
+    "integration/node",
+    "integration/persist",
+    "integration/policy",
+    "integration/seal",
+)
 """The directories in which an unexpected warning in the log of a host's node, session or command fails a test, too."""
 
 

@@ -195,11 +195,11 @@ def test_names(mounter: Mounter, miss: bool) -> None:
 
 
 def test_large_directory(mounter: Mounter) -> None:
-    names = {f"d/{n:07d}": b"" for n in range(20_000)}
+    names = {f"d/{n:07d}": b"" for n in range(8_000)}
     m = mounter("passthrough", names)
     assert sorted(os.listdir(m.mount / "d")) == sorted(os.listdir(m.source / "d"))
     with os.scandir(m.mount / "d") as entries:
-        assert sum(entry.stat().st_size == 0 for entry in entries) == 20_000
+        assert sum(entry.stat().st_size == 0 for entry in entries) == 8_000
 
 
 def test_an_invalidated_name_is_gone(mounter: Mounter) -> None:
@@ -242,8 +242,7 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
     m = mounter(io, dict.fromkeys(names, BIG[:2_000_000]) | {"small": SMALL, "big": BIG})
     m.order("complete", [m.id_of("small"), m.id_of("big")])
     (m.folder / "stuck").touch()
-    code = "import sys; open(sys.argv[1], 'rb').read()"
-    readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount / name)]) for name in names]
+    readers = [subprocess.Popen(["cat", m.mount / name], stdout=subprocess.DEVNULL) for name in names]
     try:
         wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(client.pid)) for client in readers) >= 30)
         time.sleep(0.5)  # the files are open; that the reads are blocked shows nowhere

@@ -16,6 +16,7 @@ from headrace.client.connection import Connection
 from headrace.fuse import device
 from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart
+from tests import service_logs
 from tests.fork_server import ForkingPopen
 from tests.integration.node.conftest import running
 from tests.integration.node.node_process import NodeProcess
@@ -32,7 +33,9 @@ class Mounted:
         read, write = os.pipe()
         command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(self.path), "--io", io]
         command += ["--socket", node.config.socket_path, "--ready-fd", str(write)]
-        self.holder: subprocess.Popen[bytes] = ForkingPopen(command, pass_fds=(write,))
+        self._log = node.base / "mount.log"
+        with self._log.open("wb") as sink:
+            self.holder: subprocess.Popen[bytes] = ForkingPopen(command, pass_fds=(write,), stderr=sink)
         os.close(write)
         ready, _, _ = select.select([read], [], [], 15)
         assert ready
@@ -45,6 +48,7 @@ class Mounted:
         connection.close()
 
     def close(self) -> None:
+        service_logs.collect([self._log])
         device.unmount(str(self.path), detach=True)
         self.holder.terminate()
         self.holder.wait(10)

@@ -91,6 +91,9 @@ def test_a_killed_node_comes_back_with_its_policy(host: Host) -> None:
     assert rows["priority"] == "high"
 
 
+@pytest.mark.expected_warnings(
+    "the policy of the last run can't be read", "the policy record is invalid and will be replaced"
+)
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b'{"versions": [{"number": 1, "text": "x y"}]}', b"\xff" * 2000]
 )
