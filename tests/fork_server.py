@@ -456,7 +456,8 @@ def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str,
         _fork_connection.append(Connection(own_end, program_settings(order["environment"])))
         vars(subprocess)["Popen"] = ForkingPopen
     connection = become(order, fds, area, connection)
-    connection.send(str(os.getpid()).encode())
+    with contextlib.suppress(BrokenPipeError):  # who ordered it died: an executed process goes on, too
+        connection.send(str(os.getpid()).encode())
     connection.close()
     return command
 

@@ -110,6 +110,7 @@ def test_a_renamed_file_is_never_missing_at_the_origin(back: Host) -> None:
     assert (back.truth / "moved").read_bytes() == data
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin, the local version is kept")
 def test_what_somebody_else_changed_is_not_overwritten(back: Host) -> None:
     writer = Writer(back.mount)
     writer.run("open('top').close(); os.stat('low/a')")
@@ -136,6 +137,7 @@ def test_what_somebody_else_changed_is_not_overwritten(back: Host) -> None:
     assert back.status()["write"]["conflicts"] == []
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin, it is not removed")
 def test_what_somebody_else_changed_is_not_removed(make_host: MakeHost) -> None:
     host = make_host(write="back", persist_delay_s=3.0)
     host.put("f", 1000)
@@ -257,6 +259,7 @@ m[5000:5006] = b'second'; print('second'); sys.stdin.readline(); m.close()
     assert data[5000:5006] == b"second"
 
 
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 def test_an_origin_that_is_away_costs_time_and_nothing_else(make_host: MakeHost) -> None:
     host = make_host(write="back", persist_delay_s=0.05, origin_timeout_s=2)
     host.up()
@@ -372,6 +375,7 @@ def test_two_mounts_of_one_node_see_each_other(back: Host) -> None:
     same(back)
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_writes_to_an_origin_that_can_not_be_written_are_refused_at_the_start(make_host: MakeHost) -> None:
     host = make_host(write="back")
     done = host.headrace("up", "synthetic://3/1MiB", host.mount, "--cache", f"{host.cache}:1GiB")
@@ -379,6 +383,7 @@ def test_writes_to_an_origin_that_can_not_be_written_are_refused_at_the_start(ma
     assert "--write" in done.stderr
 
 
+@pytest.mark.expected_warnings("files written under other settings are neither shown nor persisted")
 def test_off_after_writing_says_what_is_left(make_host: MakeHost, tmp_path: Path) -> None:
     host = make_host(persist_delay_s=60)
     up = host.up(host.truth, host.mount, "--write", "back")
@@ -396,6 +401,7 @@ def test_off_after_writing_says_what_is_left(make_host: MakeHost, tmp_path: Path
     assert (host.truth / "f").read_text() == "f"
 
 
+@pytest.mark.expected_warnings("the local version is kept path=/low")
 def test_a_file_where_a_folder_was_removed_holds_nothing_up(make_host: MakeHost) -> None:
     """The folder made room for a file here, and for another one there."""
     back = make_host(write="back", persist_delay_s=600)
