@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.checkpoint import PosixStorage, load, steps, verify
+from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import Host
 from tests.integration.cluster.cluster_fixture import replica_names
 from tests.integration.persist.conftest import wait_until
@@ -54,7 +55,7 @@ print(json.dumps(result))
 
 
 def started(host: Host, code: str, *words: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return ForkingPopen(
         [sys.executable, "-c", code, *map(str, words)],
         env={
             **host.environment,

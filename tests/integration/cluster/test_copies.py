@@ -147,7 +147,7 @@ def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: Ma
     writer = cluster.hosts[0]
     Writer(writer.mount).run(
         "os.makedirs('new/deep')\nfor n in range(30): open(f'new/deep/{n}', 'wb').write(os.urandom(20_000))\n"
-        "open('large', 'wb').write(os.urandom(60_000_000))"
+        "open('large', 'wb').write(os.urandom(20_000_000))"
     )
     (id,) = cluster.status(writer)["write"]["copies_on"]
     holder = cluster.hosts[int(id.removeprefix("n"))]

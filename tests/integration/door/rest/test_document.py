@@ -15,7 +15,7 @@ from tests.integration.door.rest.conftest import Api, serving
 
 pytestmark = pytest.mark.timeout(120)
 
-EXAMPLES = 5
+EXAMPLES = 3
 """Of each operation, beside those that follow from the document. Some 15 s on two cores."""
 SETTINGS = """
 [checks.positive_data_acceptance]
