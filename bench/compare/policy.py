@@ -1,7 +1,7 @@
-"""Policies: tenants, limits, time to live, admission, miss-ratio curves, budgets, events, levels of clusters, tiers.
+"""Policies: tenants, limits, time to live, admission, miss-ratio curves, budgets, events, levels, tiers, copies.
 
 Prints two Markdown tables (goals, numbers) and writes `bench/results/policy-<date>.json` and `.md`. `limit` and `moves`
-have a store on a disk; `events` and `levels` have real nodes. In all other cases only `headrace.policy` and the
+have a store on a disk; `events`, `levels` and `hot` have real nodes. In all other cases only `headrace.policy` and the
 eviction of the store run, in simulated time. What each case does is said in `policybench/`.
 """
 
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from policybench import budgets, cases, events, expiry, goals, levels, limits, moves, resolution
+from policybench import budgets, cases, events, expiry, goals, hot_set, levels, limits, moves, resolution
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "expiry": expiry.expiry,  # before memory that others freed is used again
@@ -31,6 +31,7 @@ CASES: dict[str, Callable[[cases.Bench], None]] = {
     "levels": levels.levels,
     "tiers": moves.hits,
     "moves": moves.moves,
+    "hot": hot_set.hot_set,
 }
 
 

@@ -9,6 +9,7 @@ from .budgets import MOST, USED
 from .cases import CURVE_ERROR, GUARANTEE_LOST, HITS_LOST, SHARED_HITS, WRITES
 from .events import SEEN, SEEN_P99
 from .expiry import LATENESS, MEMORY, PROCESSOR
+from .hot_set import SERVED
 from .levels import OVER_LINK, WARM
 from .limits import EXCEEDED
 from .moves import FAILED, FAST_HITS, THROUGHPUT, WRONG
@@ -66,6 +67,7 @@ def goals(results: Results) -> list[Goal]:
         Goal(WRONG, 0, False, results.median(WRONG, "headrace"), "files"),
         Goal(THROUGHPUT, 0.95, True, results.median(THROUGHPUT, "headrace")),
         *(Goal(f"{FAST_HITS}, {name}", 1.05, True, results.median(FAST_HITS, name)) for name in DRIFTS),
+        Goal(SERVED, 0.75, False, results.median(SERVED, 'replicas = "auto"')),
         *(Goal(f"{USED}, {name}", 0.9, True, results.median(USED, name)) for name in LOADS),
         *(Goal(f"{MOST}, {name}", 1.02, False, results.median(MOST, name)) for name in LOADS),
     ]

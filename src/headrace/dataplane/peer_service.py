@@ -18,10 +18,12 @@ from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.intent import PEERS
 from headrace.dataplane.read import ReadPath
+from headrace.dataplane.read_queue import ReadClass
 from headrace.namespace.namespace import Namespace
 from headrace.overlay.content_type_codes import extras_by
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import PREFIX
+from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.messages import Done
@@ -252,13 +254,17 @@ class NodePeerService:
                 raise NotOwnerError(os.fsdecode(offered.path), why="this node does not own it")
             await asyncio.sleep(VIEW_LOOK_S)
         entry = await self._entry_of(offered)
-        async with self._handovers.enter(offered.end - offered.start, background=True):
+        read_class = ReadClass(priority=self._store.space.division.group_of(entry.id).priority)
+        async with self._handovers.enter(offered.end - offered.start, background=True, read_class=read_class):
             began_s = monotonic_s()
             span = (offered.start, offered.end)
             await self._reads.load(entry, None if span == (0, offered.size_bytes) else span, job=PEERS)
             fetch_s = monotonic_s() - began_s
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
-        self._store.set_borrowed(entry.id, borrowed=False)
+        if self._owns(offered.path, offered.start):
+            self._store.set_borrowed(entry.id, borrowed=False)
+        elif offered.size_bytes <= SEGMENT_BYTES:  # the owners changed meanwhile
+            self._store.set_borrowed(entry.id, borrowed=True)
         self._hot.note_taken(entry.id, offered)
 
     async def replicate(self, request: ReplicaRequest) -> None:

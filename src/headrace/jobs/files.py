@@ -82,16 +82,23 @@ class FileWork:
 
     async def _load(self, entry: Entry, spans: Sequence[Span], job: LoadJob) -> int:
         if not spans:
-            async with self._budget.reserve(entry.version.size_bytes), self._slots.acquire(job.priority):
+            async with (
+                self._budget.reserve(entry.version.size_bytes),
+                self._slots.acquire(self._priority(entry, job)),
+            ):
                 return await self._reads.load(entry, job=job.name)
         loaded = 0
         async with self._budget.reserve(sum(end - start for start, end in spans)):
             for start, end in spans:
                 for piece_start in range(start, end, PIECE_BYTES):
                     piece_end = min(end, piece_start + PIECE_BYTES)
-                    async with self._slots.acquire(job.priority):
+                    async with self._slots.acquire(self._priority(entry, job)):
                         loaded += await self._reads.load(entry, (piece_start, piece_end), job=job.name)
         return loaded
+
+    def _priority(self, entry: Entry, job: LoadJob) -> Priority:
+        """Return the priority of the job, or that of the file where it is lower."""
+        return max(job.priority, self._store.space.division.group_of(entry.id).priority)
 
     async def load_verified(self, entry: Entry, spans: Sequence[Span] = (), *, job: LoadJob) -> int:
         """Load as `load` does, and check every block against its checksum. Fetch wrong blocks once more; raise
@@ -99,7 +106,7 @@ class FileWork:
         loop = asyncio.get_running_loop()
         for _ in range(VERIFY_ATTEMPTS):
             size_bytes = await self.load(entry, spans, job=job)
-            async with self._slots.acquire(job.priority):
+            async with self._slots.acquire(self._priority(entry, job)):
                 if await loop.run_in_executor(self._disk, self._store.verifier.verify, entry.id):
                     return size_bytes
         raise CorruptBlockError(

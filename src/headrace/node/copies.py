@@ -30,7 +30,7 @@ class CopyRules:
         """Called after a change, with the numbers of before."""
         self.ownership = Ownership(self.of, self.hot.of)
         self._policy = policy
-        self._is_ruled = _has_rules(policy.resolver)
+        self._is_ruled = bool(_rules(policy.resolver))
         policy.changed.add(self._apply)
 
     @property
@@ -53,13 +53,18 @@ class CopyRules:
         return _copies(self._policy.resolver, path, self.configured) if self._is_ruled else self.configured
 
     def _apply(self, before: PolicyResolver) -> None:
-        was_ruled, self._is_ruled = self._is_ruled, _has_rules(self._policy.resolver)
-        if was_ruled or self._is_ruled:
+        self._is_ruled = bool(_rules(self._policy.resolver))
+        if _rules(before) != _rules(self._policy.resolver):
             self.changed(lambda path: _copies(before, path, self.configured))
 
 
-def _has_rules(policy: PolicyResolver) -> bool:
-    return any("replicas" in rule.effects for rule in policy.document.rules)
+def _rules(policy: PolicyResolver) -> list[tuple[tuple[str, ...], object]]:
+    """Return the rules about copies: their patterns, and the numbers that they want."""
+    return [
+        (rule.patterns.texts, rule.effects["replicas"])
+        for rule in policy.document.rules
+        if "replicas" in rule.effects
+    ]
 
 
 def _copies(policy: PolicyResolver, path: bytes, configured: int) -> int:

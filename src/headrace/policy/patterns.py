@@ -19,13 +19,15 @@ _WILDCARD = frozenset("*?[")
 class PathPatterns:
     """The patterns of one rule: the last one that matches counts, and `!` before it excludes.
 
-    depends_on_names: whether files of one directory may differ. literals: paths without a wildcard, which may be files.
+    texts: the patterns as they were written. depends_on_names: whether files of one directory may differ. literals:
+    paths without a wildcard, which may be files.
     Raises ValueError for a pattern that is none.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         for pattern in patterns:
             _check(pattern)
+        self.texts = tuple(patterns)
         self._spec = PathSpec([_compiled(pattern) for pattern in patterns])
         positive = [pattern.removeprefix("!") for pattern in patterns]
         by_name = [pattern for pattern in positive if not pattern.endswith(("/**", "/"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -189,3 +190,43 @@ async def test_readers_of_a_file_with_copies_share_its_owners(tmp_path: Path) ->
         assert served[owners[0].id] <= 7
         assert sum(count > 0 for count in served.values()) >= 3
         assert world.origin.bytes_read == 50_000
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.expected_warnings("headrace.dataplane.handover", "headrace.dataplane.peer_reader")
+async def test_copies_follow_any_order_of_changes(tmp_path: Path, seed: int) -> None:
+    """Members and policies change, also while the walk of an earlier change is running. No file is lost, and in the end
+    exactly its owners have it."""
+    choice = random.Random(seed)
+    async with NodesFixture(tmp_path, nodes="abcde").running() as world:
+        for number in range(16):
+            world.put(f"s/{number}", body_of(3000, number)[: 3000 + number])
+        world.put("l/0", body_of(3 * MIB, 1)[: 3 * MIB + 1])
+        await read_at_owners(world)
+        before = world.origin.bytes_read
+        for _ in range(12):
+            if choice.random() < 0.4:
+                world.drain(choice.choice(["", *world.nodes]))
+                for id in world.view.nodes:
+                    world.nodes[id].rebalance.on_view(world.view)
+            else:
+                old = dict(world.copies)
+                world.copies = {b"/" + name.encode(): choice.randint(1, 3) for name in world.bodies}
+                for id in world.view.nodes:
+                    world.nodes[id].rebalance.on_policy(lambda path, old=old: old.get(path, 1))  # type: ignore[misc]
+            if choice.random() < 0.5:
+                await asyncio.sleep(0)
+            else:
+                await settled(world)
+        await settled(world)
+        for name in world.bodies:
+            assert set(await holding(world, name, borrowed=False)) >= set(wanted(world, name)), name
+        for node in world.nodes.values():
+            node.rebalance.check_all()  # a copy may have come when its node had been looked through
+        await settled(world)
+        for name in world.bodies:
+            assert set(await holding(world, name, borrowed=False)) == set(wanted(world, name)), name
+        for name, body in world.bodies.items():
+            for id in world.view.nodes:
+                assert await world.nodes[id].read(name) == body
+        assert world.origin.bytes_read == before
