@@ -25,8 +25,10 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Version
+from headrace.events.changes import ReportedChanges
 from headrace.origin.far_cluster import FarClusterOrigin, build_far_cluster
 from headrace.origin.options import parse_options
+from headrace.receivers.far_changes import FarChanges
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -320,3 +322,55 @@ def test_a_token_that_is_none_is_refused(token: str) -> None:
     with pytest.raises(UsageError) as raised:
         build_far_cluster(url, parse_options(url, {"allow_http": "true", "token": token}))
     assert token not in str(raised.value)
+
+
+def changes(**fields: Any) -> Answer:
+    page = {"feed": "f", "next": 5, "names": [], "is_complete": True, **fields}
+    return lambda handler: handler.send_json(page)
+
+
+@contextlib.asynccontextmanager
+async def feed_of(answer: Answer) -> AsyncIterator[FarChanges]:
+    with far(answer) as node:
+        url = f"headrace://{node}/top"
+        feed = FarChanges(url, parse_options(url, {"allow_http": "true", "events": "on"}))
+        try:
+            yield feed
+        finally:
+            await feed.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"feed": ""},
+        {"feed": "f" * 65},
+        {"feed": 5},
+        {"next": -1},
+        {"next": "x"},
+        {"names": ["/top/x"] * 1001},
+        {"names": 5},
+        {"names": [None]},
+    ],
+)
+async def test_a_feed_that_is_none_is_an_error(fields: dict[str, Any]) -> None:
+    async with feed_of(changes(**fields)) as feed:
+        with pytest.raises(OriginError):
+            await feed.receive()
+
+
+async def test_names_of_a_feed_are_checked() -> None:
+    names = ["/top/../etc", "/top/a//b", "/", "", "/top/\ud800", "/top/" + "n" * 256, "/top/" + "d/" * 3000]
+    async with feed_of(changes(names=[*names, "/top/good", "/elsewhere/x"])) as feed:
+        (message,) = await feed.receive()
+        assert isinstance(message.content, ReportedChanges)
+        assert [change.key for change in message.content.changes] == [b"top/good", b"elsewhere/x"]
+        assert message.content.refused == len(names)
+
+
+async def test_a_gap_in_a_feed_is_everything_and_its_beginning_is_nothing() -> None:
+    async with feed_of(changes(is_complete=False)) as feed:
+        assert await feed.receive() == []
+        (message,) = await feed.receive()
+        assert isinstance(message.content, ReportedChanges)
+        assert message.content.is_everything

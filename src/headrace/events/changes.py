@@ -6,17 +6,18 @@ from typing import Literal
 
 import msgspec
 
-from headrace.base.namespace_path import DEPTH_MAX, check_name
+from headrace.base.namespace_path import DEPTH_MAX, PATH_BYTES_MAX, check_name
 
 EVENTS_BYTES_MAX = 1 << 20
 """The largest message of a queue and the largest body of a post. SQS, Event Grid and Pub/Sub send less, or as much."""
 CHANGES_MAX = 5000
 """The most changes of one message."""
-KEY_BYTES_MAX = 1024
-"""The longest key of S3 and GCS, and the longest name of a blob."""
-BUCKET_CHARACTERS_MAX = 255
+KEY_BYTES_MAX = PATH_BYTES_MAX
+"""The longest key. Those of S3, GCS and Azure have at most 1024 bytes or characters."""
+BUCKET_CHARACTERS_MAX = 20_000
+"""Enough for the nodes of a far cluster, which stand in the place of a bucket."""
 
-Scheme = Literal["s3", "gs", "az"]
+Scheme = Literal["s3", "gs", "az", "headrace"]
 
 
 class EventFormatError(ValueError):
@@ -47,9 +48,13 @@ class OriginChange(msgspec.Struct, frozen=True):
 
 
 class ReportedChanges(msgspec.Struct, frozen=True):
-    """The changes of one message. refused: how many changes in it have no name in the namespace. validation_code: what
-    Azure Event Grid wants back, to prove that this receiver wants its events; "": nothing."""
+    """The changes of one message.
+
+    refused: how many changes in it have no name in the namespace. validation_code: what Azure Event Grid wants back, to
+    prove that this receiver wants its events; "": nothing. is_everything: anything at the origin may have changed.
+    """
 
     changes: list[OriginChange]
     refused: int = 0
     validation_code: str = ""
+    is_everything: bool = False

@@ -52,14 +52,14 @@ class ReportSender:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._tasks = OwnedTasks()
 
-    async def send(self, directories: Iterable[bytes]) -> None:
-        """Return when each node was notified, or did not answer once."""
+    async def send(self, directories: Iterable[bytes], *, below: bool = False) -> None:
+        """Return when each node was notified, or did not answer once. below: also what lies below them changed."""
         others = [node for node in self._view().nodes.values() if node.id != self._me]
         wanted = list(directories)
         if not others or not wanted:
             return
         for node in others:
-            self._unsent.setdefault(node.id, {}).update(dict.fromkeys(wanted, False))
+            self._unsent.setdefault(node.id, {}).update(dict.fromkeys(wanted, below))
             self._bound(node.id)
         await asyncio.wait([asyncio.shield(self._begin(node.id)) for node in others], timeout=SEND_LIMIT_S)
 
@@ -170,13 +170,15 @@ class OriginEvents:
             "unsent": 0 if self._sender is None else self._sender.unsent,
         }
 
-    async def handle(self, changes: Sequence[OriginChange]) -> None:
-        """Have all nodes list again what changed. Raise HeadraceError if this node could not: of the others, one that
-        does not answer now is notified later."""
-        directories = self._changed.reported.directories(changes)
-        listed = [self._changed.add(path) for path in directories]
+    async def handle(self, changes: Sequence[OriginChange], *, everything_of: str = "") -> None:
+        """Have all nodes list again what changed; everything_of: all below a mount. Raise HeadraceError if this node
+        could not: of the others, one that does not answer now is notified later."""
+        directories, below = self._changed.reported.directories(changes), bool(everything_of)
+        if below:
+            directories = {os.fsencode(everything_of)}
+        listed = [self._changed.add(path, below=below) for path in directories]
         if self._sender is not None:
-            await self._sender.send(directories)
+            await self._sender.send(directories, below=below)
         if not listed:
             return
         _, late = await asyncio.wait(map(asyncio.shield, listed), timeout=HANDLED_WITHIN_S)

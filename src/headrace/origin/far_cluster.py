@@ -121,15 +121,20 @@ def _node_of(text: str) -> str:
 
 
 def build_far_cluster(url: str, options: OriginOptions) -> FarClusterOrigin:
-    """Build the origin of a far cluster. Raise UsageError for options that don't fit, and for certificates that can't
-    be read."""
+    """Build the origin of a far cluster. Raise UsageError as `open_far_nodes` does."""
+    return FarClusterOrigin(url, *open_far_nodes(url, options))
+
+
+def open_far_nodes(url: str, options: OriginOptions) -> tuple[FarNodes, str]:
+    """Return the nodes of a far cluster, to which nothing is sent yet, and the path of the URL. Raise UsageError for
+    options that don't fit, and for certificates that can't be read."""
     nodes, path = parse_far_url(url.partition("://")[2])
     tls = _tls_of(url, options)
     scheme = "http" if tls is None else "https"
     addresses = [Address(f"{scheme}://{node}", tls) for node in nodes]
     if not _TOKEN_TEXT.fullmatch(options.token):
         raise UsageError(url, why="option token must consist of printable ASCII characters without spaces")
-    return FarClusterOrigin(url, FarNodes(addresses, options.token), path)
+    return FarNodes(addresses, options.token), path
 
 
 def _tls_of(url: str, options: OriginOptions) -> MutualTls | ssl.SSLContext | None:
@@ -306,20 +311,10 @@ class FarClusterOrigin(ReadOnlyCalls):
     async def _json(
         self, name: str, query: dict[str, str], kind: type[Reply], target: str, deadline: Deadline
     ) -> Reply:
-        address = _target(name, query)
+        def ask() -> Reply:
+            return ask_json(self._nodes, name, query, kind, target)
 
-        def read(response: HttpResponse) -> Reply | HeadraceError:
-            if response.status != 200:
-                return _error_of(response, target, missing=PathNotFoundError)
-            body = response.read_at_most(ANSWER_BYTES_MAX)
-            if body is None:
-                raise OriginError(target, why=f"an answer has more than {ANSWER_BYTES_MAX} bytes")
-            try:
-                return convert(json.loads(body), kind)
-            except (ValueError, RecursionError):  # msgspec's are ValueErrors, too
-                raise OriginError(target, why="an answer is none of the REST API") from None
-
-        return await self._call(lambda: self._nodes.ask("GET", address, {}, read), target, deadline)
+        return await self._call(ask, target, deadline)
 
     async def _call(self, call: Callable[[], Result], target: str, deadline: Deadline) -> Result:
         try:
@@ -332,6 +327,24 @@ class FarClusterOrigin(ReadOnlyCalls):
 
     def _where(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
+
+
+def ask_json(nodes: FarNodes, name: str, query: dict[str, str], kind: type[Reply], target: str) -> Reply:
+    """Return the answer to a request without a body. Blocks. Raise OriginError and its kinds, PathNotFoundError, and
+    NodeUnavailableError if no node answers. target: for messages."""
+
+    def read(response: HttpResponse) -> Reply | HeadraceError:
+        if response.status != 200:
+            return _error_of(response, target, missing=PathNotFoundError)
+        body = response.read_at_most(ANSWER_BYTES_MAX)
+        if body is None:
+            raise OriginError(target, why=f"an answer has more than {ANSWER_BYTES_MAX} bytes")
+        try:
+            return convert(json.loads(body), kind)
+        except (ValueError, RecursionError):  # msgspec's are ValueErrors, too
+            raise OriginError(target, why="an answer is none of the REST API") from None
+
+    return nodes.ask("GET", _target(name, query), {}, read)
 
 
 def _target(name: str, query: dict[str, str]) -> str:

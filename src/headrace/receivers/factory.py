@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from headrace.base.errors import UsageError
+from headrace.origin.factory import FAR_CLUSTER
 from headrace.origin.options import OPTION_EVENTS, parse_options
+from headrace.receivers.far_changes import FarChanges
 from headrace.receivers.pubsub import PubsubSubscription, check_subscription
 from headrace.receivers.source import EventQueue
 from headrace.receivers.sqs import SqsQueue, check_queue_url
+
+FOLLOW = "on"
+"""The option `events` of a far cluster, which needs no queue."""
 
 
 def check_events(url: str, options: dict[str, str]) -> None:
@@ -19,6 +24,11 @@ def check_events(url: str, options: dict[str, str]) -> None:
         check_queue_url(name)
     elif scheme == "gs":
         check_subscription(name)
+    elif scheme == FAR_CLUSTER:
+        if name != FOLLOW:
+            raise UsageError(
+                url, why="the option events of a far cluster is not `on`", hint="write events=on"
+            )
     else:
         raise UsageError(
             url,
@@ -34,4 +44,6 @@ def build_queue(url: str, options: dict[str, str]) -> EventQueue | None:
     if not name:
         return None
     parsed = parse_options(url, options)
+    if url.startswith(f"{FAR_CLUSTER}://"):
+        return FarChanges(url, parsed)
     return SqsQueue(name, parsed) if url.startswith("s3://") else PubsubSubscription(name, parsed)

@@ -6,21 +6,32 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
-from headrace.events.changes import EventFormatError, OriginChange
+from headrace.base.token_bucket import TokenBucket
+from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
 from headrace.receivers.source import EventQueue, QueuedMessage
 
 log = logging.getLogger(__name__)
 
-Handle = Callable[[Sequence[OriginChange]], Awaitable[None]]
-"""Makes all nodes list again what changed. Raises HeadraceError if that failed."""
+
+class HandleChanges(Protocol):
+    """Makes all nodes list again what changed. Raises HeadraceError if that failed."""
+
+    def __call__(self, changes: Sequence[OriginChange], *, everything_of: str = "") -> Awaitable[None]:
+        """Return when the directories are listed. everything_of: the path of a mount of which anything may have
+        changed; "" for none."""
+        ...
+
 
 BATCHES_MAX = 8
 """Most batches of messages that are handled at a time."""
+RECEIVES_S = 200.0
+"""Most receptions a second, of a service that always has something."""
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
 REFUSALS_SHOWN_S = 600.0
 """Seconds between two lines in the log about messages that are no events."""
@@ -31,11 +42,12 @@ FOREIGN_PAUSE_S = 1.0
 class QueueReceiver:
     """Receives until it is stopped. mount: the path of the mount, for messages. queue: it is closed by `stop`."""
 
-    def __init__(self, mount: str, queue: EventQueue, handle: Handle) -> None:
+    def __init__(self, mount: str, queue: EventQueue, handle: HandleChanges) -> None:
         self._mount = mount
         self._queue = queue
         self._handle = handle
         self._gate = asyncio.Semaphore(BATCHES_MAX)
+        self._rate = TokenBucket(RECEIVES_S, monotonic_s(), burst_s=1.0)
         self._tasks = OwnedTasks()
         self._error = ""
         self._errors = self._messages = self._changes = self._refused = 0
@@ -68,6 +80,7 @@ class QueueReceiver:
         failures = 0
         while True:
             await self._gate.acquire()
+            await asyncio.sleep(self._rate.reserve(1, monotonic_s()))
             try:
                 messages = await self._queue.receive()
             except Exception as error:  # noqa: BLE001 - a defect must not end all events until the next start
@@ -88,6 +101,8 @@ class QueueReceiver:
             changes, handled = self._decode(messages)
             if changes:
                 await self._handle(changes)
+            if any(_is_everything(message) for message in handled):
+                await self._handle([], everything_of=self._mount)
             if handled:
                 await self._queue.delete(handled)
         except HeadraceError as error:
@@ -138,6 +153,10 @@ class QueueReceiver:
         if self._error:
             log.warning("events of a mount are received again mount=%s", self._mount)
         self._error = ""
+
+
+def _is_everything(message: QueuedMessage) -> bool:
+    return isinstance(message.content, ReportedChanges) and message.content.is_everything
 
 
 def _backoff_s(failures: int) -> float:

@@ -27,6 +27,7 @@ from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
 from headrace.rest.bodies import read_whole
+from headrace.rest.changes import ChangeFeed
 from headrace.rest.events import EventOperations
 from headrace.rest.files import FileOperations, path_of
 from headrace.rest.jobs import JobOperations, check_ready
@@ -88,6 +89,7 @@ class Handlers:
         client = self._client = vfs.client
         files, jobs = FileOperations(vfs), JobOperations(client)
         self._events = EventOperations(client)
+        self._changes = ChangeFeed(client)
         self.table: dict[str, Handler] = {
             "health": lambda *_: Health(ready=True),
             "ready": lambda *_: self._ready(),
@@ -108,6 +110,7 @@ class Handlers:
             "tryPolicy": lambda _, __, body: self._try_policy(body.text),
             "advisePolicy": lambda _, __, ___: self._advise_policy(),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
+            "listChanges": lambda _, query, __: self._changes.page(query),
             "receiveEvents": lambda _, __, pieces: self._events.receive(pieces),
             "explainLocation": lambda _, query, __: self._explain_location(query.path),
             "listJobs": lambda *_: JobsReply(jobs.all()),

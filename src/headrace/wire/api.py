@@ -39,6 +39,8 @@ SUMS_WORD = "xxh3-64"
 SUMS_BYTES_MAX = 32 << 20
 """Bytes of the longest range that is answered with checksums."""
 PAGE_NAMES = 1000
+CHANGES_A_PAGE = 1000
+"""The most names of one answer about changes."""
 WAIT_S_MAX = 30.0
 BODY_BYTES_MAX = 1 << 20
 """The limit for a JSON body."""
@@ -110,6 +112,17 @@ class WaitQuery(JobQuery, frozen=True):
             ge=0,
             le=WAIT_S_MAX,
         ),
+    ] = 0.0
+
+
+class ChangesQuery(Value, frozen=True):
+    """Which changes are asked for. feed, after: of the last answer; nothing for a start at the present."""
+
+    path: Path = "/"
+    feed: Annotated[str, Meta(max_length=64)] = ""
+    after: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    wait_s: Annotated[
+        float, Meta(description="Seconds for which the response may wait for a change.", ge=0, le=WAIT_S_MAX)
     ] = 0.0
 
 
@@ -276,6 +289,16 @@ class ApiPolicyAdvice(Value, frozen=True):
 
     outlooks: list[PolicyOutlook]
     advice: list[PolicyAdvice]
+
+
+class ApiChanges(Value, frozen=True):
+    """Names that changed, one for each directory at least. feed, next: for the next request. is_complete: false if
+    changes are missing before these; then anything may have changed."""
+
+    feed: str
+    next: int
+    names: list[str]
+    is_complete: bool = True
 
 
 class ApiPolicyDecisions(Value, frozen=True):
@@ -454,6 +477,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="explainPolicy", method="GET", path="/v1/policy/explain", query=AtPath, answer=ApiPolicyDecisions,
         summary="Return what the policy means for a path, which need not exist.",
+    ),
+    Operation(
+        name="listChanges", method="GET", path="/v1/changes", query=ChangesQuery, answer=ApiChanges,
+        summary="Return names that changed since the last answer, and wait for them: for a far cluster.",
     ),
     Operation(
         name="receiveEvents", method="POST", path="/v1/events", body=DOCUMENT, answer=ReceivedEvents, events=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -58,7 +59,14 @@ def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Leve
     clusters: list[ClusterFixture] = []
     with ExitStack() as stack:
 
-        def make(files: dict[str, int], path: str = "", *, tls: bool = False, **settings: object) -> Levels:
+        def make(
+            files: dict[str, int],
+            path: str = "",
+            *,
+            tls: bool = False,
+            events: bool = False,
+            **settings: object,
+        ) -> Levels:
             for name in ("central", "region"):
                 base = tmp_path / f"{tmp_path.name}-{name}"
                 base.mkdir()
@@ -77,6 +85,7 @@ def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Leve
             central.wait_members(2)
             if signer is not None:
                 access = ("-o", f"certificates={certificates_of(signer, tmp_path / 'region-1')}")
+            access = (*access, "-o", "events=on") if events else access
             links = [stack.enter_context(tcp_link(up.ready["rest"].rpartition("/")[2])) for up in central.ups]
             url = f"headrace://{','.join(link.address for link in links)}{path}"
             for _ in range(2):
@@ -141,6 +150,37 @@ def test_a_change_at_the_centre_appears(make_levels: Callable[..., Levels]) -> N
     wait_until(lambda: sorted(os.listdir(host.mount / "d")) == ["a", "new"])
     wait_until(lambda: (host.mount / "d/a").stat().st_size == 1500)
     host.assert_right()
+
+
+def test_a_change_that_the_centre_knows_is_seen_in_a_second(make_levels: Callable[..., Levels]) -> None:
+    """Listings of the region are fresh for an hour: the centre tells of changes."""
+    levels = make_levels({"d/a": 1000, "d/b": 2000}, events=True)
+    centre = levels.central.hosts[0]
+    for host in levels.region.hosts:
+        host.assert_right()
+    wait_until(lambda: any(host.status()["events"]["receivers"] for host in levels.region.hosts))
+    times = []
+    for number in range(5):
+        levels.central.put(f"d/new-{number}", 100 + number)
+        levels.central.put("d/a", 1500 + number, seed=number)
+        centre.ok("sync", "/d")
+        begun_s = time.monotonic()
+        for host in levels.region.hosts:
+            wait_until(lambda host=host, number=number: shown(host, number))  # type: ignore[misc]
+        times.append(time.monotonic() - begun_s)
+    print("seen by all nodes of the region after s:", sorted(round(seconds, 3) for seconds in times))
+    assert statistics.median(times) <= 1.0
+    for host in levels.region.hosts:
+        host.assert_right()
+    levels.central.hosts[0].close()
+    levels.central.put("d/late", 10)
+    levels.central.hosts[1].headrace("sync", "/d")  # it reports the dead node
+    wait_until(lambda: all("late" in os.listdir(host.mount / "d") for host in levels.region.hosts))
+
+
+def shown(host: Host, number: int) -> bool:
+    size = (host.mount / "d/a").stat().st_size
+    return size == 1500 + number and f"new-{number}" in os.listdir(host.mount / "d")
 
 
 def test_the_next_node_serves_when_one_dies(make_levels: Callable[..., Levels]) -> None:

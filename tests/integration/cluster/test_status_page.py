@@ -18,6 +18,7 @@ from .conftest import MakeCluster
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/status.md"
 KEYS = {
+    "cache.volumes": "DIR",
     "origin.mounts": "PATH",
     "events.receivers": "PATH",
     "cluster.peers": "NODE",

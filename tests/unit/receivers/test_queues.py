@@ -126,6 +126,7 @@ async def test_nobody_who_answers_is_unavailable() -> None:
         ("gs://b", "changes"),
         ("gs://b", "projects/p/subscriptions/../../x"),
         ("gs://b", "projects/p/subscriptions/s:pull?"),
+        ("headrace://h:1/d", "https://sqs.eu-west-1.amazonaws.com/1/q"),
         ("az://b", "https://account.queue.core.windows.net/q"),
         ("file:///data", "https://sqs.eu-west-1.amazonaws.com/1/q"),
     ],

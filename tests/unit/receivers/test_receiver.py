@@ -10,7 +10,7 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, OriginUnavailableError
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
-from headrace.receivers.receiver import BACKOFF_S_MAX, BATCHES_MAX, QueueReceiver
+from headrace.receivers.receiver import BACKOFF_S_MAX, BATCHES_MAX, RECEIVES_S, QueueReceiver
 from headrace.receivers.source import QueuedMessage
 from headrace.testing.virtual_loop import pass_time
 
@@ -58,12 +58,14 @@ class FakeQueue:
 class Handled:
     def __init__(self) -> None:
         self.changes: list[OriginChange] = []
+        self.whole: list[str] = []
         self.failure: HeadraceError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.running = self.most = 0
 
-    async def __call__(self, changes: Sequence[OriginChange]) -> None:
+    async def __call__(self, changes: Sequence[OriginChange], *, everything_of: str = "") -> None:
+        self.whole += [everything_of] if everything_of else []
         self.running += 1
         self.most = max(self.most, self.running)
         await self.gate.wait()
@@ -169,4 +171,31 @@ async def test_a_defect_does_not_end_the_receiver() -> None:
     queue.put("1")
     await pass_time(BACKOFF_S_MAX)
     assert queue.deleted == ["1"]
+    await receiver.stop()
+
+
+async def test_a_gap_means_the_whole_mount() -> None:
+    queue, handled = FakeQueue(), Handled()
+    queue.messages["1"] = ReportedChanges([], is_everything=True)
+    receiver = QueueReceiver("/m", queue, handled)
+    receiver.start()
+    await pass_time(1)
+    assert (handled.whole, handled.changes, queue.deleted) == (["/m"], [], ["1"])
+    await receiver.stop()
+
+
+async def test_a_service_that_always_has_something_is_not_asked_all_the_time() -> None:
+    class Endless(FakeQueue):
+        async def receive(self) -> Sequence[QueuedMessage]:
+            self.calls.append(monotonic_s())
+            return [QueuedMessage(str(len(self.calls)), ReportedChanges([]))]
+
+        async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+            return None
+
+    queue = Endless()
+    receiver = QueueReceiver("/m", queue, Handled())
+    receiver.start()
+    await pass_time(10)
+    assert len(queue.calls) <= 12 * RECEIVES_S
     await receiver.stop()
