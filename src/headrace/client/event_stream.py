@@ -22,17 +22,20 @@ class EventsLost:
 
 class EventStream:
     """Passes the node's events to `on_event`, and EventsLost first after the node was down. is_closed: called before
-    each reconnection; the thread ends when it returns True."""
+    each reconnection; the thread ends when it returns True. on_subscribed: called each time when the subscription was
+    sent."""
 
     def __init__(
         self,
         connections: Connections,
         on_event: Callable[[Answer | EventsLost], None],
         is_closed: Callable[[], bool],
+        on_subscribed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connections = connections
         self._on_event = on_event
         self._is_closed = is_closed
+        self._on_subscribed = on_subscribed
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="events").start()
@@ -43,6 +46,7 @@ class EventStream:
             try:
                 connection = self._connections.acquire()
                 connection.send(Subscribe())
+                self._on_subscribed()
                 if not first:
                     self._on_event(EventsLost())
                 first = False

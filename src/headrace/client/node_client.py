@@ -261,10 +261,15 @@ class NodeClient:
         """Acknowledge an event by its receipt: what it requested is done."""
         self.ask(Forgot(receipt=receipt))
 
-    def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
+    def subscribe(
+        self,
+        on_event: Callable[[Answer | EventsLost], None],
+        *,
+        on_subscribed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Call on_event from a thread of its own, for ever. After the node was down, the thread first passes
-        EventsLost, and then the events of the new node."""
-        EventStream(self._connections, on_event, lambda: self.closed).start()
+        EventsLost, and then the events of the new node. on_subscribed: called when a subscription was sent."""
+        EventStream(self._connections, on_event, lambda: self.closed, on_subscribed).start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
         """Return the `user.headrace.*` attributes of a file, by the last part of their names."""

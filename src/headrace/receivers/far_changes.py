@@ -49,9 +49,8 @@ class FarChanges:
             raise OriginUnavailableError(target, why=str(error)) from error
         if not 0 < len(page.feed) <= FEED_CHARACTERS_MAX or page.next < 0 or len(page.names) > CHANGES_A_PAGE:
             raise OriginUnavailableError(target, why="the answer is none of the REST API")
-        is_first = not self._feed
         self._feed, self._asked = page.feed, page.next
-        if not page.is_complete and not is_first:
+        if not page.is_complete:  # also at the beginning: listings may be older than the feed
             return [QueuedMessage(str(page.next), ReportedChanges([], is_everything=True))]
         return [QueuedMessage(str(page.next), self._content(page.names))] if page.names else []
 

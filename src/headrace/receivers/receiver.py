@@ -12,7 +12,7 @@ from typing import Protocol
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
-from headrace.base.token_bucket import TokenBucket
+from headrace.base.token_bucket import TokenBucket, wait_for_turn
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
 from headrace.receivers.source import EventQueue, QueuedMessage
 
@@ -80,7 +80,7 @@ class QueueReceiver:
         failures = 0
         while True:
             await self._gate.acquire()
-            await asyncio.sleep(self._rate.reserve(1, monotonic_s()))
+            await wait_for_turn([self._rate.reserve(1, monotonic_s())])
             try:
                 messages = await self._queue.receive()
             except Exception as error:  # noqa: BLE001 - a defect must not end all events until the next start

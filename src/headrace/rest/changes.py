@@ -14,18 +14,19 @@ import time
 from collections import deque
 from itertools import islice
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, NodeUnavailableError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import is_at_or_below, join
 from headrace.client.event_stream import EventsLost
 from headrace.client.node_client import NodeClient
 from headrace.wire.api import CHANGES_A_PAGE, ApiChanges, ChangesQuery
-from headrace.wire.messages import Answer, Evicted, Invalidated, Written
+from headrace.wire.messages import Answer, Evicted, Invalidated, MountList, Written
 
 log = logging.getLogger(__name__)
 
 KEPT_MAX = 20_000
 """Most names that are kept: some MiB."""
+SUBSCRIBE_LIMIT_S = 10.0
 
 
 class ChangeFeed:
@@ -38,14 +39,16 @@ class ChangeFeed:
         self._number = 0
         """The number of the last name; those before it have the numbers before."""
         self._feed = ""
+        self._following = threading.Lock()
+        self._subscribed: threading.Event | None = None
 
     def page(self, query: ChangesQuery) -> ApiChanges:
         """Return names after the number of the query, once there is one, or none after `wait_s`. is_complete: False if
         names are missing between; then anything below the path may have changed."""
         path = os.fsencode(query.path)
+        self._follow()
         deadline_s = time.monotonic() + query.wait_s
         with self._changed:
-            self._follow()
             is_known = query.feed == self._feed
             after = min(query.after, self._number) if is_known else self._number
             is_complete = is_known and not self._is_dropped(after)
@@ -57,7 +60,7 @@ class ChangeFeed:
                 after = last
                 self._changed.wait(remaining_s)
                 is_complete = query.feed == self._feed and not self._is_dropped(after)
-            return ApiChanges(self._feed, self._number, [], is_complete=not query.feed)
+            return ApiChanges(self._feed, self._number, [], is_complete=False)
 
     def on_event(self, event: Answer | EventsLost) -> None:
         """Take an event of the node."""
@@ -74,12 +77,29 @@ class ChangeFeed:
             self._acknowledge(event.receipt)
 
     def _follow(self) -> None:
-        if not self._feed:
-            self._feed = secrets.token_hex(8)
-            self._client.subscribe(self.on_event)
+        """Subscribe at the first request. On return the node reports all later changes. Raise HeadraceError."""
+        with self._following:
+            if self._subscribed is None:
+                self._subscribed = threading.Event()
+                self._client.subscribe(self.on_event, on_subscribed=self._subscribed.set)
+            if not self._subscribed.wait(SUBSCRIBE_LIMIT_S):
+                raise NodeUnavailableError("changes", why="the node takes no subscription")
+            if not self._feed:
+                self._await_subscription()
+                self._feed = secrets.token_hex(8)
+
+    def _await_subscription(self) -> None:
+        """Return when the node has read the subscription, to which it sends no answer. It reads requests in turns: when
+        it answers the second of two, it has read all that was sent before the first."""
+        for _ in range(2):
+            self._client.ask(MountList())
 
     def _begin_anew(self) -> None:
         """Let clients know that they may have missed changes: they see another feed."""
+        try:
+            self._await_subscription()
+        except HeadraceError as error:  # the stream breaks, too, and begins again
+            log.info("a subscription is not confirmed error=%s", error)
         with self._changed:
             self._feed = secrets.token_hex(8)
             self._names.clear()

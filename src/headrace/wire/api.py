@@ -293,7 +293,7 @@ class ApiPolicyAdvice(Value, frozen=True):
 
 class ApiChanges(Value, frozen=True):
     """Names that changed, one for each directory at least. feed, next: for the next request. is_complete: false if
-    changes are missing before these; then anything may have changed."""
+    changes are missing before these, and for a first request; then anything may have changed."""
 
     feed: str
     next: int

@@ -28,9 +28,14 @@ class FakeClient:
         self.local = SimpleNamespace(index=SimpleNamespace(path_of=directories.get))
         self.subscribed: list[Callable[[Any], None]] = []
         self.acknowledged: list[int] = []
+        self.asked = 0
 
-    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+    def subscribe(self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None]) -> None:
         self.subscribed.append(on_event)
+        on_subscribed()
+
+    def ask(self, request: object) -> None:
+        self.asked += 1
 
     def acknowledge(self, receipt: int) -> None:
         self.acknowledged.append(receipt)
@@ -49,7 +54,8 @@ def test_a_client_gets_what_changed_since_it_asked_first() -> None:
     feed, client = feed_of({5: b"/d", 6: b"/other"})
     feed.on_event(Invalidated([(5, b"before")]))
     start = feed.page(ChangesQuery())
-    assert (start.names, start.is_complete, len(client.subscribed)) == ([], True, 1)
+    assert (start.names, start.is_complete, len(client.subscribed)) == ([], False, 1)
+    assert client.asked == 2, "by then the node has read the subscription"
     feed.on_event(Invalidated([(5, b"a"), (5, b"b"), (6, b"\xff"), (7, b"of a removed directory")]))
     feed.on_event(Written([b"/d/w"], 3))
     page = feed.page(after(start))
