@@ -57,6 +57,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "policy set": ("headrace policy set policy.toml", "headrace policy set policy.toml --base 3"),
     "policy show": ("headrace policy show", "headrace policy show 2 > earlier.toml"),
+    "policy rule": (
+        "headrace policy rule '/scratch/**' ttl=2d admit=second-read",
+        "headrace policy rule '/scratch/**' --remove",
+    ),
     "policy history": ("headrace policy history",),
     "policy rollback": ("headrace policy rollback", "headrace policy rollback 2"),
     "policy explain": ("headrace policy explain /datasets/imagenet/train/0001.jpg",),
@@ -193,7 +197,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "ahead_samples ahead_s hits misses model issued right wrong estimates "
         "hit_share utilization"
     ),
-    **dict.fromkeys(("policy set", "policy show", "policy rollback"), _fields("number text versions")),
+    **dict.fromkeys(
+        ("policy set", "policy show", "policy rule", "policy rollback"), _fields("number text versions")
+    ),
     "policy history": _fields("number author set_at_s"),
     "policy explain": _fields("effect value source rule line"),
     "policy try": _fields("effect before after files bytes example copies"),

@@ -17,6 +17,8 @@ from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.policy.document import PolicyDocument
     from headrace.wire.message import Message
     from headrace.wire.policy_messages import PolicyOutcome, PolicyShown
@@ -35,6 +37,7 @@ def register(app: typer.Typer) -> None:
     for name, command in (
         ("set", set_),
         ("show", show),
+        ("rule", rule),
         ("history", history),
         ("rollback", rollback),
         ("explain", explain),
@@ -68,6 +71,62 @@ def set_(
     _parsed(text, file)
     shown = _ask(PolicySet(text, author=_author(), base=base), socket, cache)
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
+
+
+def rule(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATTERN", help="Paths that the rule is for, as in `.gitignore`: '/datasets/**'."
+        ),
+    ],
+    effects: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="EFFECT=VALUE...", help="What the rule sets, such as `ttl=2d` or `tier=nvme,hdd`."
+        ),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the rule that an earlier command made for PATTERN.")
+    ] = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Set one rule of the policy, or remove it.
+
+    It takes the place of an earlier rule of this command for the same pattern. The rest of the policy stays as it is.
+    """
+    from headrace.policy.rule_text import parse_effects, with_rule, without_rule
+
+    if remove == bool(effects):
+        raise UsageError(
+            f"rule for {pattern}",
+            why="it needs effects, or --remove",
+            hint="headrace policy rule '/datasets/**' ttl=2d",
+        )
+    values = parse_effects(effects or [])
+    change_policy(
+        lambda text: without_rule(text, pattern) if remove else with_rule(text, pattern, values),
+        socket,
+        cache,
+        json=json,
+    )
+
+
+def change_policy(
+    change: Callable[[str], str], socket: str | None, cache: str | None, *, json: bool | None
+) -> None:
+    """Put a changed text of the policy in force. Raise UsageError for a text with faults, and if another version came
+    meanwhile. json: how to print it; None: not at all."""
+    from headrace.wire.policy_messages import PolicyAsk, PolicySet
+
+    before = _ask(PolicyAsk(), socket, cache)
+    text = change(before.text)
+    _parsed(text, "rule")
+    shown = _ask(PolicySet(text, author=_author(), base=before.number), socket, cache)
+    if json is not None:
+        _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
 
 def show(

@@ -146,3 +146,41 @@ def test_a_budget_of_the_origin_is_kept_and_shown(host: Host) -> None:
     assert refused.returncode == 2 and "line 1: origin: " in refused.stderr
     host.ok("policy", "set", policy_file(host, ""))
     assert host.status()["policy"]["origins"] == []
+
+
+def test_a_rule_without_a_file(host: Host) -> None:
+    host.put("d/a", 10)
+    host.up()
+    host.ok("policy", "rule", "/d/**", "ttl=2d", "priority=high")
+    written = '# by hand\n[[rule]]\nmatch = ["/x/**"]\nfresh = "1m"\n'
+    host.ok("policy", "set", policy_file(host, written + host.ok("policy", "show")))
+    assert "version 3" in host.ok("policy", "rule", "/d/**", "ttl=3d")
+    text = host.ok("policy", "show")
+    assert text.startswith(written) and text.count("[[rule]]") == 2
+    decisions = {row["effect"]: row["value"] for row in host.json("policy", "explain", host.mount / "d/a")}
+    assert (decisions["ttl"], decisions["priority"]) == ("3d", "normal")
+    other = host.base / "other"
+    other.mkdir()
+    (other / "b").write_bytes(b"b")
+    host.ok("mount", "add", "/more", other, "--rule", "admit=never", "--rule", "ttl=1h")
+    decisions = {row["effect"]: row["value"] for row in host.json("policy", "explain", "/more/b")}
+    assert (decisions["ttl"], decisions["admit"]) == ("1h", "never")
+    host.ok("policy", "rule", "/d/**", "--remove")
+    assert "/d/**" not in host.ok("policy", "show")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["/d/**"], "it needs effects"),
+        (["/d/**", "ttl"], "effects are fresh"),
+        (["/d/**", "ttl=soon"], "'soon' is no duration"),
+        (["/d/**", "--remove"], "no rule of the command line"),
+    ],
+)
+def test_a_rule_with_a_fault_changes_nothing(host: Host, words: list[str], why: str) -> None:
+    host.up()
+    refused = host.headrace("policy", "rule", *words)
+    assert refused.returncode == 2
+    assert why in refused.stderr
+    assert host.json("policy", "show")["number"] == 0

@@ -1,0 +1,60 @@
+"""Rules of the command line enter a policy and leave it, and its other lines stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.base.errors import UsageError
+from headrace.policy.document import parse_policy
+from headrace.policy.rule_text import parse_effects, with_rule, without_rule
+
+HAND_WRITTEN = (
+    '# ours\n[[rule]]\nmatch = ["/a/**"]   # all of it\nttl = "1d"\n\n[tenant.x]\npaths = ["/x/**"]\n'
+)
+
+
+def test_a_rule_is_added_changed_and_removed() -> None:
+    first = with_rule(HAND_WRITTEN, "/scratch/**", parse_effects(["ttl=2d", "replicas=2", "tier=nvme,hdd"]))
+    assert first.startswith(HAND_WRITTEN)
+    effects = parse_policy(first).rules[1].effects
+    assert effects["ttl"].seconds == 2 * 86400
+    assert effects["replicas"] == 2
+    assert tuple(effects["tiers"]) == ("nvme", "hdd")
+    both = with_rule(first, "/other/**", parse_effects(["fresh=never"]))
+    changed = with_rule(both, "/scratch/**", parse_effects(["admit=never"]))
+    assert [rule.effects.keys() for rule in parse_policy(changed).rules[1:]] == [{"admit"}, {"fresh_s"}]
+    assert without_rule(changed, "/scratch/**").startswith(HAND_WRITTEN)
+    last = without_rule(without_rule(changed, "/scratch/**"), "/other/**")
+    assert last == HAND_WRITTEN
+
+
+def test_the_first_rule_of_all() -> None:
+    text = with_rule("", "/**", parse_effects(["fresh=5m"]))
+    assert parse_policy(text).rules[0].effects == {"fresh_s": 300.0}
+    assert without_rule(text, "/**") == ""
+
+
+def test_a_rule_that_somebody_wrote_is_not_removed() -> None:
+    with pytest.raises(UsageError, match="no rule of the command line"):
+        without_rule(HAND_WRITTEN, "/a/**")
+
+
+@pytest.mark.parametrize("words", [["ttl"], ["size=3"], ["ttl=1d", "ttl=2d"], ["=1"], [""]])
+def test_what_is_no_effect_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_effects(words)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(min_size=1, max_size=30), st.text(max_size=30))
+def test_no_pattern_and_no_value_breaks_out_of_its_line(pattern: str, value: str) -> None:
+    try:
+        effects = parse_effects([f"ttl={value}"])
+    except UsageError:
+        return
+    text = with_rule(HAND_WRITTEN, pattern, effects)
+    assert len(text.splitlines(keepends=False)) >= len(HAND_WRITTEN.splitlines()) + 5
+    assert text.count("\n") == HAND_WRITTEN.count("\n") + 5
+    assert without_rule(text, pattern) == HAND_WRITTEN
