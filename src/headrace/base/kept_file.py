@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
+from headrace.base.errors import UsageError
 from headrace.base.private_folder import make_private
 
 
@@ -43,7 +45,10 @@ class KeptFile:
         return True
 
     def _write(self, document: bytes) -> None:
-        make_private(self._folder)
+        try:
+            make_private(self._folder)
+        except UsageError as error:
+            raise PermissionError(errno.EACCES, str(error)) from error
         draft = self._path + ".new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(draft, flags, 0o600), "wb") as file:

@@ -77,13 +77,13 @@ def rule(
     pattern: Annotated[
         str,
         typer.Argument(
-            metavar="PATTERN", help="Paths that the rule is for, as in `.gitignore`: '/datasets/**'."
+            metavar="PATTERN", help="Paths that the rule is for, as in `.gitignore`, such as /datasets/**."
         ),
     ],
     effects: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="EFFECT=VALUE...", help="What the rule sets, such as `ttl=2d` or `tier=nvme,hdd`."
+            metavar="EFFECT=VALUE...", help="Effects that the rule sets, such as `ttl=2d` or `tier=nvme,hdd`."
         ),
     ] = None,
     remove: Annotated[

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace.base.decoding import decode_json
-from headrace.base.private_folder import private
+from headrace.base.kept_file import KeptFile
 from headrace.ring.view import NodeInfo
 
 log = logging.getLogger(__name__)
+
+BYTES_MAX = 16 << 20
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -31,16 +33,17 @@ class LastView:
 
     def __init__(self, path: str, *, cluster: str, node: str) -> None:
         self._path = path
+        self._file = KeptFile(*os.path.split(path), bytes_max=BYTES_MAX)
         self._cluster = cluster
         self._node = node
 
     def read(self) -> dict[str, NodeInfo]:
         """Return the members by id; empty when there is no usable file."""
         try:
-            with open(self._path, "rb") as file:
-                kept = decode_json(file.read(), _Kept)
-        except FileNotFoundError:
-            return {}
+            raw = self._file.read()
+            if raw is None:
+                return {}
+            kept = decode_json(raw, _Kept)
         except (OSError, ValueError) as error:
             log.warning("the last known members can't be read path=%s error=%s", self._path, error)
             return {}
@@ -51,12 +54,7 @@ class LastView:
     def write(self, nodes: Iterable[NodeInfo]) -> None:
         """Replace the file atomically. Blocks. A failure is logged, because only a start without etcd needs the
         file."""
-        new_path = f"{self._path}.new"
         try:
-            with open(new_path, "wb", opener=private) as file:
-                file.write(msgspec.json.encode(_Kept(self._cluster, self._node, list(nodes))))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new_path, self._path)
+            self._file.write(msgspec.json.encode(_Kept(self._cluster, self._node, list(nodes))))
         except OSError as error:
             log.warning("the last known members can't be written path=%s error=%s", self._path, error)

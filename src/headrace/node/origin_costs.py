@@ -16,6 +16,7 @@ import msgspec
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, OriginBudgetSpentError, UsageError
 from headrace.base.kept_file import KeptFile
+from headrace.base.printable import printable
 from headrace.base.tasks import OwnedTasks
 from headrace.base.token_bucket import TokenBucket, wait_for_turn
 from headrace.cluster.records import Records
@@ -43,6 +44,7 @@ PREFIX = "costs"
 EXCHANGE_S = 5.0
 JOBS_MAX = 256
 """Jobs with an account of their own. The rest of them shares one."""
+JOB_NAME_MAX = 200
 OTHER_JOBS = "other jobs"
 SCRUB = "scrub"
 UNLIMITED_JOBS = (PEERS, SCRUB)
@@ -183,9 +185,17 @@ class OriginCosts:
         tenant = self._policy.of(path).tenant
         if tenant:
             self._tenants.setdefault(tenant, _Account()).charge(size_bytes, price)
-        if job not in self._jobs and len(self._jobs) >= JOBS_MAX:
-            job = OTHER_JOBS
-        self._jobs.setdefault(job, _Account()).charge(size_bytes, price)
+        self._account_of_job(job).charge(size_bytes, price)
+
+    def _account_of_job(self, job: str) -> _Account:
+        """Return the account of a job. Its name has paths, and text of other processes."""
+        account = self._jobs.get(job)
+        if account is None:
+            name = printable(job)[:JOB_NAME_MAX]
+            if name not in self._jobs and len(self._jobs) >= JOBS_MAX:
+                name = OTHER_JOBS
+            account = self._jobs.setdefault(name, _Account())
+        return account
 
     async def admit(self, mount: Mount, size_bytes: int, job: str) -> None:
         """Wait until background work may read so much. Raise OriginBudgetSpentError when nothing is left."""

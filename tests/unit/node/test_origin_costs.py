@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.base.errors import OriginBudgetSpentError
@@ -124,6 +125,14 @@ async def test_jobs_beyond_the_limit_share_an_account(nodes: list[CostNode]) -> 
     jobs = nodes[0].status["jobs"]
     assert len(jobs) == JOBS_MAX + 1
     assert jobs[OTHER_JOBS]["requests"] == 50
+
+
+async def test_names_of_jobs_fit_a_line_of_json(nodes: list[CostNode]) -> None:
+    for name in ("load /\udcff\n", "x" * 5000, "load /\udcff\n"):
+        nodes[0].read(1, name)
+    jobs = nodes[0].status["jobs"]
+    assert {name: row["requests"] for name, row in jobs.items()} == {"load /\\xff\\x0a": 2, "x" * 200: 1}
+    assert msgspec.json.encode(nodes[0].status)
 
 
 async def test_reads_are_classed_by_tenant_and_priority(nodes: list[CostNode]) -> None:
