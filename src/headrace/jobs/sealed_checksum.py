@@ -3,7 +3,7 @@ checksums of its blocks when it was filled."""
 
 from __future__ import annotations
 
-from headrace.base.errors import StoreError, VersionChangedError
+from headrace.base.errors import PathNotFoundError, StoreError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.store.reader import CacheReader
 from headrace.store.recovery import version_of
@@ -27,7 +27,12 @@ def stored_checksum(store: Store, path: str, entry: Entry) -> int:
         raise StoreError(f"seal: {path}", why="the file left the cache meanwhile", hint="seal again")
     if size_bytes <= BLOCK_SIZE_BYTES:
         return cached.checksum
-    reader = CacheReader.open(store.volumes[cached.volume].folder, cached, sums=True)
+    try:
+        reader = CacheReader.open(store.volumes[cached.volume].folder, cached, sums=True)
+    except PathNotFoundError:
+        if store.index.cached(entry.id) == cached:
+            raise
+        return stored_checksum(store, path, entry)  # it moved to another tier just now
     try:
         return reader.file_checksum()
     finally:

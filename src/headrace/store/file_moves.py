@@ -294,8 +294,8 @@ class FileMoves:
                     self._end(move)
                 raise
             failpoint.hit("move.recorded")
-            for move, _ in linked:
-                self._replace(move)
+            for move, record in linked:
+                self._replace(move, record)
             self._space.note_evicted([move.cached.id for move, _ in linked])
             return len(linked)
 
@@ -310,9 +310,9 @@ class FileMoves:
         sequence = self._files.next_sequence()
         return structs.replace(current, volume=move.target.number, sequence=sequence, sunk=move.sinks)
 
-    def _replace(self, move: FileMove) -> None:
+    def _replace(self, move: FileMove, record: CachedFile) -> None:
         source, id = self._files.volumes[move.cached.volume], move.cached.id
-        self._accounts.move(move.cached, move.target, used=not move.sinks)
+        self._accounts.move(record, source, used=not move.sinks)
         self._release(move)
         try:
             source.unlink(id)

@@ -165,16 +165,15 @@ class CacheSpace:
             evicted: list[FileId] = []
             self._count_index()
             for volume in self.open_volumes:
-                if volume.used_bytes > self._high * volume.capacity_bytes:
+                full_bytes, end_bytes = self._limits_of(volume)
+                if volume.used_bytes > full_bytes:
                     self._draining.add(volume.number)
                 evicted += self._trim_borrowed(volume)
-                surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
+                surplus = volume.used_bytes - int(end_bytes)
                 if surplus <= 0:
                     self._draining.discard(volume.number)
                 if volume.number not in self._draining:
                     surplus = 0
-                if self._sinks and self.tiered.may_sink_from(volume):
-                    surplus = volume.used_bytes - volume.capacity_bytes
                 # other programs and the upper layer fill the disk, too
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
                 if surplus > 0:
@@ -189,10 +188,17 @@ class CacheSpace:
         more can be evicted."""
         with self._lock:
             return any(
-                volume.used_bytes > self._high * volume.capacity_bytes
+                volume.used_bytes > self._limits_of(volume)[0]
                 or volume.short_on_disk(0) > volume.coming_bytes
                 for volume in self._disks
             )
+
+    def _limits_of(self, volume: Volume) -> tuple[float, float]:
+        """Return the used bytes of a volume above which eviction begins in the background, and where it ends. Where
+        files sink, they do so long before."""
+        if self._sinks and self.tiered.may_sink_from(volume):
+            return volume.capacity_bytes, volume.capacity_bytes
+        return self._high * volume.capacity_bytes, self._low * volume.capacity_bytes
 
     def _drop_spilled(self) -> list[FileId]:
         """Delete spilled files that are not being filled, if a disk can accept them next time."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.base.model import FileId
 from headrace.store.reuse_times import ReuseTimes
@@ -37,10 +37,10 @@ class TierChoice:
         self._reuse.remove(id)
         self._rising.pop(id, None)
 
-    def use(self, id: FileId, now_s: float, *, is_low: bool) -> None:
-        """Record a use. is_low: the file is in a slower tier than it might be."""
+    def use(self, id: FileId, now_s: float, is_low: Callable[[], bool]) -> None:
+        """Record a use. is_low: returns whether the file is in a slower tier than it might be."""
         interval_s = self._reuse.use(id, now_s)
-        if is_low and interval_s < math.inf:
+        if interval_s < math.inf and is_low():
             self._want(id, interval_s)
 
     def plan(self, id: FileId, needed_in_s: float) -> None:

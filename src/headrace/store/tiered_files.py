@@ -4,6 +4,7 @@ might. Its methods cost nothing on a node with one tier."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from headrace.base.clock import monotonic_s
 from headrace.base.model import FileId
@@ -77,7 +78,7 @@ class TieredFiles:
         for id in ids:
             number = volume_of(id)
             if number is not None:
-                self.choice.use(id, now_s, is_low=self._is_low(id, self._volumes[number]))
+                self.choice.use(id, now_s, partial(self._is_low, id, self._volumes[number]))
 
     def note_planned(self, id: FileId, seconds: float, number: int | None) -> None:
         """Record that a file will be read in so many seconds. number: of its volume; None: it is not cached."""

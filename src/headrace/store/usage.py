@@ -184,9 +184,9 @@ class Accounts:
         """Count bytes of copies that are on their way to a volume; a negative count when they have arrived or not."""
         volume.used_bytes += count
 
-    def move(self, cached: CachedFile, target: Volume, *, used: bool) -> None:
-        """Move a complete file to the policy of another volume. used: it counts as used there."""
-        id, source = cached.id, self._volumes[cached.volume]
+    def move(self, cached: CachedFile, source: Volume, *, used: bool) -> None:
+        """Move a complete file from the policy of a volume to that of its record. used: it counts as used there."""
+        id, target = cached.id, self._volumes[cached.volume]
         size_bytes = self.policies[source.number].remove(id)
         source.used_bytes -= size_bytes
         target.used_bytes += size_bytes

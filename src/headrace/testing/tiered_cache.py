@@ -36,7 +36,7 @@ class TieredCache:
         else:
             self.hits[tier] += 1
             self._policies[tier].touch(id)
-            self._choice.use(id, self._now_s, is_low=tier == 1)
+            self._choice.use(id, self._now_s, lambda: tier == 1)
         if self._moves and self._now_s % READS_A_BATCH == 0:
             self._sink()
             self._rise()

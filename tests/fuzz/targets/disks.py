@@ -18,7 +18,7 @@ from headrace.fuse import abi, codec, handover_state
 from headrace.overlay import marks, object_metadata
 from headrace.overlay.mark_names import MARKS
 from headrace.s3 import object_attributes, uploads
-from headrace.store import index_checkpoint, schema
+from headrace.store import index_checkpoint, schema, written_bytes
 from headrace.store.block_map import BlockMap, map_bytes
 from headrace.store.checksum import block_checksum
 from tests.fuzz.fuzzer import Fuzzer
@@ -133,7 +133,21 @@ _KEPT = index_checkpoint._HEADER.pack(b"HRCHECK1", block_checksum(_BOOT + _PAGE)
 _MAP = b"HRMAP\0\0\1" + b"".join(number.to_bytes(8, "little") for number in (_BLOCKS_BYTES, 7, 5))
 _RECORD = ["etag", 3, 0, "", None, []]
 
+
+def _written_bytes(data: bytes) -> None:
+    """The counts of bytes that were written to a volume."""
+    assert written_bytes.decode_record(data).total >= 0
+
+
 FUZZERS = [
+    Fuzzer(
+        "written-bytes",
+        "the counts of written bytes beside a volume (store/written_bytes.py)",
+        _written_bytes,
+        (msgspec.DecodeError,),
+        [msgspec.json.encode(written_bytes.WrittenRecord(5, {480_000: 3, 480_001: 2}))],
+        input_bytes_max=1024,
+    ),
     Fuzzer(
         "index-values",
         "values of the index (store/schema.py)",

@@ -330,7 +330,7 @@ def test_a_rule_places_files(open_tiers: Open, division: RuledDivision) -> None:
     assert len(here) < 64
     store.space.evict_if_needed()
     assert sink_all(store) == 0
-    assert store.disks[0].used_bytes <= 0.9 * store.disks[0].capacity_bytes
+    assert store.disks[0].used_bytes <= 0.925 * store.disks[0].capacity_bytes
 
 
 def test_a_changed_rule_moves_files_or_drops_them(open_tiers: Open, division: RuledDivision) -> None:

@@ -70,11 +70,11 @@ def test_epochs_do_not_move_in_circles(policy: str) -> None:
 def test_a_first_use_lets_nothing_rise() -> None:
     choice = TierChoice()
     choice.add(FileId(1), 0)
-    choice.use(FileId(1), 0.5, is_low=True)  # continues the fetch
+    choice.use(FileId(1), 0.5, lambda: True)  # continues the fetch
     assert choice.take_risers(9) == []
-    choice.use(FileId(1), 8, is_low=True)
+    choice.use(FileId(1), 8, lambda: True)
     assert choice.take_risers(9) == [(1, 8.0)]
-    choice.use(FileId(1), 16.5, is_low=False)
+    choice.use(FileId(1), 16.5, lambda: False)
     assert choice.waiting == 0
 
 
@@ -82,7 +82,7 @@ def test_a_file_in_steady_use_rises() -> None:
     choice = TierChoice()
     choice.add(FileId(1), 0)
     for tenth in range(1, 30):
-        choice.use(FileId(1), tenth / 10, is_low=True)
+        choice.use(FileId(1), tenth / 10, lambda: True)
     assert choice.take_risers(9) == [(1, 1.0)]
 
 
