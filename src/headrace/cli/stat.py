@@ -46,9 +46,10 @@ def stat(
             shown = ask(LocationAsk(os.fsencode(target.path)), target.socket, None)
             assert isinstance(shown, LocationShown)
             row["location"] = msgspec.to_builtins(shown.location)
-            if "tier" in row:
-                is_sunk = row.pop("moved") == "down"
-                row["placed"] = _reason(is_sunk=is_sunk, path=target.path, socket=target.socket)
+            moved = row.pop("moved", "")
+            row = {**row, "tier": row.get("tier", ""), "volume": row.get("volume", ""), "placed": ""}
+            if row["tier"]:
+                row["placed"] = _reason(is_sunk=moved == "down", path=target.path, socket=target.socket)
     print_tree(row, as_json=json)
 
 

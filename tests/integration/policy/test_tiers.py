@@ -43,7 +43,7 @@ def set_policy(host: Host, text: str) -> None:
 
 
 def tiers_of(host: Host, names: list[str]) -> set[str]:
-    return {host.json("stat", host.mount / name).get("tier", "") for name in names}
+    return {host.json("stat", host.mount / name)["tier"] for name in names}
 
 
 def used_bytes(host: Host, tier: str) -> int:
