@@ -23,6 +23,7 @@ from headrace.store.planned_choice import NoPlans, PlannedChoice
 from headrace.store.room import choose_volume, emptiest_volume
 from headrace.store.spill import note_spilled
 from headrace.store.tenant_limits import TenantLimits
+from headrace.store.tiered_files import TieredFiles
 from headrace.store.usage import allocated_bytes
 from headrace.store.victims import Victims
 from headrace.store.volume import Volume
@@ -50,6 +51,13 @@ class SpaceRules:
     sinks: bool = False
     divide: Callable[[Index], SpaceDivision] = field(default=lambda _: OneGroup())
 
+    def limits_of(self, volume: Volume, tiered: TieredFiles) -> tuple[float, float]:
+        """Return the used bytes of a volume above which eviction begins in the background, and where it ends. Where
+        files sink, they do so long before."""
+        if self.sinks and tiered.may_sink_from(volume):
+            return volume.capacity_bytes, volume.capacity_bytes
+        return self.high * volume.capacity_bytes, self.low * volume.capacity_bytes
+
 
 class CacheSpace:
     """The space of a node's disks and of its spill. evicted: called with the ids of evicted files. No method waits for
@@ -72,8 +80,8 @@ class CacheSpace:
         self._disks = disks
         self._spill = spill
         self._has_spilled = False
-        self._high, self._low, self._borrowed_share = rules.high, rules.low, rules.borrowed_share
-        self._sinks = rules.sinks
+        self._high, self._borrowed_share = rules.high, rules.borrowed_share
+        self._rules = rules
         self._lock = files.lock
         self._home = threading.get_ident()
         self._unreported = list[FileId]()
@@ -165,7 +173,7 @@ class CacheSpace:
             evicted: list[FileId] = []
             self._count_index()
             for volume in self.open_volumes:
-                full_bytes, end_bytes = self._limits_of(volume)
+                full_bytes, end_bytes = self._rules.limits_of(volume, self.tiered)
                 if volume.used_bytes > full_bytes:
                     self._draining.add(volume.number)
                 evicted += self._trim_borrowed(volume)
@@ -188,17 +196,10 @@ class CacheSpace:
         more can be evicted."""
         with self._lock:
             return any(
-                volume.used_bytes > self._limits_of(volume)[0]
+                volume.used_bytes > self._rules.limits_of(volume, self.tiered)[0]
                 or volume.short_on_disk(0) > volume.coming_bytes
                 for volume in self._disks
             )
-
-    def _limits_of(self, volume: Volume) -> tuple[float, float]:
-        """Return the used bytes of a volume above which eviction begins in the background, and where it ends. Where
-        files sink, they do so long before."""
-        if self._sinks and self.tiered.may_sink_from(volume):
-            return volume.capacity_bytes, volume.capacity_bytes
-        return self._high * volume.capacity_bytes, self._low * volume.capacity_bytes
 
     def _drop_spilled(self) -> list[FileId]:
         """Delete spilled files that are not being filled, if a disk can accept them next time."""

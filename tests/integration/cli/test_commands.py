@@ -46,7 +46,8 @@ def test_ls_stat_cat(up: Host) -> None:
     assert stat_row["origin"] == f"file://{up.truth}/large.tar"
     assert stat_row["cached"] == "no"
     folder = up.json("stat", up.mount / "images")
-    assert set(folder) == set(FIELDS["stat"]) - {"cached", "version", "origin"}
+    of_files = {"cached", "version", "origin", "location", "tier", "volume", "placed"}
+    assert set(folder) == set(FIELDS["stat"]) - of_files
     whole = up.json("cat", "/large.tar")
     assert base64.b64decode(whole["base64"]) == (up.truth / "large.tar").read_bytes()
     plain = subprocess.run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from headrace.store.index import Index
 from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from headrace.testing.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 MIB = 1 << 20
@@ -81,12 +82,6 @@ async def running(folder: Path, *, bytes_s: float = 1e9) -> AsyncIterator[World]
         await mover.stop()
         disk.shutdown()
         store.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the store has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_files_follow_a_rule_and_readers_are_told(tmp_path: Path) -> None:
