@@ -36,6 +36,7 @@ TOGETHER = {
     "tests/integration/plan/test_providers.py": "torch",
     "tests/integration/plan/test_run.py": "torch",
     "tests/integration/models/test_loading.py": "torch",
+    "tests/integration/cluster/test_models.py": "torch",
     "tests/integration/checkpoint/test_dcp.py": "torch",
     "tests/integration/checkpoint/test_trainer.py": "torch",
     "tests/integration/door/test_dcp.py": "torch",

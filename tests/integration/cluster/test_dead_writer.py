@@ -4,6 +4,7 @@ way to a slow origin, or an origin that is away. All are read from the other nod
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -73,23 +74,35 @@ def bucket(seaweed: S3Server, prefix: str) -> dict[str, str]:
     return {name: digest for name, digest in _all_of(seaweed, prefix).items() if not name.startswith(HIDDEN)}
 
 
-def _all_of(seaweed: S3Server, prefix: str) -> dict[str, str]:
+@functools.cache
+def client_of(endpoint: str, access_key: str, secret_key: str) -> Any:
     import boto3
 
-    client: Any = boto3.client(
+    return boto3.client(
         "s3",
-        endpoint_url=seaweed.endpoint,
-        aws_access_key_id=seaweed.access_key,
-        aws_secret_access_key=seaweed.secret_key,
+        endpoint_url=endpoint,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
         region_name="us-east-1",
     )
+
+
+_digests: dict[tuple[str, str, str], str] = {}
+"""Of each version that the server had, by key, entity tag and time: a poll reads only what is new."""
+
+
+def _all_of(seaweed: S3Server, prefix: str) -> dict[str, str]:
+    client = client_of(seaweed.endpoint, seaweed.access_key, seaweed.secret_key)
     hashes = {}
-    gone = client.exceptions.NoSuchKey  # between the page and the request, by those who persist meanwhile
+    changed = client.exceptions.ClientError  # gone or replaced between the page and the request
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=seaweed.bucket, Prefix=f"{prefix}/"):
         for row in page.get("Contents", []):
-            with contextlib.suppress(gone):
-                body = client.get_object(Bucket=seaweed.bucket, Key=row["Key"])["Body"].read()
-                hashes[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
+            version = row["Key"], row["ETag"], str(row["LastModified"])
+            with contextlib.suppress(changed):
+                if version not in _digests:
+                    answer = client.get_object(Bucket=seaweed.bucket, Key=row["Key"], IfMatch=row["ETag"])
+                    _digests[version] = hashlib.sha256(answer["Body"].read()).hexdigest()
+                hashes[row["Key"].removeprefix(f"{prefix}/")] = _digests[version]
     return hashes
 
 

@@ -36,10 +36,12 @@ def write_model(folder: Path, *, seed: int = 0, shards: int = SHARDS) -> None:
 
 
 def run_ranks(host: Host, how: str, model: object, count: int, *, truth: Path | None = None) -> None:
-    """So many ranks load it, and each finds it as it is at the origin."""
+    """So many ranks load it, and each finds it as it is at the origin. What other processes of the host run first
+    (`run_first`) they don't."""
     command = [sys.executable, str(RANKS), how, str(model), str(truth or host.truth), str(count)]
+    environment = {name: value for name, value in host.environment.items() if name != "PYTHONPATH"}
     done = fork_server.run_with_torch(
-        command, env=host.environment, capture_output=True, text=True, timeout=LIMIT_S
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]

@@ -65,6 +65,7 @@ def test_costs_and_savings_are_told(host: Host) -> None:
     assert "the cache saved about" in shown
 
 
+@pytest.mark.expected_warnings("background work at an origin is limited by budget_month")
 def test_a_spent_budget_stops_loads_and_no_reader(host: Host) -> None:
     read, loaded = fill(host, "read", 10), fill(host, "loaded", 3)
     host.up()
