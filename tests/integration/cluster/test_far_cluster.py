@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import statistics
 import time
@@ -67,8 +68,8 @@ def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Leve
             events: bool = False,
             **settings: object,
         ) -> Levels:
-            for name in ("central", "region"):
-                base = tmp_path / f"{tmp_path.name}-{name}"
+            for name in ("c", "r"):  # short: below it are paths of sockets
+                base = tmp_path / f"{name}{secrets.token_hex(4)}"
                 base.mkdir()
                 clusters.append(ClusterFixture(base, etcd.address, **settings))
             central, region = clusters
