@@ -13,8 +13,8 @@ _MODULES = {
     "gateways": ("webhdfs-requests", "rest-requests", "rest-answers"),
     "settings": ("config", "write-modes", "sizes", "origin-urls"),
     "records": (
-        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "cost-records", "pin-records",
-        "cover-records", "last-view", "written-tokens",
+        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "cost-records", "hot-records",
+        "pin-records", "cover-records", "claim-records", "last-view", "written-tokens",
     ),
     "seals": ("sealed-records",),
     "images": ("images",),
