@@ -57,6 +57,10 @@ WORKLOADS = {
 }
 
 
+CONTENDERS = ("plan", "predictions", "no plan")
+"""Of the order of the reads: known from the job, guessed from its opens, not used."""
+
+
 def epochs(bench: Bench) -> None:
     store = server.start(bench.place)
     for name, load in WORKLOADS.items():
@@ -70,7 +74,7 @@ def epochs(bench: Bench) -> None:
             f"each request {1000 * ORIGIN_DELAY_S:.0f} ms late"
         )
         for _ in range(bench.repeat):
-            for contender in ("plan", "no plan"):
+            for contender in CONTENDERS:
                 with bench.attempt(f"{COLD} {name}", contender), limited(bench, store, rate_bits_s) as place:
                     add(bench, name, load, contender, *run_job(bench, store, name, load, contender, place))
 
@@ -120,7 +124,7 @@ def limited(bench: Bench, store: Server, rate_bits_s: int) -> Iterator[Limited]:
 class LimitedMount(HeadraceMount):
     """A mount whose node is behind the link."""
 
-    def __init__(self, bench: Bench, store: Server, name: str, place: Limited) -> None:
+    def __init__(self, bench: Bench, store: Server, name: str, contender: str, place: Limited) -> None:
         super().__init__(
             bench.place,
             f"s3://{store.bucket}/{name}",
@@ -129,20 +133,22 @@ class LimitedMount(HeadraceMount):
             options=store.options(),
         )
         self._inside = place.inside
+        self._predicts = contender == "predictions"
         self._run_folder = bench.place.folder("run")
 
     def command(self) -> list[str]:
         return [*self._inside, *super().command()]
 
     def environment(self) -> dict[str, str]:
-        return {**super().environment(), "HEADRACE_RUN_FOLDER": self._run_folder}
+        own = {"HEADRACE_RUN_FOLDER": self._run_folder, "HEADRACE_PREDICT_READS": str(self._predicts).lower()}
+        return {**super().environment(), **own}
 
 
 def run_job(
     bench: Bench, store: Server, name: str, load: Workload, contender: str, place: Limited
 ) -> tuple[list[dict[str, Any]], int]:
     """Return what the trainer measured in each epoch, and the bytes that left the origin."""
-    mount = LimitedMount(bench, store, name, place)
+    mount = LimitedMount(bench, store, name, contender, place)
     try:
         mount.start()
         drop_page_cache()
