@@ -5,9 +5,9 @@ bytes would stay in the cache. A small file is compared before anybody reads it,
 here.
 
 No origin says whether its ETag is a digest of the bytes, so a digest that does not match proves nothing. Two reads with
-the same bytes do: random corruption does not happen twice alike. So bytes that don't match are read again until two
-reads agree. Then either the digest matches them, or the ETag is no digest of the bytes. Where that happens again and
-again, and no digest ever matches, nothing is compared any more (`Digests`).
+the same bytes do: random corruption does not happen twice alike, except of a few bytes. So bytes that don't match are
+read again until two reads agree. Then either the digest matches them, or the ETag is no digest of the bytes. Where that
+happens again and again, and no digest ever matches, nothing is compared any more (`Digests`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 READS_MAX = 16
 """Most reads of one small file, or of one block. Over a connection that corrupts every third body, one file in 40
 million is still wrong after that many."""
+SHORT_BYTES = 64
+SHORT_ALIKE = 5
+"""Reads of so few bytes may be corrupted twice alike: of one byte there are eight flipped bits. So more must agree."""
 REREAD_BYTES = 8 * BLOCK_SIZE_BYTES
 THREADS_MIN = 2
 """Comparisons have threads of their own: they read whole files, and would keep fills out of the disk pool."""
@@ -164,7 +167,7 @@ class SmallComparison:
         self._digests = digests
         self._url, self._key = origin.mount.origin.url, origin.key
         self._digest = digests.of(self._url, self._key, origin.version)
-        self._wrong_values: set[str] = set()
+        self._wrong_values: Counter[str] = Counter()
         self._value = ""
 
     def check(self, arrived: Arrived) -> None:
@@ -174,7 +177,8 @@ class SmallComparison:
         if self._digest is None or not arrived.from_origin:
             return
         self._value = value_of_body(arrived.body, self._digest)
-        if self._value != self._digest.value and self._value not in self._wrong_values:
+        is_alike = self._wrong_values[self._value] + 1 >= _alike_least(len(arrived.body))
+        if self._value != self._digest.value and not is_alike:
             raise WrongBytesError(self._value)
 
     def keep(self) -> None:
@@ -188,8 +192,8 @@ class SmallComparison:
 
     def refuse(self, error: WrongBytesError) -> None:
         """Record a read that did not match. Raise CorruptOriginError when no further read is worth it."""
-        self._wrong_values.add(error.value)
-        if len(self._wrong_values) == READS_MAX:
+        self._wrong_values[error.value] += 1
+        if self._wrong_values.total() == READS_MAX:
             self._digests.files_corrupt += 1
             raise _corrupt(self._url, self._key)
         self._digests.reads_again += 1
@@ -263,9 +267,9 @@ class WholeComparison:
             raise EvictedError(f"cache file {self._writer.id:x}", why="it was evicted while it was compared")
 
     async def _reread(self, start: int, end: int, kept: dict[int, int]) -> int:
-        """Read until two reads of each block agree; the read that filled it counts. Return how many blocks were
-        replaced. kept: the checksums of the blocks that are here."""
-        checksums = {block: {kept[block]} for block in block_range(start, end)}
+        """Read until two reads of each block agree, and more of a short one; the read that filled it counts. Return how
+        many blocks were replaced. kept: the checksums of the blocks that are here."""
+        checksums = {block: Counter([kept[block]]) for block in block_range(start, end)}
         replaced = 0
         for _ in range(READS_MAX):
             low = min(checksums) * BLOCK_SIZE_BYTES
@@ -282,10 +286,10 @@ class WholeComparison:
         self,
         start: int,
         body: bytes | bytearray | memoryview,
-        checksums: dict[int, set[int]],
+        checksums: dict[int, Counter[int]],
         kept: dict[int, int],
     ) -> int:
-        """Remove from `checksums` the blocks that are as in an earlier read. Replace the kept ones that differ."""
+        """Remove from `checksums` the blocks that are as in earlier reads. Replace the kept ones that differ."""
         self._check_open()
         view, replaced = memoryview(body), 0
         for offset in range(0, len(view), BLOCK_SIZE_BYTES):
@@ -293,8 +297,8 @@ class WholeComparison:
             if block not in checksums:
                 continue
             checksum = block_checksum(content)
-            if checksum not in checksums[block]:
-                checksums[block].add(checksum)
+            checksums[block][checksum] += 1
+            if checksums[block][checksum] < _alike_least(len(content)):
                 continue
             del checksums[block]
             if checksum != kept[block]:
@@ -313,6 +317,11 @@ def comparing_pool() -> ThreadPoolExecutor:
         thread_name_prefix="compare",
         initializer=lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS),
     )
+
+
+def _alike_least(size_bytes: int) -> int:
+    """Return how many reads of so many bytes must be alike to be right."""
+    return SHORT_ALIKE if size_bytes < SHORT_BYTES else 2
 
 
 def _corrupt(url: str, key: str) -> CorruptOriginError:

@@ -89,6 +89,8 @@ class ReadPath:
         self._on_damaged = on_damaged
         self._demote = demote
         self.digests = Digests(wanted=settings.verify_origin)
+        self.objections: list[Callable[[FileId], bool]] = []
+        """Each is asked about a file that a program reads, and keeps it out of the cache by returning True."""
         self._small_files = SmallFileFetcher(store, disk)
         self._fills = OpenFills(
             *(store, sources, disk, settings, self.digests),
@@ -257,9 +259,10 @@ class ReadPath:
         return intent.may_spill and not intent.is_admitted and self._store.spill is not None
 
     def _is_admitted(self, id: FileId) -> bool:
-        """Return whether the policy, and the wear of the disks, let a file enter the cache."""
+        """Return whether the policy, the wear of the disks, and all others let a file enter the cache."""
         space = self._store.space
-        return space.division.admits(id) and space.tiered.may_write(id)
+        is_allowed = space.division.admits(id) and space.tiered.may_write(id)
+        return is_allowed and not any(objects_to(id) for objects_to in self.objections)
 
     def _is_kept_out(self, fill: Fill | None, intent: ReadIntent) -> bool:
         """Return whether the policy may have put a fill into the spill, where a disk was not tried."""

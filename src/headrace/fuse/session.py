@@ -338,5 +338,8 @@ def _failed(opcode: int, error: Exception) -> int:
     if isinstance(error, HeadraceError):
         log.info("request failed opcode=%d reason=%s", opcode, error)
         return errno_of(error)
+    if isinstance(error, OSError) and error.errno:  # of a disk
+        log.error("request failed opcode=%d reason=%s", opcode, error)
+        return error.errno
     log.error("request failed opcode=%d", opcode, exc_info=error)
-    return (error.errno if isinstance(error, OSError) else None) or errno.EIO
+    return errno.EIO

@@ -75,6 +75,7 @@ from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.spending import RECORD_BYTES_MAX
 from headrace.prefetch.fetcher import PlannedFetcher
+from headrace.prefetch.kept_epochs import KeptEpochs
 from headrace.prefetch.plan_table import PlanTable
 from headrace.prefetch.predicted_fetcher import PredictedFetcher
 from headrace.prefetch.prediction_table import PredictionTable
@@ -166,7 +167,7 @@ class Node:
         self.reads = self._build_reads()
         self.plans = PlanTable(planned, self.namespace)
         self.planned_fetcher = _build_planned_fetcher(self)
-        self.predictions, self.predicted_fetcher = self._build_predictions()
+        self.predictions, self.predicted_fetcher, self.kept_epochs = self._build_predictions()
         self.regrouping = Regrouping(store.space, policies.current)
         self.expiry = Expiry(store, policies.current, lives, self.disk, forget=self.reads.forget)
         store.space.evicted.add(self._evicted)
@@ -221,7 +222,7 @@ class Node:
             demote=None if self.write is None else self.write.demote,
         )
 
-    def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher]:
+    def _build_predictions(self) -> tuple[PredictionTable, PredictedFetcher, KeptEpochs]:
         table = PredictionTable(self.namespace.tree, self.plans.is_planned)
         fetcher = PredictedFetcher(
             *(table, self.planned_fetcher, self.reads, self.sources),
@@ -229,7 +230,11 @@ class Node:
             tree=self.namespace.tree,
             watermark_low=self.config.watermark_low,
         )
-        return table, fetcher
+        kept_epochs = KeptEpochs(table)
+        if self.config.predict_reads:
+            self.store.space.evicted.add(kept_epochs.note_evicted)
+            self.reads.objections.append(kept_epochs.keeps_out)
+        return table, fetcher, kept_epochs
 
     def _build_requests(self) -> Requests:
         statistics = ReadStatistics(self.store.index, self.mounts, self.policies.current, self.costs)
@@ -490,7 +495,10 @@ class Node:
             ],
             "seal_auto": self.jobs.auto_seal.status(),
             "plans": self.planned_fetcher.statistics(),
-            "predictions": self.predicted_fetcher.statistics(),
+            "predictions": {
+                **self.predicted_fetcher.statistics(),
+                "files_kept_out": self.kept_epochs.kept_out_files,
+            },
             "policy": {
                 **self.policies.status(self.store.space),
                 "origins": self.origin_budgets.status(),

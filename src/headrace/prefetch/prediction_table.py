@@ -39,6 +39,8 @@ REFUSED_S = 600.0
 """Seconds for which a directory is not counted again that has too few or too many files."""
 IDLE_S = 3600.0
 """Seconds after which a data set that no one opened is forgotten."""
+IN_EPOCHS = ("repeated", "shuffled")
+"""Models of jobs that read each file once an epoch."""
 REBUILD_SHARE = 0.05
 """Share of the loop's time for which a data set that has grown is counted again."""
 
@@ -128,6 +130,13 @@ class PredictionTable:
             if monotonic_s() - data_set.opened_s > IDLE_S:
                 self._forget(key)
         return list(reversed(self._data_sets.values()))
+
+    def read_in_epochs(self, id: FileId) -> PredictedDataSet | None:
+        """Return the data set of a file that a process reads in epochs, each file once; None: it is in no such one."""
+        for data_set in self._data_sets.values():
+            if data_set.predictor.model_name in IN_EPOCHS and data_set.numbers.number_of(id):
+                return data_set
+        return None
 
     def counts(self) -> tuple[int, int, int]:
         """Return the predictions that were handed out since the start, those that came true, and those that did not."""

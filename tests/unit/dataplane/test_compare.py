@@ -53,6 +53,19 @@ async def test_what_comes_wrong_is_read_until_it_is_right(world: SpoiledReadPath
     assert world.count("files_other") == world.count("files_corrupt") == 0
 
 
+@pytest.mark.expected_warnings("headrace.dataplane.compare")
+async def test_a_few_bytes_that_come_wrong_alike_are_not_believed(world: SpoiledReadPath) -> None:
+    """Two reads of one byte with a flipped bit are the same with probability 1/8."""
+    world.spoils.share = 0.3
+    truth = {f"s/{number}": world.hold(f"s/{number}", 1) for number in range(150)}
+    truth |= {f"large/{number}": world.hold(f"large/{number}", 2 * MIB + 1) for number in range(60)}
+    bodies = await asyncio.gather(*map(world.loaded, truth))
+    assert dict(zip(truth, bodies, strict=True)) == truth
+    assert world.count("files_wrong") > 10
+    assert world.count("files_compared") == len(truth)
+    assert world.count("files_other") == 0
+
+
 @pytest.mark.expected_warnings("headrace.dataplane.open_fills")
 async def test_what_never_comes_right_is_an_error_and_is_not_kept(world: SpoiledReadPath) -> None:
     world.spoils.share = 1.0

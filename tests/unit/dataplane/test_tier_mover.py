@@ -119,7 +119,7 @@ async def test_a_damaged_file_is_dropped_and_not_moved(tmp_path: Path) -> None:
         world.mover.start()
         world.require("hdd")
         await until(lambda: world.volume_of(good) == 1 and world.volume_of(bad) is None)
-        assert world.mover.statistics()["files_failed"] == 1
+        await until(lambda: world.mover.statistics()["files_failed"] == 1)
         assert bad in world.evicted
 
 

@@ -33,6 +33,7 @@ class PlannedNode:
         capacity_bytes: int = 64 * MIB,
         samples_max: int = SAMPLES_MAX,
         origin: MemoryOrigin | None = None,
+        spill_folder: str | None = None,
     ) -> None:
         self.planned = PlannedFiles()
         self.reads = ReadPathFixture(
@@ -40,6 +41,7 @@ class PlannedNode:
             capacity_bytes=capacity_bytes,
             planned=self.planned,
             origin=origin,
+            spill_folder=spill_folder,
         )
         self.paths = [b"/d/%d" % number for number in range(files)]
         for number in range(files):
