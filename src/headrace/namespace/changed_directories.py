@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
 from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
 from headrace.base.token_bucket import TokenBucket, wait_for_turn
@@ -119,10 +119,7 @@ class ChangedDirectories:
     def _nearest(self, path: bytes) -> bytes:
         """Return the path, or the nearest one above that is a directory of the index. Reports of thousands of unknown
         directories so become one listing."""
-        top = self.reported.top_of(path)
-        while path not in (top, b"/") and self._tree.directory_at(path) is None:
-            path = split(path)[0]
-        return path
+        return max(self.reported.top_of(path), self._tree.nearest_directory(path), key=len)
 
     def _is_known(self, path: bytes) -> bool:
         directory = self._tree.directory_at(path)
@@ -160,9 +157,19 @@ class ChangedDirectories:
         if not below:
             await self._refresh_one(path)
             return
+        failure: HeadraceError | None = None
+        is_away = False
         async for directory_path in self._tree.directories_below(path):
-            self._changes.invalidate(directory_path)
-            await self._listings.refresh_listed(directory_path)
+            self._changes.invalidate(directory_path)  # so that the next access lists it, if this one does not
+            if is_away:
+                continue
+            try:
+                await self._listings.refresh_listed(directory_path)
+            except HeadraceError as error:  # one directory that fails must not keep the others old
+                failure = failure or error
+                is_away = isinstance(error, (OriginUnavailableError, DeadlineExceededError))
+        if failure is not None:
+            raise failure
 
     async def _refresh_one(self, path: bytes) -> None:
         """List the directory again. One that the origin has no more is empty then, and vanishes by a listing of the

@@ -48,11 +48,17 @@ def normal_path(path: str) -> str:
     return normalized
 
 
+def _depth_of(path: str) -> int:
+    return len(path.strip("/").split("/")) if path != "/" else 0
+
+
 class MountTable:
     """The mounts of a node, by path."""
 
     def __init__(self) -> None:
         self._mounts: dict[str, Mount] = {}
+        self._depth = 0
+        """Names of the deepest mount's path."""
 
     def add(self, mount: Mount) -> None:
         if mount.path in self._mounts:
@@ -62,17 +68,22 @@ class MountTable:
                 hint="remove that mount first",
             )
         self._mounts[mount.path] = mount
+        self._depth = max(map(_depth_of, self._mounts))
 
     def remove(self, path: str) -> Mount:
         if path not in self._mounts:
             raise PathNotFoundError(
                 f"mount {path}", why="no origin is attached at this path", hint="see `headrace mount list`"
             )
-        return self._mounts.pop(path)
+        mount = self._mounts.pop(path)
+        self._depth = max(map(_depth_of, self._mounts), default=0)
+        return mount
 
     def find(self, path: str | bytes) -> tuple[Mount, str] | None:
         """Return the mount that answers for a path, and the key below its origin; None above all mounts."""
-        probe = path = os.fsdecode(path)
+        path = os.fsdecode(path)
+        # a path may be hundreds of names deep, and no mount is
+        probe = "/".join(path.split("/", self._depth + 1)[: self._depth + 1]) or "/"
         while True:
             mount = self._mounts.get(probe)
             if mount is not None:

@@ -35,6 +35,17 @@ class NameTree:
         entry = self.entry_at(path)
         return entry.id if entry is not None and entry.kind is Kind.DIRECTORY else None
 
+    def nearest_directory(self, path: bytes) -> bytes:
+        """Return the path, or the nearest one above it that is a directory of the index. It costs a lookup for each
+        name that is there, however deep the path is."""
+        entry, end = self.index.entry(ROOT_ID), 0
+        for name in names_of(path):
+            entry = None if entry is None else self.index.lookup(entry.id, name)
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                break
+            end += 1 + len(name)
+        return path[:end] or b"/"
+
     def locate(self, id: FileId) -> tuple[Mount, str, Entry]:
         """Return the mount, the key at its origin, and the entry of a file. Raise StaleIdError if the id is no longer
         valid."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import OriginUnavailableError
-from headrace.base.model import ROOT_ID
+from headrace.base.deadline import Deadline
+from headrace.base.errors import OriginDeniedError, OriginUnavailableError
+from headrace.base.model import ROOT_ID, Entry, FileId
 from headrace.events.changes import OriginChange
 from headrace.namespace import changed_directories
 from headrace.namespace.changed_directories import SYNC_REST_S, ReportedPaths
 from headrace.namespace.mounts import Mount
+from headrace.origin.origin import ListPage
+from headrace.store.index import Index
 from headrace.testing.virtual_loop import pass_time
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
@@ -222,3 +225,91 @@ def test_reports_are_mapped_to_mounts(tree: NamespaceFixture) -> None:
     assert directories("s3", "Bucket", b"top") == set()
     assert reported.top_of(b"/all/nested/x") == b"/all/nested"
     assert tree.namespace.tree.directory_at(b"/") == ROOT_ID
+
+
+async def test_a_deep_path_costs_a_lookup_for_each_name_that_is_there(
+    tree: NamespaceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A post of 900 keys with 500 names each held the loop for 9 seconds when each directory above was looked up."""
+    tree.attach("/m", gated("d/a"))
+    await tree.names("/m/d")
+    lookups = 0
+    lookup = Index.lookup
+
+    def count(index: Index, parent: FileId, name: bytes) -> Entry | None:
+        nonlocal lookups
+        lookups += 1
+        return lookup(index, parent, name)
+
+    monkeypatch.setattr(Index, "lookup", count)
+    changed = tree.namespace.changed_directories
+    for number in range(100):
+        changed.add(b"/m/d" + b"/x" * 500 + b"/%d" % number)
+    assert lookups <= 100 * 8
+    assert changed.statistics()["directories_waiting"] == 1
+    await changed.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        (b"/", b"/"),
+        (b"/m", b"/m"),
+        (b"/m/d", b"/m/d"),
+        (b"/m/d/a", b"/m/d"),
+        (b"/m/d/a/x", b"/m/d"),
+        (b"/m/none/d", b"/m"),
+        (b"/other/d", b"/"),
+    ],
+)
+async def test_the_nearest_directory_of_the_index(
+    tree: NamespaceFixture, path: bytes, nearest: bytes
+) -> None:
+    tree.attach("/m", gated("d/a"))
+    await tree.names("/m/d")
+    assert tree.namespace.tree.nearest_directory(path) == nearest
+
+
+async def test_a_directory_that_fails_does_not_keep_the_others_old(tree: NamespaceFixture) -> None:
+    class Refusing(GatedOrigin):
+        refused = "none"
+
+        async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+            if key == self.refused:
+                raise OriginDeniedError(key, why="the test says so")
+            async for page in super().list_directory(key, deadline=deadline):
+                yield page
+
+    names = [f"d{number}" for number in range(5)]
+    origin = Refusing(page_size=1000)
+    for name in names:
+        origin.hold(f"{name}/a", b"old")
+    tree.attach("/m", origin)
+    for name in ["", *names]:
+        await tree.names(f"/m/{name}".rstrip("/"))
+        origin.hold(f"{name}/b".lstrip("/"), b"new")
+    origin.refused = "d2"
+    with pytest.raises(OriginDeniedError):
+        await tree.namespace.changed_directories.add(b"/m", below=True)
+    origin.refused, listings = "none", origin.listings
+    for name in names:
+        assert await tree.names(f"/m/{name}") == ["a", "b"]
+    assert origin.listings == listings + 1, "only the one that failed is listed again"
+
+
+async def test_what_could_not_be_listed_below_a_path_is_listed_at_the_next_access(
+    tree: NamespaceFixture,
+) -> None:
+    origin = gated("d/a", "e/a")
+    tree.attach("/m", origin)
+    for path in ("/m", "/m/d", "/m/e"):
+        await tree.names(path)
+    origin.broken, listings = True, origin.listings
+    for key in ("d/b", "e/b"):
+        origin.hold(key, b"new")
+    with pytest.raises(OriginUnavailableError):
+        await tree.namespace.changed_directories.add(b"/m", below=True)
+    assert origin.listings == listings + 1, "an origin that is away is not asked for each directory"
+    origin.broken = False
+    for path in ("/m/d", "/m/e"):
+        assert await tree.names(path) == ["a", "b"]

@@ -54,3 +54,26 @@ def test_bad_paths_are_refused(bad: str) -> None:
 def test_good_paths_are_made_normal() -> None:
     assert normal_path("//a///b/") == "/a/b"
     assert normal_path("/") == "/"
+
+
+def test_a_path_much_deeper_than_every_mount_finds_its_own() -> None:
+    table = MountTable()
+    paths = ("/a/b/c", "/a", "/d")
+    for path in paths:
+        table.add(mount(path))
+    deep = "/x" * 500
+    for path in paths:
+        match = table.find(f"{path}{deep}")
+        assert match is not None
+        assert (match[0].path, match[1]) == (path, deep[1:])
+    table.remove("/a/b/c")
+    match = table.find(f"/a/b/c{deep}")
+    assert match is not None
+    assert (match[0].path, match[1]) == ("/a", f"b/c{deep}")
+    for path in ("/a", "/d"):
+        table.remove(path)
+    assert table.find(deep) is None
+    table.add(mount("/"))
+    match = table.find(deep)
+    assert match is not None
+    assert (match[0].path, match[1]) == ("/", deep[1:])
