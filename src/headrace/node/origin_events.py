@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.clock import monotonic_s
@@ -34,6 +35,8 @@ HANDLED_WITHIN_S = 20.0
 """Most seconds that a message of a queue waits for its listings. The visibility timeout of a queue is 30 s or more."""
 SEND_LIMIT_S = 5.0
 RETRY_S = 1.0
+CHANGES_AT_ONCE = 256
+"""Changes that are looked at before other tasks of the loop run."""
 PLACE_S = 1.0
 """Seconds between two checks which receivers belong to this node."""
 UNSENT_MAX = 4096
@@ -61,7 +64,7 @@ class ReportSender:
         for node in others:
             self._unsent.setdefault(node.id, {}).update(dict.fromkeys(wanted, below))
             self._bound(node.id)
-        await asyncio.wait([asyncio.shield(self._begin(node.id)) for node in others], timeout=SEND_LIMIT_S)
+        await asyncio.wait([self._begin(node.id) for node in others], timeout=SEND_LIMIT_S)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -79,14 +82,13 @@ class ReportSender:
             directories[common_parent] = True
 
     def _begin(self, node_id: str) -> asyncio.Future[None]:
-        """Return a future that ends after the next attempt."""
-        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Return a future that ends after the first attempt, or, while others are being made, when the node has all."""
         running = self._sending.get(node_id)
-        if running is None or running.done():
-            self._sending[node_id] = self._tasks.start(self._send_all(node_id, attempt))
-        else:
-            running.add_done_callback(lambda _: None if attempt.done() else attempt.set_result(None))
-        return attempt
+        if running is not None and not running.done():
+            return running
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sending[node_id] = self._tasks.start(self._send_all(node_id, first))
+        return first
 
     async def _send_all(self, node_id: str, first: asyncio.Future[None]) -> None:
         try:
@@ -122,6 +124,14 @@ class ReportSender:
         return True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueSource:
+    """Names the origin of a mount and its options. A mount that takes the place of another one has its own."""
+
+    url: str
+    options: dict[str, str]
+
+
 class OriginEvents:
     """Holds the receivers of a node. link: None without a cluster."""
 
@@ -130,8 +140,8 @@ class OriginEvents:
         self._view: Callable[[], ClusterView] | None = None if link is None else link.view
         self._me = "" if link is None else link.info.id
         self._sender = None if link is None else ReportSender(link)
-        self._queues: dict[str, tuple[str, dict[str, str]]] = {}
-        self._receivers: dict[str, QueueReceiver] = {}
+        self._queues: dict[str, QueueSource] = {}
+        self._receivers: dict[str, tuple[QueueSource, QueueReceiver]] = {}
         self._posts = self._posted = self._refused = 0
         self._posted_s: float | None = None
         self._tasks = OwnedTasks()
@@ -142,7 +152,7 @@ class OriginEvents:
 
     async def stop(self) -> None:
         await self._tasks.close()
-        for receiver in self._receivers.values():
+        for _, receiver in self._receivers.values():
             await receiver.stop()
         self._receivers.clear()
         if self._sender is not None:
@@ -151,7 +161,7 @@ class OriginEvents:
     def add(self, path: str, url: str, options: dict[str, str]) -> None:
         """Note a mount. Raise UsageError if its option `events` is invalid."""
         check_events(url, options)
-        self._queues[path] = url, options
+        self._queues[path] = QueueSource(url, options)
 
     def remove(self, path: str) -> None:
         self._queues.pop(path, None)
@@ -159,7 +169,7 @@ class OriginEvents:
     def status(self) -> dict[str, object]:
         since_s = None if self._posted_s is None else round(monotonic_s() - self._posted_s, 1)
         return {
-            "receivers": {path: receiver.status() for path, receiver in self._receivers.items()},
+            "receivers": {path: receiver.status() for path, (_, receiver) in self._receivers.items()},
             "posts": {
                 "posts": self._posts,
                 "changes": self._posted,
@@ -173,19 +183,20 @@ class OriginEvents:
     async def handle(self, changes: Sequence[OriginChange], *, everything_of: str = "") -> None:
         """Have all nodes list again what changed; everything_of: all below a mount. Raise HeadraceError if this node
         could not: of the others, one that does not answer now is notified later."""
-        directories, below = self._changed.reported.directories(changes), bool(everything_of)
+        directories, below = await self._directories(changes), bool(everything_of)
         if below:
             directories = {os.fsencode(everything_of)}
-        listed = [self._changed.add(path, below=below) for path in directories]
+        listed = await self._add(directories, below=below)
         if self._sender is not None:
             await self._sender.send(directories, below=below)
         if not listed:
             return
-        _, late = await asyncio.wait(map(asyncio.shield, listed), timeout=HANDLED_WITHIN_S)
-        if late:
-            raise DeadlineExceededError("reported changes", why=f"{len(late)} directories are not listed yet")
-        for future in listed:
-            if not future.cancelled() and (error := future.exception()) is not None:
+        ended, late = await asyncio.wait(listed, timeout=HANDLED_WITHIN_S)
+        unlisted = len(late) + sum(future.cancelled() for future in ended)
+        if unlisted:
+            raise DeadlineExceededError("reported changes", why=f"{unlisted} directories are not listed yet")
+        for future in ended:
+            if (error := future.exception()) is not None:
                 raise error
 
     async def _report(self, request: ReportChanges) -> Done:
@@ -194,29 +205,46 @@ class OriginEvents:
         self._posted += len(request.changes)
         self._refused += request.refused
         self._posted_s = monotonic_s()
-        directories = self._changed.reported.directories(request.changes)
-        for path in directories:
-            self._changed.add(path)
+        directories = await self._directories(request.changes)
+        await self._add(directories)
         if self._sender is not None:
             self._tasks.start(self._sender.send(directories))
         return Done()
+
+    async def _directories(self, changes: Sequence[OriginChange]) -> set[bytes]:
+        """Return the directories that changed. Other tasks of the loop run in between."""
+        directories: set[bytes] = set()
+        for start in range(0, len(changes), CHANGES_AT_ONCE):
+            directories |= self._changed.reported.directories(changes[start : start + CHANGES_AT_ONCE])
+            await asyncio.sleep(0)
+        return directories
+
+    async def _add(self, directories: Iterable[bytes], *, below: bool = False) -> list[asyncio.Future[None]]:
+        """Have this node list directories. Other tasks of the loop run in between."""
+        listed = []
+        for path in directories:
+            listed.append(self._changed.add(path, below=below))
+            if len(listed) % CHANGES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return listed
 
     # ------------------------------------------------------------ receivers
 
     async def _place_receivers(self) -> None:
         """Start the receivers that belong to this node, and stop those that do not any more."""
         while True:
-            for path, (url, options) in list(self._queues.items()):
+            for path, (source, receiver) in list(self._receivers.items()):
+                if self._queues.get(path) is not source or not self._is_own(path):
+                    del self._receivers[path]
+                    await receiver.stop()
+            for path, source in list(self._queues.items()):
                 if path not in self._receivers and self._is_own(path):
-                    self._start_receiver(path, url, options)
-            for path in list(self._receivers):
-                if path not in self._queues or not self._is_own(path):
-                    await self._receivers.pop(path).stop()
+                    self._start_receiver(path, source)
             await asyncio.sleep(PLACE_S)
 
-    def _start_receiver(self, path: str, url: str, options: dict[str, str]) -> None:
+    def _start_receiver(self, path: str, source: QueueSource) -> None:
         try:
-            queue = build_queue(url, options)
+            queue = build_queue(source.url, source.options)
         except HeadraceError as error:  # such as a missing profile; the mount itself works
             log.warning("events of a mount can't be received mount=%s error=%s", path, error)
             del self._queues[path]
@@ -224,7 +252,8 @@ class OriginEvents:
         if queue is None:
             del self._queues[path]
             return
-        receiver = self._receivers[path] = QueueReceiver(path, queue, self.handle)
+        receiver = QueueReceiver(path, queue, self.handle)
+        self._receivers[path] = source, receiver
         receiver.start()
 
     def _is_own(self, path: str) -> bool:

@@ -1,0 +1,155 @@
+"""What a node does with reported changes: its receivers, its own listings, and the reports to other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError, OriginDeniedError, PeerError
+from headrace.events.changes import OriginChange
+from headrace.node import origin_events
+from headrace.node.origin_events import OriginEvents, ReportSender
+from headrace.receivers.source import QueuedMessage
+from headrace.testing.virtual_loop import pass_time
+
+pytestmark = pytest.mark.timeout(60)
+
+CHANGE = OriginChange("s3", "b", b"d/x")
+EVENTS = {"events": "https://sqs.eu-west-1.amazonaws.com/1/q"}
+
+
+class SilentQueue:
+    """A queue without messages."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.is_closed = False
+
+    async def receive(self) -> Sequence[QueuedMessage]:
+        await pass_time(20.0)
+        return []
+
+    async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+        return None
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class PlannedDirectories:
+    """Directories whose listings end as a test decides."""
+
+    def __init__(self) -> None:
+        self.listings: list[asyncio.Future[None]] = []
+        self.begun = asyncio.Event()
+        self.reported = SimpleNamespace(directories=lambda changes: {b"/m/d" for _ in changes})
+
+    def add(self, path: bytes, *, below: bool = False) -> asyncio.Future[None]:
+        self.begun.set()
+        self.listings.append(asyncio.get_running_loop().create_future())
+        return self.listings[-1]
+
+
+class DeafPeers:
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    async def report_origin_changes(self, *_: object, below: bool, deadline: Deadline) -> None:
+        self.attempts += 1
+        raise PeerError("node b", why="the test says so")
+
+
+def events_of(directories: PlannedDirectories) -> OriginEvents:
+    return OriginEvents(directories, None)  # type: ignore[arg-type]
+
+
+async def test_a_mount_in_the_place_of_another_has_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues: list[SilentQueue] = []
+
+    def build(url: str, options: dict[str, str]) -> SilentQueue:
+        queues.append(SilentQueue(url))
+        return queues[-1]
+
+    monkeypatch.setattr(origin_events, "build_queue", build)
+    events = events_of(PlannedDirectories())
+    events.start()
+    events.add("/m", "s3://first", EVENTS)
+    await pass_time(2)
+    events.remove("/m")
+    events.add("/m", "s3://second", EVENTS)
+    await pass_time(2)
+    assert [(queue.url, queue.is_closed) for queue in queues] == [
+        ("s3://first", True),
+        ("s3://second", False),
+    ]
+    events.remove("/m")
+    await pass_time(2)
+    assert queues[1].is_closed
+    await events.stop()
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (lambda listing: listing.set_result(None), None),
+        (lambda listing: listing.set_exception(OriginDeniedError("d", why="by plan")), OriginDeniedError),
+        (lambda listing: listing.cancel(), DeadlineExceededError),
+        (lambda listing: None, DeadlineExceededError),
+    ],
+)
+async def test_changes_are_handled_when_their_directories_are_listed(
+    end: Callable[[asyncio.Future[None]], Any], failure: type[Exception] | None
+) -> None:
+    """A message of a queue is deleted after this: not if a listing failed, late or ended by a defect."""
+    directories = PlannedDirectories()
+    handling = asyncio.ensure_future(events_of(directories).handle([CHANGE]))
+    await pass_time(1)
+    assert not handling.done()
+    (listing,) = directories.listings
+    end(listing)
+    await pass_time(30)
+    error = handling.exception()
+    assert error is None if failure is None else isinstance(error, failure)
+
+
+async def test_changes_of_one_message_let_other_tasks_run() -> None:
+    directories = PlannedDirectories()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    events = events_of(directories)
+    handling = asyncio.ensure_future(events.handle([CHANGE] * 5000))
+    await directories.begun.wait()
+    assert turns >= 5000 // origin_events.CHANGES_AT_ONCE
+    for task in (counting, handling):
+        task.cancel()
+
+
+async def test_reports_to_a_node_that_never_answers_are_bounded() -> None:
+    nodes = {id: SimpleNamespace(id=id) for id in ("a", "b")}
+    peers = DeafPeers()
+    link = SimpleNamespace(
+        info=nodes["a"], peers=peers, view=lambda: SimpleNamespace(nodes=nodes, owners=lambda path: ())
+    )
+    sender = ReportSender(link)  # type: ignore[arg-type]
+    for number in range(200):
+        await sender.send([b"/m/%d" % (number % 10)])
+    sending: Any = sender._sending["b"]
+    assert sender.unsent == 10
+    assert len(sending._callbacks or ()) <= 2, "each report left something in memory"
+    assert peers.attempts >= 100
+    del nodes["b"]
+    await pass_time(5)
+    assert sender.unsent == 0
+    await sender.stop()
