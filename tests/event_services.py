@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,10 @@ def pubsub(name: str, **options: Any) -> Iterator[Subscription]:
 
 
 @contextlib.contextmanager
-def answering(answer: Callable[[str, str, bytes], Answer]) -> Iterator[str]:
+def answering(
+    answer: Callable[[str, str, bytes], Answer],
+    note_headers: Callable[[Mapping[str, str]], None] | None = None,
+) -> Iterator[str]:
     """Serve what `answer` returns for a method, a path and a body. Yields HOST:PORT."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -113,6 +116,8 @@ def answering(answer: Callable[[str, str, bytes], Answer]) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            if note_headers is not None:
+                note_headers(dict(self.headers))
             status, content = answer("POST", self.path, body)
             self.send_response(status)
             if 300 <= status < 400:

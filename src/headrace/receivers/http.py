@@ -47,7 +47,12 @@ class QueueHttp:
         try:
             async with asyncio.timeout(limit_s):
                 async with session.request(
-                    method, url, headers=dict(headers), data=body or None, allow_redirects=False
+                    method,
+                    url,
+                    headers=dict(headers),
+                    data=body or None,
+                    allow_redirects=False,
+                    proxy=_proxy_of(url),
                 ) as response:
                     answer = await _read(response.content)
                     status = response.status
@@ -78,9 +83,18 @@ class QueueHttp:
                 import aiohttp
             limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
             self._session = aiohttp.ClientSession(
-                timeout=limits, trust_env=True, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+                timeout=limits, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
             )
         return self._session
+
+
+def _proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for a URL. With trust_env, aiohttp would also send passwords of
+    ~/.netrc."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urllib.parse.urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 async def _read(content: Any) -> bytes | None:

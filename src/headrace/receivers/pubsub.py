@@ -72,6 +72,9 @@ class PubsubSubscription:
 
     async def receive(self) -> Sequence[QueuedMessage]:
         answer = await self._call("pull", {"maxMessages": MESSAGES_A_REQUEST}, PULL_LIMIT_S)
+        return await asyncio.to_thread(self._messages, answer)  # an answer may have tens of MiB
+
+    def _messages(self, answer: bytes) -> list[QueuedMessage]:
         try:
             messages = decode_json(answer, PubsubMessages).messages[:MESSAGES_A_REQUEST]
         except msgspec.DecodeError:

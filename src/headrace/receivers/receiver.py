@@ -35,6 +35,8 @@ RECEIVES_S = 200.0
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
 REFUSALS_SHOWN_S = 600.0
 """Seconds between two lines in the log about messages that are no events."""
+EMPTY_S = 1.0
+"""Least seconds from one question to the next if there was no message: some services don't wait for one."""
 FOREIGN_PAUSE_S = 1.0
 """Pause after a batch without any event, so that a queue of something else is not read all the time."""
 
@@ -81,6 +83,7 @@ class QueueReceiver:
         while True:
             await self._gate.acquire()
             await wait_for_turn([self._rate.reserve(1, monotonic_s())])
+            asked_s = monotonic_s()
             try:
                 messages = await self._queue.receive()
             except Exception as error:  # noqa: BLE001 - a defect must not end all events until the next start
@@ -92,7 +95,9 @@ class QueueReceiver:
             failures = 0
             self._report_success()
             self._tasks.start(self._handle_batch(messages))
-            if messages and all(isinstance(message.content, EventFormatError) for message in messages):
+            if not messages:
+                await asyncio.sleep(max(0.0, asked_s + EMPTY_S - monotonic_s()))
+            elif all(isinstance(message.content, EventFormatError) for message in messages):
                 await asyncio.sleep(FOREIGN_PAUSE_S)
 
     async def _handle_batch(self, messages: Sequence[QueuedMessage]) -> None:

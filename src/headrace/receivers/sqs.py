@@ -77,8 +77,7 @@ class SqsQueue:
             "WaitTimeSeconds": RECEIVE_WAIT_S,
         }
         answer = await self._call("ReceiveMessage", request, RECEIVE_WAIT_S + REQUEST_LIMIT_S)
-        messages = self._decoded(answer, SqsMessages).messages[:MESSAGES_A_REQUEST]
-        return [QueuedMessage(message.receipt, _content(message.body)) for message in messages]
+        return await asyncio.to_thread(self._messages, answer)  # up to 10 MiB of JSON
 
     async def delete(self, messages: Sequence[QueuedMessage]) -> None:
         entries = [
@@ -92,6 +91,10 @@ class SqsQueue:
 
     async def close(self) -> None:
         await self._http.close()
+
+    def _messages(self, answer: bytes) -> list[QueuedMessage]:
+        messages = self._decoded(answer, SqsMessages).messages[:MESSAGES_A_REQUEST]
+        return [QueuedMessage(message.receipt, _content(message.body)) for message in messages]
 
     def _decoded(self, answer: bytes, kind: Any) -> Any:
         try:

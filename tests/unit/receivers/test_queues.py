@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +156,39 @@ def test_a_mount_without_events_has_no_queue() -> None:
 def test_the_region_of_a_queue(url: str, region: str) -> None:
     options = OriginOptions(access_key_id="k", secret_access_key="s", region="ap-south-1")
     assert SqsQueue(url, options)._region == region
+
+
+async def test_no_password_of_netrc_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the place of the signature, so that the queue could not be read."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login alice password of-netrc\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    shown: list[str] = []
+    with answering(
+        lambda *_: (200, b"{}"), lambda headers: shown.append(headers["Authorization"])
+    ) as address:
+        queue = SqsQueue(f"http://{address}/1/q", KEYS)
+        assert await queue.receive() == []
+        await queue.close()
+    assert [words.partition(" ")[0] for words in shown] == ["AWS4-HMAC-SHA256"]
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def answer(_: str, path: str, body: bytes) -> tuple[int, bytes]:
+        paths.append(path)
+        return 200, b"{}"
+
+    with answering(answer) as address:
+        monkeypatch.setenv("http_proxy", f"http://{address}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        queue = SqsQueue("http://sqs.test.invalid/1/q", KEYS)
+        assert await queue.receive() == []
+        await queue.close()
+        assert paths == ["http://sqs.test.invalid/"]
+        beside = SqsQueue(f"http://{address}/1/q", KEYS)
+        assert await beside.receive() == []
+        await beside.close()
+        assert paths[1:] == ["/"]

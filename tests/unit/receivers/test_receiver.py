@@ -199,3 +199,17 @@ async def test_a_service_that_always_has_something_is_not_asked_all_the_time() -
     await pass_time(10)
     assert len(queue.calls) <= 12 * RECEIVES_S
     await receiver.stop()
+
+
+async def test_a_service_that_does_not_wait_is_asked_once_a_second() -> None:
+    class Hasty(FakeQueue):
+        async def receive(self) -> Sequence[QueuedMessage]:
+            self.calls.append(monotonic_s())
+            return []
+
+    queue = Hasty()
+    receiver = QueueReceiver("/m", queue, Handled())
+    receiver.start()
+    await pass_time(100)
+    assert 99 <= len(queue.calls) <= 102
+    await receiver.stop()
