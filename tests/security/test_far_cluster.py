@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -29,6 +30,7 @@ from headrace.events.changes import ReportedChanges
 from headrace.origin.far_cluster import FarClusterOrigin, build_far_cluster
 from headrace.origin.options import parse_options
 from headrace.receivers.far_changes import FarChanges
+from headrace.testing.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -104,10 +106,12 @@ def entries(*rows: dict[str, Any], next: str | None = None) -> Answer:
     return lambda handler: handler.send_json({"entries": rows, "next": next})
 
 
-async def names_of(origin: FarClusterOrigin, key: str = "") -> tuple[set[str], set[str]]:
+async def names_of(
+    origin: FarClusterOrigin, key: str = "", *, limit_s: float = 20.0
+) -> tuple[set[str], set[str]]:
     objects: set[str] = set()
     directories: set[str] = set()
-    async for page in origin.list_directory(key, deadline=soon()):
+    async for page in origin.list_directory(key, deadline=soon(limit_s)):
         objects |= {info.key for info in page.objects}
         directories |= set(page.directories)
     return objects, directories
@@ -154,7 +158,7 @@ async def test_a_version_never_looks_like_one_of_this_cluster() -> None:
             assert [info.version.token for info in page.objects] == ['"written-by/node-1/5-6"']
 
 
-@pytest.mark.parametrize("next", ["", "a", "b"])
+@pytest.mark.parametrize("next", ["", "a", "b", "b\ud800"])
 async def test_a_listing_without_end_ends(next: str) -> None:
     async with origin_of(entries(row("/b"), next=next)) as origin:
         with pytest.raises(OriginError, match="without end"):
@@ -299,14 +303,73 @@ async def test_the_token_goes_to_the_named_nodes_only() -> None:
     assert shown == ["Bearer of-the-centre"]
 
 
+def _broken_off(handler: FarHandler) -> None:
+    handler.send(200, b'{"entries": [], "next"', length=100)
+    handler.close_connection = True
+
+
 async def test_the_next_node_is_asked_when_the_first_can_not_answer() -> None:
     for bad in (
         lambda handler: handler.send(503, b""),
         lambda handler: handler.send_json({"code": "node.unavailable"}, 503),
         lambda handler: handler.connection.close(),
+        _broken_off,
     ):
         async with origin_of(bad, entries(row("/good"))) as origin:
             assert await names_of(origin) == ({"good"}, set())
+
+
+@contextlib.contextmanager
+def hanging() -> Iterator[Answer]:
+    """Answer that a node lives, and nothing else until the end."""
+    end = threading.Event()
+
+    def answer(handler: FarHandler) -> None:
+        if handler.path == "/healthz":
+            handler.send_json({"ready": True})
+        else:
+            end.wait(30)
+
+    try:
+        yield answer
+    finally:
+        end.set()
+
+
+async def test_a_node_that_hangs_holds_no_thread_and_is_not_asked_next() -> None:
+    with hanging() as hang:
+        async with origin_of(hang, entries(row("/good"))) as origin:
+            with pytest.raises(DeadlineExceededError):
+                await names_of(origin, limit_s=0.5)
+            await until(lambda: not origin._nodes._requests)  # no thread waits for the node
+            assert await names_of(origin) == ({"good"}, set())
+
+
+async def test_a_request_that_nobody_waits_for_is_ended() -> None:
+    with hanging() as hang:
+        async with origin_of(hang, entries(row("/good"))) as origin:
+            reading = asyncio.ensure_future(_read(origin))
+            await until(lambda: origin._nodes._requests)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            await until(lambda: not origin._nodes._requests)
+            assert origin._nodes._current == 0, "that it was cancelled says nothing about the node"
+
+
+async def test_requests_end_when_the_mount_is_detached() -> None:
+    """A thread that waits would keep the process of the node from its end."""
+    with hanging() as hang, far(hang) as node:
+        url = f"headrace://{node}/top"
+        feed = FarChanges(url, parse_options(url, {"allow_http": "true", "events": "on"}))
+        receiving = asyncio.ensure_future(feed.receive())
+        await until(lambda: feed._nodes._requests)
+        begun_s = time.monotonic()
+        await feed.close()
+        with pytest.raises(OriginUnavailableError):
+            await receiving
+        await until(lambda: not feed._nodes._requests)
+        assert time.monotonic() - begun_s < 5
 
 
 @pytest.mark.parametrize("key", ["../up", "a/../b", "/a", "a//b", "a\0", ""])
@@ -346,6 +409,8 @@ async def feed_of(answer: Answer) -> AsyncIterator[FarChanges]:
         {"feed": ""},
         {"feed": "f" * 65},
         {"feed": 5},
+        {"feed": "\ud800"},
+        {"feed": "f\r\n"},
         {"next": -1},
         {"next": "x"},
         {"names": ["/top/x"] * 1001},

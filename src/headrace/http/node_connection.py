@@ -6,6 +6,7 @@ gets more time. A node that is down is detected in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import select
@@ -43,10 +44,15 @@ class HttpResponse:
             return self._response.read()
 
     def read_at_most(self, limit_bytes: int) -> bytes | None:
-        """Read the whole body; return None if it is longer. Then the connection can't be used any more."""
+        """Read the whole body; return None if it is longer. Then the connection can't be used any more. Raises
+        NodeUnavailableError where the response breaks off before."""
         with translating_http_errors(self._who):
             body = self._response.read(limit_bytes + 1)
-            return None if len(body) > limit_bytes or self._response.read(1) else body
+            if len(body) > limit_bytes or self._response.read(1):
+                return None
+            if self._response.length:  # http.client reports that of a read without a size only
+                raise NodeUnavailableError(self._who, why="its answer broke off")
+            return body
 
     def read_exactly(self, count: int) -> bytes:
         """Read a body of this length. Raises NodeUnavailableError where the response has another one."""
@@ -98,6 +104,7 @@ class HttpConnection:
         self._http = _connection(address)
         with translating_http_errors(address.who):
             self._http.connect()
+        self._sock = self._http.sock
 
     def ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | IO[bytes] | None = None
@@ -106,6 +113,7 @@ class HttpConnection:
         request."""
         with translating_http_errors(self.address.who):
             self._http.request(method, target, body=body, headers=headers)
+            self._sock = self._http.sock  # it connects again after an answer that closed the connection
             self._wait()
             response = self._http.getresponse()
         self.used = True
@@ -118,6 +126,16 @@ class HttpConnection:
         while not poll.poll(SILENCE_S * 1000):
             if not self._is_node_alive():
                 raise NodeUnavailableError(self.address.who, why="it stopped answering")
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the last answer left the connection open."""
+        return self._http.sock is not None
+
+    def abort(self) -> None:
+        """End the request that another thread is making: that thread gets NodeUnavailableError."""
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._http.close()

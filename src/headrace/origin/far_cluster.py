@@ -27,6 +27,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.decoding import convert, decode_json
 from headrace.base.errors import (
     BucketNotFoundError,
+    DeadlineExceededError,
     HeadraceError,
     NodeUnavailableError,
     OriginDeniedError,
@@ -150,6 +151,33 @@ def _tls_of(url: str, options: OriginOptions) -> MutualTls | ssl.SSLContext | No
     return MutualTls(TlsFiles(certificate, key, authority))
 
 
+class FarRequest:
+    """A request that one thread makes and another may end. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._link: HttpConnection | None = None
+        self.is_ended = self.is_late = False
+
+    def hold(self, link: HttpConnection) -> None:
+        """Note the connection that is in use. Raise NodeUnavailableError if the request was ended."""
+        with self._lock:
+            if self.is_ended:
+                raise NodeUnavailableError(link.address.who, why="the request was ended")
+            self._link = link
+
+    def release(self) -> None:
+        with self._lock:
+            self._link = None
+
+    def end(self, *, is_late: bool = False) -> None:
+        """Let the thread return at once. is_late: the node took too long."""
+        with self._lock:
+            self.is_ended, self.is_late = True, self.is_late or is_late
+            if self._link is not None:
+                self._link.abort()
+
+
 class FarNodes:
     """Holds the connections to the nodes of a far cluster. addresses: in order of preference; the last one that
     answered is asked first. token: "" for none. Thread-safe; calls block."""
@@ -159,6 +187,7 @@ class FarNodes:
         self._token = token
         self._current = 0
         self._idle: list[HttpConnection] = []
+        self._requests: set[FarRequest] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -168,19 +197,46 @@ class FarNodes:
         target: str,
         headers: dict[str, str],
         read: Callable[[HttpResponse], Result | HeadraceError],
+        *,
+        request: FarRequest,
     ) -> Result:
         """Return what `read` makes of the answer, which it reads as a whole; an error that it returns is raised. A node
         that does not answer, breaks off or is overloaded is followed by the next. Raise the error of the first if none
         can answer."""
         if self._token:
             headers = {**headers, TOKEN_HEADER: f"Bearer {self._token}"}
+        with self._lock:
+            self._requests.add(request)
+            if self._closed:
+                request.end()
+        try:
+            return self._ask_in_turn(method, target, headers, read, request=request)
+        finally:
+            with self._lock:
+                self._requests.discard(request)
+
+    def _ask_in_turn(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        read: Callable[[HttpResponse], Result | HeadraceError],
+        *,
+        request: FarRequest,
+    ) -> Result:
         failure: HeadraceError | None = None
         first = self._current
         for step in range(len(self._addresses)):
             number = (first + step) % len(self._addresses)
             try:
-                result = self._ask_node(self._addresses[number], method, target, headers, read)
+                result = self._ask_node(
+                    self._addresses[number], method, target, headers, read, request=request
+                )
             except NodeUnavailableError as error:
+                if request.is_ended:
+                    if request.is_late:  # the next request must not wait for it as well
+                        self._current = (number + 1) % len(self._addresses)
+                    raise
                 failure = failure or error
                 continue
             if isinstance(result, OriginUnavailableError):
@@ -197,6 +253,9 @@ class FarNodes:
         with self._lock:
             self._closed = True
             links, self._idle = self._idle, []
+            requests = list(self._requests)
+        for request in requests:
+            request.end()
         for link in links:
             link.close()
 
@@ -207,19 +266,24 @@ class FarNodes:
         target: str,
         headers: dict[str, str],
         read: Callable[[HttpResponse], Result | HeadraceError],
+        *,
+        request: FarRequest,
     ) -> Result | HeadraceError:
         while True:
             link, is_new = self._acquire(address)
             try:
+                request.hold(link)
                 result = read(link.ask(method, target, headers))
             except NodeUnavailableError:
                 link.close()
-                if is_new:
+                if is_new or request.is_ended:
                     raise
                 continue  # the node closed an idle connection
             except BaseException:
                 link.close()
                 raise
+            finally:
+                request.release()
             self._release(link)
             return result
 
@@ -233,7 +297,7 @@ class FarNodes:
 
     def _release(self, link: HttpConnection) -> None:
         with self._lock:
-            if len(self._idle) < IDLE_MAX and not self._closed:
+            if link.is_open and len(self._idle) < IDLE_MAX and not self._closed:
                 self._idle.append(link)
                 return
         link.close()
@@ -276,7 +340,7 @@ class FarClusterOrigin(ReadOnlyCalls):
             yield _list_page(key, self._full(key), page)
             if page.next is None:
                 return
-            if len(page.entries) > PAGE_NAMES or os.fsencode(page.next) <= os.fsencode(after):
+            if len(page.entries) > PAGE_NAMES or not _is_later(page.next, after):
                 raise OriginError(target, why="the far cluster lists without end")
             after = page.next
 
@@ -301,8 +365,10 @@ class FarClusterOrigin(ReadOnlyCalls):
             _check_sums(target, body, start, response.header(SUMS_HEADER))
             return body
 
-        body = await self._call(lambda: self._nodes.ask("GET", address, headers, read), target, deadline)
-        return Arrived(body)
+        def ask(request: FarRequest) -> bytes:
+            return self._nodes.ask("GET", address, headers, read, request=request)
+
+        return Arrived(await call_far(self._threads, ask, target, deadline))
 
     async def close(self) -> None:
         self._nodes.close()
@@ -311,16 +377,10 @@ class FarClusterOrigin(ReadOnlyCalls):
     async def _json(
         self, name: str, query: dict[str, str], kind: type[Reply], target: str, deadline: Deadline
     ) -> Reply:
-        def ask() -> Reply:
-            return ask_json(self._nodes, name, query, kind, target)
+        def ask(request: FarRequest) -> Reply:
+            return ask_json(self._nodes, name, query, kind, target, request=request)
 
-        return await self._call(ask, target, deadline)
-
-    async def _call(self, call: Callable[[], Result], target: str, deadline: Deadline) -> Result:
-        try:
-            return await self._threads.call(call, target, deadline)
-        except NodeUnavailableError as error:
-            raise OriginUnavailableError(target, why=str(error)) from error
+        return await call_far(self._threads, ask, target, deadline)
 
     def _full(self, key: str) -> str:
         return f"{self._path}/{key}" if key else self._path
@@ -329,7 +389,32 @@ class FarClusterOrigin(ReadOnlyCalls):
         return f"{self.url}/{key}" if key else self.url
 
 
-def ask_json(nodes: FarNodes, name: str, query: dict[str, str], kind: type[Reply], target: str) -> Reply:
+async def call_far(
+    threads: Threads, call: Callable[[FarRequest], Result], target: str, deadline: Deadline
+) -> Result:
+    """Return what a request returns. One that is cancelled or late is ended, so that no thread waits for a node that is
+    silent. Raise OriginUnavailableError if no node answers, and the errors of the request."""
+    request = FarRequest()
+    try:
+        return await threads.call(lambda: call(request), target, deadline)
+    except NodeUnavailableError as error:
+        raise OriginUnavailableError(target, why=str(error)) from error
+    except DeadlineExceededError:
+        request.end(is_late=True)
+        raise
+    finally:
+        request.end()
+
+
+def ask_json(
+    nodes: FarNodes,
+    name: str,
+    query: dict[str, str],
+    kind: type[Reply],
+    target: str,
+    *,
+    request: FarRequest,
+) -> Reply:
     """Return the answer to a request without a body. Blocks. Raise OriginError and its kinds, PathNotFoundError, and
     NodeUnavailableError if no node answers. target: for messages."""
 
@@ -344,7 +429,7 @@ def ask_json(nodes: FarNodes, name: str, query: dict[str, str], kind: type[Reply
         except (ValueError, RecursionError):  # msgspec's are ValueErrors, too
             raise OriginError(target, why="an answer is none of the REST API") from None
 
-    return nodes.ask("GET", _target(name, query), {}, read)
+    return nodes.ask("GET", _target(name, query), {}, read, request=request)
 
 
 def _target(name: str, query: dict[str, str]) -> str:
@@ -361,6 +446,14 @@ def _version_of(entry: ApiEntry) -> Version | None:
     if entry.kind != "file" or not is_valid or not _TOKEN.fullmatch(token):
         return None
     return Version(entry.size_bytes, entry.mtime_ns, token)
+
+
+def _is_later(name: str, after: str) -> bool:
+    """Return whether a name is one, and comes after another in the order of bytes."""
+    try:
+        return os.fsencode(name) > os.fsencode(after)
+    except UnicodeEncodeError:  # it has half of a surrogate pair
+        return False
 
 
 def _list_page(key: str, directory: str, page: ApiEntries) -> ListPage:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import NodeUnavailableError, OriginUnavailableError
+from headrace.base.errors import OriginUnavailableError
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
-from headrace.origin.far_cluster import ask_json, open_far_nodes
+from headrace.origin.far_cluster import FarRequest, ask_json, call_far, open_far_nodes
 from headrace.origin.options import OriginOptions
 from headrace.origin.threads import Threads
 from headrace.receivers.source import QueuedMessage
@@ -16,7 +17,7 @@ from headrace.wire.api import CHANGES_A_PAGE, ApiChanges
 
 WAIT_S = 20.0
 REQUEST_LIMIT_S = 60.0
-FEED_CHARACTERS_MAX = 64
+_FEED = re.compile(r"[\x21-\x7e]{1,64}")
 
 
 class FarChanges:
@@ -40,14 +41,11 @@ class FarChanges:
         }
         target = f"changes of {self._url}"
 
-        def ask() -> ApiChanges:
-            return ask_json(self._nodes, "listChanges", query, ApiChanges, target)
+        def ask(request: FarRequest) -> ApiChanges:
+            return ask_json(self._nodes, "listChanges", query, ApiChanges, target, request=request)
 
-        try:
-            page = await self._threads.call(ask, target, Deadline.after(REQUEST_LIMIT_S))
-        except NodeUnavailableError as error:
-            raise OriginUnavailableError(target, why=str(error)) from error
-        if not 0 < len(page.feed) <= FEED_CHARACTERS_MAX or page.next < 0 or len(page.names) > CHANGES_A_PAGE:
+        page = await call_far(self._threads, ask, target, Deadline.after(REQUEST_LIMIT_S))
+        if not _FEED.fullmatch(page.feed) or page.next < 0 or len(page.names) > CHANGES_A_PAGE:
             raise OriginUnavailableError(target, why="the answer is none of the REST API")
         self._feed, self._asked = page.feed, page.next
         if not page.is_complete:  # also at the beginning: listings may be older than the feed
