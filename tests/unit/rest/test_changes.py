@@ -127,3 +127,24 @@ def test_damaged_files_do_not_wait_for_a_process_that_opens_none() -> None:
     feed.on_event(Evicted(ids=[5], damaged=True, receipt=7))
     feed.on_event(Evicted(ids=[5]))
     wait_for(lambda: client.acknowledged == [7])
+
+
+def test_requests_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "WAITING_MAX", 3)
+    feed, _ = feed_of({})
+    start = feed.page(ChangesQuery())
+    pages: list[ApiChanges] = []
+    threads = [
+        threading.Thread(target=lambda: pages.append(feed.page(after(start, wait_s=30.0)))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: feed._waiting == 3)
+    begun_s = time.monotonic()
+    assert feed.page(after(start, wait_s=30.0)) == ApiChanges(start.feed, start.next, [])
+    assert time.monotonic() - begun_s < 10
+    feed.on_event(Written([b"/d/x"], 0))
+    for thread in threads:
+        thread.join(20)
+    assert [page.names for page in pages] == [["/d/x"]] * 3
+    assert feed._waiting == 0
