@@ -200,7 +200,7 @@ class FileDesk:
     ) -> PendingNamesPage | VersionResolved | Done:
         raise NotImplementedError
 
-    async def take_over(self, request: OfferHandover) -> HandoverAnswer:
+    async def take_over(self, request: OfferHandover, *, peer: str) -> HandoverAnswer:
         self.taken.append(request)
         return HandoverAnswer(
             [index for index, file in enumerate(request.files) if file.path not in self.files]

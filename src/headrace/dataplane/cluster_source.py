@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
+from headrace.base.errors import (
+    DeadlineExceededError,
+    HeadraceError,
+    NotOwnerError,
+    OriginError,
+    VersionChangedError,
+)
 from headrace.base.model import Arrived, Entry, Version
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.concurrency import Gate
@@ -131,7 +137,8 @@ class ClusterSourceFactory(SourceFactory):
 @dataclass(frozen=True, slots=True)
 class PeerThenOrigin:
     """Read one version of a file from peers, and finally from the origin. A peer's error only costs time. The origin
-    decides which version exists."""
+    decides which version exists. Where an owner could not read it, the other owners send only what they have: each
+    would wait for it as long."""
 
     sources: ClusterSourceFactory
     path: bytes
@@ -143,10 +150,10 @@ class PeerThenOrigin:
         reader = self.sources.reader
         for _ in range(VIEWS_MAX):
             view = reader.view()
-            hops = reader.route(self.path, start, for_peer=intent.for_peer).hops
-            hops = tuple(hop for hop in hops if reader.is_worth_asking(hop))
-            has_other_view = False
-            for number, hop in enumerate(hops):
+            hops = reader.hops(self.path, start, intent)
+            has_other_view = has_origin_failed = False
+            for number, next_hop in enumerate(hops):
+                hop = replace(next_hop, cached_only=True) if has_origin_failed else next_hop
                 async with reader.enter(end - start, intent):
                     if reader.is_slow(hop) and not intent.background:
                         answer = await self._ask_hedged(hop, hops[number + 1 :], start, end)
@@ -156,6 +163,7 @@ class PeerThenOrigin:
                         yield answer
                         return
                     has_other_view |= isinstance(answer, NotOwnerError) and not hop.cached_only
+                    has_origin_failed |= isinstance(answer, (OriginError, DeadlineExceededError))
             if not has_other_view or not await reader.newer_view(view):
                 break
         with self.sources.at_origin(self.path, self.version, start, end):
@@ -163,7 +171,7 @@ class PeerThenOrigin:
                 yield arrived
 
     async def _ask_hedged(
-        self, hop: Hop, rest: tuple[Hop, ...], start: int, end: int
+        self, hop: Hop, rest: Sequence[Hop], start: int, end: int
     ) -> Arrived | HeadraceError:
         """Ask a slow peer. If it is late, ask the next peer or the origin as well. Return the first bytes."""
         reader = self.sources.reader

@@ -19,7 +19,7 @@ class ReadIntent:
     is_sequential: the reader reads the file in order, so bytes ahead of it are fetched, too. into_spill: the disks have
     no space or the policy does not admit the file, and the bytes are written to the spill. is_admitted: the policy is
     not asked, because the spill has no space for what it does not admit. job: in the account of costs, the name of what
-    fetches the bytes.
+    fetches the bytes. giver: the id of a node that offers them, and is asked first.
     """
 
     background: bool = False
@@ -29,6 +29,7 @@ class ReadIntent:
     into_spill: bool = False
     is_admitted: bool = False
     job: str = PROGRAMS
+    giver: str = ""
 
     @property
     def may_spill(self) -> bool:

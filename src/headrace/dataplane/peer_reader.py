@@ -109,6 +109,14 @@ class PeerReader:
             handing_over=since_s < HANDING_OVER_S,
         )
 
+    def hops(self, path: bytes, start: int, intent: ReadIntent) -> list[Hop]:
+        """Return the peers to ask for a range, in order: first the one that offers it."""
+        hops = self.route(path, start, for_peer=intent.for_peer).hops
+        giver = self.view().nodes.get(intent.giver)
+        if giver is not None and all(hop.node.id != giver.id for hop in hops):
+            hops = (Hop(giver, cached_only=True), *hops)
+        return [hop for hop in hops if self.is_worth_asking(hop)]
+
     def is_worth_asking(self, hop: Hop) -> bool:
         """Return False for a peer that is down, and for a former owner or a copy that repeatedly had none of the
         requested bytes. A copy that is slow is not worth asking, either: the owner has the bytes, too."""

@@ -235,9 +235,10 @@ class NodePeerService:
             await self._namespace.listings.list(directory, for_peer=True)
         return list(self._namespace.owner_names.pages(directory))
 
-    async def take_over(self, request: OfferHandover) -> HandoverAnswer:
-        """Fetch files that another node offers and this node owns now. Other reads precede them."""
-        outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
+    async def take_over(self, request: OfferHandover, *, peer: str) -> HandoverAnswer:
+        """Fetch files that another node offers and this node owns now. Other reads precede them. peer: that node."""
+        taking = (self._take(offered, peer) for offered in request.files)
+        outcome = await asyncio.gather(*taking, return_exceptions=True)
         refused: list[int] = []
         for number, failure in enumerate(outcome):
             if isinstance(failure, HeadraceError):
@@ -247,7 +248,7 @@ class NodePeerService:
                 raise failure
         return HandoverAnswer(refused=refused)
 
-    async def _take(self, offered: FileRange) -> None:
+    async def _take(self, offered: FileRange, giver: str) -> None:
         end_s = monotonic_s() + VIEW_WAIT_S
         while not self._owns(offered.path, offered.start):  # the peer may have received the new view first
             if monotonic_s() >= end_s:
@@ -258,7 +259,8 @@ class NodePeerService:
         async with self._handovers.enter(offered.end - offered.start, background=True, read_class=read_class):
             began_s = monotonic_s()
             span = (offered.start, offered.end)
-            await self._reads.load(entry, None if span == (0, offered.size_bytes) else span, job=PEERS)
+            part = None if span == (0, offered.size_bytes) else span
+            await self._reads.load(entry, part, job=PEERS, giver=giver)
             fetch_s = monotonic_s() - began_s
             self._handovers.window.record(bytes_read=offered.end - offered.start, seconds=fetch_s)
         if self._owns(offered.path, offered.start):

@@ -157,11 +157,13 @@ class ReadPath:
         and no other peer is involved, so wait cycles cannot form."""
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
-    async def load(self, entry: Entry, part: tuple[int, int] | None = None, *, job: str = LOADS) -> int:
+    async def load(
+        self, entry: Entry, part: tuple[int, int] | None = None, *, job: str = LOADS, giver: str = ""
+    ) -> int:
         """Load a file, and return the bytes that are cached then. Reads of clients have priority. part: only the bytes
-        from a start to an end. job: as in ReadIntent. Raise OriginBudgetSpentError if the origin's budget permits no
-        background work."""
-        intent = dataclasses.replace(BACKGROUND, job=job)
+        from a start to an end. job, giver: as in ReadIntent. Raise OriginBudgetSpentError if the origin's budget
+        permits no background work."""
+        intent = dataclasses.replace(BACKGROUND, job=job, giver=giver)
         start, end = part or (0, entry.version.size_bytes)
         if not self.has(entry.id, start, end):
             mount, _, _ = self._namespace.tree.locate(entry.id)

@@ -133,7 +133,7 @@ class DirectPeers:
         return (await self._desk(node).names(LookupShared(path, name, epoch)))[0]
 
     async def offer_handover(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
-        return (await self._desk(node).take_over(OfferHandover(files, epoch))).refused
+        return (await self._desk(node).take_over(OfferHandover(files, epoch), peer=self.me)).refused
 
 
 class OneNode:

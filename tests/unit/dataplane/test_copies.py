@@ -6,9 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.base.errors import OriginUnavailableError
+from headrace.dataplane.intent import FOREGROUND
 from headrace.testing.waiting import until
 from tests.unit.dataplane.nodes_fixture import MIB, NodesFixture, OneNode, body_of
 
@@ -230,3 +233,48 @@ async def test_copies_follow_any_order_of_changes(tmp_path: Path, seed: int) -> 
             for id in world.view.nodes:
                 assert await world.nodes[id].read(name) == body
         assert world.origin.bytes_read == before
+
+
+async def test_a_file_that_its_owner_evicted_comes_from_the_copy(world: NodesFixture) -> None:
+    """A policy that wants fewer copies must not read the origin: the nodes that drop theirs have the files."""
+    await read_at_owners(world)
+    await change(world, dict.fromkeys((b"/" + name.encode() for name in world.bodies), 2))
+    before = world.origin.bytes_read
+    for name in world.bodies:
+        owner = world.owner(name)
+        owner.store.free((await owner.entry(name)).id)
+    await change(world, {})
+    for name in world.bodies:
+        assert await holding(world, name) == [world.owner(name)]
+    assert world.origin.bytes_read == before
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
+async def test_one_owner_is_asked_for_what_the_origin_does_not_give(
+    world: NodesFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each owner waits for the origin. A read that tried all of them would wait so many times."""
+    world.copies = {b"/s/0": 3}
+    owners = wanted(world, "s/0")
+    (reader,) = set(world.nodes.values()) - set(owners)
+    entry = await reader.entry("s/0")
+    fetching: list[str] = []
+
+    def noting(node: OneNode, opening: Any) -> Any:
+        async def open_many(files: Any, *, cached_only: bool, peer: str) -> Any:
+            if not cached_only:
+                fetching.append(node.id)
+            return await opening(files, cached_only=cached_only, peer=peer)
+
+        return open_many
+
+    for node in world.nodes.values():
+        monkeypatch.setattr(node.desk, "open_many", noting(node, node.desk.open_many))
+    world.origin.away = True
+    with pytest.raises(OriginUnavailableError):
+        await reader.reads.fill(entry.id, 0, entry.version.size_bytes, FOREGROUND)
+    assert fetching == [owners[0].id]
+    world.origin.away = False
+    await owners[2].read("s/0")
+    world.origin.away = True
+    assert await reader.read("s/0") == world.bodies["s/0"], "another owner has it"

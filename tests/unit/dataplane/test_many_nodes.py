@@ -225,7 +225,7 @@ async def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world
         other.namespace, other.store, other.reads, owns=owns, on_invalidate=lambda *_: None
     )
     wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
-    taking = asyncio.ensure_future(desk.take_over(OfferHandover([wanted], 1)))
+    taking = asyncio.ensure_future(desk.take_over(OfferHandover([wanted], 1), peer=""))
     await looked.wait()
     owned = True
     assert (await taking).refused == []

@@ -136,7 +136,9 @@ class PeerProtocol:
             yield from self._call(service.invalidate_listing(request), "invalidating a listing for a peer")
             self._put(Done())
         elif isinstance(request, OfferHandover):
-            self._put((yield from self._call(service.take_over(request), "taking files over")))
+            self._put(
+                (yield from self._call(service.take_over(request, peer=self._peer), "taking files over"))
+            )
         elif isinstance(request, ReportCorruption):
             yield from self._call(service.check_corruption(request), "checking a file for a peer")
             self._put(Done())
