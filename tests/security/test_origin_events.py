@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -117,13 +116,6 @@ def test_keys_that_lead_elsewhere_are_counted_and_dropped(api: Api) -> None:
     assert events_of(api)["directories_waiting"] == 0
 
 
-def test_foreign_buckets_cost_no_listing(api: Api) -> None:
-    before = events_of(api)["directories_listed"]
-    for bucket in ("other", "..", "data", "/data", "b" * 255):
-        post(api, {"Records": [record(f"d{number}/x", bucket) for number in range(100)]})
-    assert events_of(api)["directories_listed"] == before
-
-
 def test_a_validation_is_answered_to_who_has_the_token(api: Api) -> None:
     event = {
         "eventType": "Microsoft.EventGrid.SubscriptionValidationEvent",
@@ -137,7 +129,8 @@ def test_a_validation_is_answered_to_who_has_the_token(api: Api) -> None:
 
 
 def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
-    """Two thousand posts with 100,000 keys in ten directories and elsewhere: some listings, and the node answers."""
+    """Two hundred posts with 100,000 keys in ten directories and elsewhere: some listings, and the node answers.
+    Keys of other buckets cost none."""
     from headrace.testing.servers import ServerMissing
     from tests.emulators import moto_s3
 
@@ -161,6 +154,10 @@ def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
             assert added.status == 201, added.body
             for number in range(10):
                 assert api.ask("GET", f"/v1/entries?path=/m/d{number}").status == 200
+            for bucket in ("other", "Data", "data2", "..", "/data", "b" * 255):
+                assert post(api, {"Records": [record("d3/x", bucket)]}).status == 200
+            counts = events_of(api)
+            assert (counts["directories_waiting"], counts["directories_listed"]) == (0, 0)
             before = api.ask("GET", "/v1/status").json["status"]["origin"]["mounts"]["/m"]["requests"]
             begun_s = time.monotonic()
             for number in range(200):
@@ -179,4 +176,3 @@ def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
             assert requests <= 3 * listed + 50, (requests, listed)
     finally:
         origin.__exit__(None, None, None)
-    assert os.path.exists(tmp_path)
