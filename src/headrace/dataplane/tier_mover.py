@@ -84,6 +84,8 @@ class TierMover:
         self._tasks = OwnedTasks()
         self._look_from: FileId | None = FileId(0)
         """The last file that was looked at for its place, in a walk over all; None: there is no walk."""
+        self._walk = 0
+        self._walk_lock = threading.Lock()
         self._turn = 0
         self._uses = (0.0, 0)
         self._failed = 0
@@ -104,7 +106,9 @@ class TierMover:
 
     def place_again(self) -> None:
         """Look at all files: the places where they may lie have changed."""
-        self._look_from = FileId(0)
+        with self._walk_lock:
+            self._look_from = FileId(0)
+            self._walk += 1
 
     def statistics(self) -> dict[str, int]:
         counts = self._moves.counts
@@ -147,13 +151,13 @@ class TierMover:
         try:
             await self._yield_to_reads()
             copied, damaged, rest = await loop.run_in_executor(self._thread, self._copy, moves)
+            moved = await loop.run_in_executor(self._disk, self._moves.commit, copied)
+            for id in damaged:
+                log.warning("a cached file does not match its checksums, it is not moved id=%x", id)
+                await loop.run_in_executor(self._disk, self._store.verifier.verify, id)
         except BaseException:
             self._moves.abandon(moves)
             raise
-        moved = await loop.run_in_executor(self._disk, self._moves.commit, copied)
-        for id in damaged:
-            log.warning("a cached file does not match its checksums, it is not moved id=%x", id)
-            await loop.run_in_executor(self._disk, self._store.verifier.verify, id)
         self._store.space.report_evicted()
         self._failed += len(moves) - len(rest) - moved
         if not moved:
@@ -163,26 +167,29 @@ class TierMover:
     def _choose(self) -> tuple[list[FileMove], bool]:
         """Return a batch: of misplaced files, of those that rise, and of those that sink in turn."""
         kinds = (self._choose_misplaced, self._moves.choose_rises, self._moves.choose_sinks)
+        evicted_files = self._moves.evicted_files
         for _ in kinds:
             kind = kinds[self._turn % len(kinds)]
             self._turn += 1
             moves = kind()
             if moves:
                 return moves, True
-        return [], self._look_from is not None
+        has_evicted = self._moves.evicted_files > evicted_files
+        return [], has_evicted or self.is_walking or self._moves.has_risers
 
     def _choose_misplaced(self) -> list[FileMove]:
         misplaced, moves = self._store.space.misplaced, list[FileMove]()
         while misplaced and not is_full(moves):
             moves += self._moves.choose_misplaced([misplaced.popleft()])
-        start = self._look_from
+        start, walk = self._look_from, self._walk
         if moves or start is None:
             return moves
         batch = [cached.id for cached in self._store.index.cached_batch(start)]
         moves = self._moves.choose_misplaced(batch)
-        if self._look_from == start:  # else the policy changed meanwhile
-            end = moves[-1].cached.id if is_full(moves) else batch[-1] if batch else None
-            self._look_from = end
+        end = moves[-1].cached.id if is_full(moves) else batch[-1] if batch else None
+        with self._walk_lock:
+            if self._walk == walk:  # else the policy changed meanwhile
+                self._look_from = end
         return moves
 
     def _copy(self, moves: list[FileMove]) -> tuple[list[FileMove], list[FileId], list[FileMove]]:

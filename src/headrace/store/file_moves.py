@@ -14,9 +14,12 @@ A file stays where it is if it is evicted, replaced or sealed before the commit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from msgspec import structs
 
@@ -39,6 +42,8 @@ log = logging.getLogger(__name__)
 BATCH_FILES = 64
 BATCH_BYTES = 32 << 20
 """Files and bytes of a batch, about. A larger file is a batch by itself."""
+CHOICE_S = 0.01
+"""Seconds after which a choice of risers ends, because it holds the lock. The next one continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,11 @@ class FileMoves:
         """Return how many uses of files were reported."""
         return self._accounts.use_count
 
+    @property
+    def has_risers(self) -> bool:
+        """Return whether files wait for their rise."""
+        return self._tiered.choice.waiting > 0
+
     def plan_use(self, id: FileId, seconds: float) -> None:
         """Let a file rise that will be read in so many seconds, if it is in a slower tier than it might be."""
         with self._lock:
@@ -100,42 +110,53 @@ class FileMoves:
         slower tier are evicted."""
         for disk in reversed(self._tiered.disks):
             if self._tiered.may_sink_from(disk):
-                moves = self._sinks_from(disk)
+                with self._batch() as moves:
+                    self._sink_surplus(disk, moves)
                 if moves:
                     return moves
         return []
 
-    def _sinks_from(self, volume: Volume) -> list[FileMove]:
-        with self._lock:
-            if volume.used_bytes > self._start * volume.capacity_bytes:
-                self._sinking.add(volume.number)
-            surplus_bytes = volume.used_bytes - int(self._low * volume.capacity_bytes)
-            if surplus_bytes <= 0:
-                self._sinking.discard(volume.number)
-            if volume.number not in self._sinking:
-                return []
-            useless = self._useless_on(volume, surplus_bytes)
-            if useless:
-                self._evict(useless)
-                return []
-            return self._sunk(volume, self._victims.of_policy(volume, min(surplus_bytes, BATCH_BYTES)))
-
-    def _sunk(self, volume: Volume, ids: Iterable[FileId]) -> list[FileMove]:
-        """Begin to sink files, and evict those that have no place."""
+    @contextlib.contextmanager
+    def _batch(self) -> Iterator[list[FileMove]]:
+        """Yield a list for a batch, under the lock. After an error its moves have ended."""
         moves: list[FileMove] = []
-        for cached in self._records(ids):
-            if len(moves) >= BATCH_FILES:
-                break
-            target = self._place_below(volume, cached) if _is_movable(cached) else None
+        with self._lock:
+            try:
+                yield moves
+            except BaseException:
+                self.abandon(moves)
+                raise
+
+    def _sink_surplus(self, volume: Volume, moves: list[FileMove]) -> None:
+        if volume.used_bytes > self._start * volume.capacity_bytes:
+            self._sinking.add(volume.number)
+        surplus_bytes = volume.used_bytes - int(self._low * volume.capacity_bytes)
+        if surplus_bytes <= 0:
+            self._sinking.discard(volume.number)
+        if volume.number not in self._sinking:
+            return
+        useless = self._useless_on(volume, surplus_bytes)
+        if useless:
+            self._evict(useless)
+        else:
+            self._sink(volume, self._victims.of_policy(volume, min(surplus_bytes, BATCH_BYTES)), moves)
+
+    def _sink(self, volume: Volume, ids: Iterable[FileId], moves: list[FileMove]) -> None:
+        """Begin to sink files, and evict those that have no place."""
+        unplaced: list[FileId] = []
+        kept_disks: dict[int, int] = {}
+        for cached in islice(self._records(ids), BATCH_FILES):
+            target = self._place_below(volume, cached, kept_disks) if _is_movable(cached) else None
             if target is None:
-                self._drop(cached.id)
+                unplaced.append(cached.id)
             else:
                 moves.append(self._begin(FileMove(cached, target, sinks=True)))
-        return moves
+        self._drop(unplaced)
 
-    def _place_below(self, volume: Volume, cached: CachedFile) -> Volume | None:
+    def _place_below(self, volume: Volume, cached: CachedFile, kept_disks: dict[int, int]) -> Volume | None:
         """Return the volume where a cold file of another one may go; something colder there may go for it. None: the
-        file itself is the coldest, or may not lie there."""
+        file itself is the coldest, or may not lie there. kept_disks: bytes that could not be freed, by disk: a look
+        for them passes over all pinned and sealed files, so one is enough for a batch."""
         need = allocated_bytes(cached.size_bytes)
         for tier in tiers_below(volume.tier, self._tiered.order_of(cached.id)):
             disks = [disk for disk in self._tiered.disks if disk.tier == tier and not disk.is_spent]
@@ -143,10 +164,12 @@ class FileMoves:
             if emptiest is not None:
                 return emptiest
             for disk in disks:
+                if need >= kept_disks.get(disk.number, sys.maxsize):
+                    continue
                 colder = self._victims.of_policy(disk, need)
-                if self._frees(disk, colder, need) and self._tiered.choice.keeps(
-                    cached.id, colder, monotonic_s()
-                ):
+                if not self._frees(disk, colder, need):
+                    kept_disks[disk.number] = need
+                elif self._tiered.choice.keeps(cached.id, colder, monotonic_s()):
                     self._evict(colder)
                     return disk
         return None
@@ -159,39 +182,44 @@ class FileMoves:
     def choose_rises(self) -> list[FileMove]:
         """Choose files that were used again in a slower tier, or are needed soon by a plan. What must leave the faster
         tier for them comes before them."""
-        moves: list[FileMove] = []
-        with self._lock:
-            while self._tiered.choice.waiting and not is_full(moves):
+        with self._batch() as moves:
+            until_s = monotonic_s() + CHOICE_S
+            for _ in range(BATCH_FILES):
                 for id, next_use_s in self._tiered.choice.take_risers(1):
                     cached = self._files.index.cached(id)
                     if cached is not None and _is_movable(cached) and not self._accounts.is_kept(id):
-                        moves += self._risen(cached, next_use_s)
+                        self._raise(cached, next_use_s, moves)
+                if is_full(moves) or monotonic_s() > until_s:
+                    break
         return moves
 
-    def _risen(self, cached: CachedFile, next_use_s: float) -> list[FileMove]:
+    def _raise(self, cached: CachedFile, next_use_s: float, moves: list[FileMove]) -> None:
+        """Begin to move a file to a faster tier, if one has a place for it."""
         source, need = self._files.volumes[cached.volume], allocated_bytes(cached.size_bytes)
         if source.tier == SPILL:
-            return []
+            return
         for tier in tiers_above(source.tier, self._tiered.order_of(cached.id)):
             disks = [disk for disk in self._tiered.disks if disk.tier == tier and not disk.is_spent]
             # above the low watermark, there is room because others sank
             roomy = emptiest_volume(disks, cached.size_bytes, high=self._low)
             if roomy is not None:
-                return [self._begin(FileMove(cached, roomy))]
+                moves.append(self._begin(FileMove(cached, roomy)))
+                return
             for disk in disks:
                 if disk.used_bytes + need > disk.capacity_bytes or disk.short_on_disk(need) > 0:
                     continue
                 displaced = self._victims.of_policy(disk, need)
                 if displaced and self._tiered.choice.may_displace(next_use_s, displaced, monotonic_s()):
-                    return [*self._sunk(disk, displaced), self._begin(FileMove(cached, disk))]
-        return []
+                    self._sink(disk, displaced, moves)
+                    moves.append(self._begin(FileMove(cached, disk)))
+                    return
 
     def choose_misplaced(self, ids: Iterable[FileId]) -> list[FileMove]:
         """Choose those of some files that lie where they may not, up to a full batch: the last file that was looked at
         is its last one then. A file without a place is deleted, if it is not pinned. Sealed files, and those being
         filled, stay."""
-        moves: list[FileMove] = []
-        with self._lock:
+        unplaced: list[FileId] = []
+        with self._batch() as moves:
             for cached in self._records(ids):
                 if is_full(moves):
                     break
@@ -203,7 +231,8 @@ class FileMoves:
                 if target is not None:
                     moves.append(self._begin(FileMove(cached, target)))
                 elif not cached.pinned:
-                    self._drop(cached.id)
+                    unplaced.append(cached.id)
+            self._drop(unplaced)
         return moves
 
     def _place_for(self, cached: CachedFile) -> Volume | None:
@@ -234,9 +263,11 @@ class FileMoves:
         self._space.note_evicted(ids)
         self.evicted_files += len(ids)
 
-    def _drop(self, id: FileId) -> None:
-        self._evict([id])
-        self.counts.files_dropped += 1
+    def _drop(self, ids: Iterable[FileId]) -> None:
+        """Evict those of some files that are still cached."""
+        ids = [cached.id for cached in self._records(ids)]
+        self._evict(ids)
+        self.counts.files_dropped += len(ids)
 
     def _begin(self, move: FileMove) -> FileMove:
         """Hold the space of a move at its target, and keep its file from being evicted."""
@@ -265,39 +296,51 @@ class FileMoves:
 
     def _end(self, move: FileMove) -> None:
         self._release(move)
-        unstage(move.target, move.cached.id)
+        try:
+            unstage(move.target, move.cached.id)
+        except OSError as error:  # the next move of the file, or the next start, removes it
+            log.info("a copy is still at its staging place id=%x error=%s", move.cached.id, error)
 
     def commit(self, moves: Iterable[FileMove]) -> int:
         """Put copies in the place of their files, by one commit of the index. Return how many were; the other files
-        changed meanwhile. Survives kill -9 on return, and a power loss: either file is complete."""
+        changed meanwhile. Survives kill -9 on return, and a power loss: either file is complete. After an error the
+        moves have ended."""
+        moves = list(moves)
         with self._lock:
-            linked: list[tuple[FileMove, CachedFile]] = []
-            for move in moves:
-                record = self._new_record(move)
-                if record is None:
-                    self._end(move)
-                    continue
-                try:
-                    link_staged(move.target, move.cached)
-                except (OSError, HeadraceError):
-                    self._end(move)
-                    continue
-                linked.append((move, record))
-            failpoint.hit("move.linked")
             try:
-                with self._files.index.batch():
-                    for _, record in linked:
-                        self._files.index.put_cached(record)
-            except HeadraceError:
-                for move, _ in linked:
-                    move.target.unlink(move.cached.id)
-                    self._end(move)
+                return self._commit(moves)
+            except BaseException:
+                self.abandon(moves)
                 raise
-            failpoint.hit("move.recorded")
-            for move, record in linked:
-                self._replace(move, record)
-            self._space.note_evicted([move.cached.id for move, _ in linked])
-            return len(linked)
+
+    def _commit(self, moves: list[FileMove]) -> int:
+        linked: list[tuple[FileMove, CachedFile]] = []
+        for move in moves:
+            record = self._new_record(move)
+            if record is None:
+                self._end(move)
+                continue
+            try:
+                link_staged(move.target, move.cached)
+            except (OSError, HeadraceError):
+                self._end(move)
+                continue
+            linked.append((move, record))
+        failpoint.hit("move.linked")
+        try:
+            with self._files.index.batch():
+                for _, record in linked:
+                    self._files.index.put_cached(record)
+        except HeadraceError:
+            for move, _ in linked:
+                with contextlib.suppress(HeadraceError):
+                    move.target.unlink(move.cached.id)
+            raise
+        failpoint.hit("move.recorded")
+        for move, record in linked:
+            self._replace(move, record)
+        self._space.note_evicted([move.cached.id for move, _ in linked])
+        return len(linked)
 
     def _new_record(self, move: FileMove) -> CachedFile | None:
         """Return the record of a file at its new place; None if it has to stay, or is another one by now."""

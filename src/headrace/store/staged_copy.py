@@ -95,15 +95,20 @@ def stage_copy(source: Volume, target: Volume, cached: CachedFile, pace: Pace) -
     path = staged_path(target, cached.id)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with _opened(source.data_path(cached.id), os.O_RDONLY) as source_fd:
+        unstage(
+            target, cached.id
+        )  # a name that could not be removed earlier may be one of a file that is read
+        with _opened(source.data_path(cached.id), os.O_RDONLY | os.O_NOATIME) as source_fd:
             sums = _checksums(source, cached, source_fd)
-            with _opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+            with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 _copy_bytes(source_fd, fd, cached.size_bytes, sums, pace)
                 _copy_extras(source_fd, fd)
                 _write_map(target, cached, os.fstat(fd).st_ino, sums)
+                _copy_times(source_fd, fd)
         failpoint.hit("move.copied")
     except BaseException as error:
-        unstage(target, cached.id)
+        with contextlib.suppress(OSError):
+            unstage(target, cached.id)
         if isinstance(error, ValueError):
             raise CopyMismatchError(f"cache file {cached.id:x} can't be moved", why=str(error)) from error
         if isinstance(error, OSError):
@@ -170,11 +175,17 @@ def _copy_extras(source_fd: int, fd: int) -> None:
             os.setxattr(fd, MARKS.extras, extras)
 
 
+def _copy_times(source_fd: int, fd: int) -> None:
+    """Copy when the file was fetched, and used last: its time to live counts from there."""
+    status = os.fstat(source_fd)
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def _write_map(target: Volume, cached: CachedFile, inode: int, sums: dict[int, int]) -> None:
     if cached.size_bytes <= BLOCK_SIZE_BYTES:
         return
     path = staged_map_path(target, cached.id)
-    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         BlockMap.initialise(fd, cached.size_bytes, inode)
         map = BlockMap(fd, cached.size_bytes, inode, writable=True)
         for block, checksum in sums.items():

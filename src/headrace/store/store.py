@@ -194,6 +194,7 @@ class Store:
             self._files.add(done)
             self._files.writers.pop(id, None)
             writer.close()
+            self.space.note_placed(id, volume)
             return done
 
     def complete_small(self, entry: Entry, body: Body) -> CachedFile:
@@ -286,8 +287,7 @@ class Store:
             # so that the file is not counted twice
             self.space.set_written(max(0, self.space.written_bytes - status.st_blocks * 512))
             self._files.add(record)
-            if self._files.accounts.tiered.is_misplaced(id, volume):
-                self.space.misplaced.append(id)
+            self.space.note_placed(id, volume)
         self.space.report_evicted()
         return True
 

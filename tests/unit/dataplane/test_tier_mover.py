@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.beneath import Root
+from headrace.base.errors import StoreError
 from headrace.base.model import ROOT_ID, Entry, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.tier_mover import MovePace, TierMover
@@ -157,3 +158,53 @@ def test_copies_take_little_of_the_time_while_programs_read(monkeypatch: pytest.
     now += 0.01
     pace.spend(100 * MIB)
     assert waited == pytest.approx([0.24, 0.01, 0.0949], rel=0.01)
+
+
+@pytest.mark.expected_warnings("files can't be moved between the tiers")
+async def test_a_failed_batch_keeps_nothing_from_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not the files of the batch that were not copied yet."""
+    monkeypatch.setattr("headrace.dataplane.tier_mover.COPY_S", 0.0)  # so that a copy is committed by itself
+    failed = asyncio.Event()
+    async with running(tmp_path) as world:
+        ids = [world.fill(f"file-{number}", bytes([number]) * 9000) for number in range(9)]
+        used = [volume.used_bytes for volume in world.store.disks]
+        loop, put = asyncio.get_running_loop(), world.store.index.put_cached
+
+        def fail(_: object) -> None:
+            loop.call_soon_threadsafe(failed.set)
+            raise StoreError("the index", why="its disk is full")
+
+        monkeypatch.setattr(world.store.index, "put_cached", fail)
+        monkeypatch.setattr("headrace.dataplane.tier_mover.FAILED_PAUSE_S", 0.01)
+        world.mover.start()
+        world.require("hdd")
+        await failed.wait()
+        await world.mover.stop()
+        assert not world.store._files.accounts.moving
+        assert [volume.used_bytes for volume in world.store.disks] == used
+        monkeypatch.setattr(world.store.index, "put_cached", put)
+        assert {world.volume_of(id) for id in ids} == {0}
+
+
+async def test_a_rule_that_changes_during_the_first_look_is_for_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as world:
+        id = world.fill("file", bytes(9000))
+        batch_after = world.store.index.cached_batch
+
+        def change_meanwhile(after: FileId) -> object:
+            batch = batch_after(after)
+            world.require("nvme")
+            return batch
+
+        monkeypatch.setattr(world.store.index, "cached_batch", change_meanwhile)
+        assert world.mover._choose_misplaced() == []
+        monkeypatch.undo()
+        world.rule.tiers = ("hdd",)
+        assert world.mover._look_from == FileId(0)
+        moves = world.mover._choose_misplaced()
+        assert [move.cached.id for move in moves] == [id]
+        world.store.moves.abandon(moves)

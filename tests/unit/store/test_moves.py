@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base import failpoint
+from headrace.base.errors import StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata
 from headrace.store.file_moves import FileMove
 from headrace.store.groups import OneGroup
@@ -462,3 +463,151 @@ def test_names_in_the_staging_place_that_are_no_copies_are_left_alone(open_tiers
     again = open_tiers()
     assert sorted(os.listdir(f"{again.disks[1].folder}/moving")) == [f"{id:012x}.bak", "readme"]
     assert content_of(again, id) == body_of("file", 1000)
+
+
+# ------------------------------------------------------------ failures
+
+
+def nothing_is_held(store: Store, used: list[int]) -> bool:
+    """Return whether no move is under way, and the volumes have as many bytes as before."""
+    return not store._files.accounts.moving and [volume.used_bytes for volume in store.disks] == used
+
+
+def test_a_commit_that_fails_ends_its_moves(open_tiers: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_tiers()
+    ids = [fill_named(store, f"file-{number}", MIB) for number in range(61)]
+    used = [volume.used_bytes for volume in store.disks]
+    moves = store.moves.choose_sinks()
+    for move in moves:
+        store.moves.copy(move, lambda _: None)
+
+    def fail(_: object) -> None:
+        raise StoreError("the index", why="its disk is full")
+
+    monkeypatch.setattr(store.index, "put_cached", fail)
+    with pytest.raises(StoreError):
+        store.moves.commit(moves)
+    assert nothing_is_held(store, used)
+    assert is_tidy(store)
+    monkeypatch.undo()
+    assert sink_all(store) == len(moves)
+    assert content_of(store, moves[0].cached.id) == body_of(f"file-{ids.index(moves[0].cached.id)}", MIB)
+
+
+def test_a_staging_place_that_can_not_be_used_holds_nothing(open_tiers: Open) -> None:
+    store = open_tiers()
+    [fill_named(store, f"file-{number}", MIB) for number in range(61)]
+    used = [volume.used_bytes for volume in store.disks]
+    Path(f"{store.disks[1].folder}/moving").write_text("no directory")
+    moves = store.moves.choose_sinks()
+    assert len(moves) > 1
+    for move in moves:
+        with pytest.raises(StoreError):
+            store.moves.copy(move, lambda _: None)
+    store.moves.abandon(moves)
+    assert nothing_is_held(store, used)
+
+
+def test_a_choice_that_fails_ends_its_moves(open_tiers: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_tiers()
+    [fill_named(store, f"file-{number}", MIB) for number in range(61)]
+    used = [volume.used_bytes for volume in store.disks]
+
+    def place(*_: object) -> Volume:
+        if store._files.accounts.moving:
+            raise StoreError("the other disk", why="it is gone")
+        return store.disks[1]
+
+    monkeypatch.setattr(store.moves, "_place_below", place)
+    with pytest.raises(StoreError):
+        store.moves.choose_sinks()
+    assert nothing_is_held(store, used)
+
+
+def test_an_old_name_in_the_staging_place_is_not_written_to(
+    open_tiers: Open, division: RuledDivision
+) -> None:
+    """Such a name is left if it can't be removed. It may be one of a file that somebody reads."""
+    store = open_tiers()
+    id = fill_named(store, "file", MIB)
+    other = Path(f"{store.disks[1].folder}/read")
+    other.write_bytes(b"somebody reads this")
+    os.makedirs(f"{store.disks[1].folder}/moving")
+    os.link(other, f"{store.disks[1].folder}/moving/{id:012x}")
+    division.tiers = ("hdd",)
+    assert run_moves(store, store.moves.choose_misplaced([id])) == 1
+    assert other.read_bytes() == b"somebody reads this"
+    assert content_of(store, id) == body_of("file", MIB)
+
+
+# ------------------------------------------------------------ what else must stay as it was
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 2 * MIB + 9])
+def test_the_times_of_a_file_stay(open_tiers: Open, division: RuledDivision, size_bytes: int) -> None:
+    """The time to live of `fetched+12h` counts from the mtime, and after a restart the last use is the atime."""
+    store = open_tiers()
+    id = fill_named(store, "file", size_bytes)
+    os.utime(store.disks[0].data_path(id), ns=(5_000_000_007, 3_000_000_009))
+    division.tiers = ("hdd",)
+    assert run_moves(store, store.moves.choose_misplaced([id])) == 1
+    status = os.stat(store.disks[1].data_path(id))
+    assert (status.st_atime_ns, status.st_mtime_ns) == (5_000_000_007, 3_000_000_009)
+
+
+def test_a_rule_that_changes_during_a_fill_holds_for_it(open_tiers: Open, division: RuledDivision) -> None:
+    store = open_tiers()
+    writer = store.create(named(store, b"file", 2 * MIB))
+    division.tiers = ("hdd",)
+    for start in (0, MIB):
+        writer.write(start, bytes(MIB))
+    store.complete(writer)
+    assert list(store.space.misplaced) == [writer.id]
+
+
+def test_nothing_waits_for_moves_that_are_off(tmp_path: Path, division: RuledDivision) -> None:
+    volumes = [
+        Volume(number, f"{tmp_path}/{tier}", 64 * MIB, tier) for number, tier in enumerate(("nvme", "hdd"))
+    ]
+    store = Store.open(f"{tmp_path}/nvme/index", volumes, rules=SpaceRules(divide=lambda _: division))
+    writer = store.create(named(store, b"file", 2 * MIB))
+    division.tiers = ("hdd",)
+    for start in (0, MIB):
+        writer.write(start, bytes(MIB))
+    store.complete(writer)
+    assert not store.space.misplaced
+    store.close()
+
+
+def test_a_choice_of_risers_holds_the_lock_for_a_batch(
+    open_tiers: Open, division: RuledDivision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(monkeypatch)
+    store = open_tiers()
+    division.tiers = ("hdd",)
+    low = [fill_named(store, f"low-{number}", 1000) for number in range(300)]
+    division.tiers = ("nvme", "hdd")
+    [fill_named(store, f"high-{number}", MIB) for number in range(61)]
+    store.moves.choose_sinks()
+    now.pass_s(10)
+    store.touch(low)
+    waiting = store.space.tiered.choice.waiting
+    assert waiting == 300
+    store.moves.choose_rises()
+    assert waiting - 64 <= store.space.tiered.choice.waiting < waiting
+
+
+def test_of_the_disks_of_a_tier_the_spent_one_gets_no_file(tmp_path: Path) -> None:
+    volumes = [
+        Volume(0, f"{tmp_path}/a", 64 * MIB, "nvme", writes_a_day=3 * MIB),
+        Volume(1, f"{tmp_path}/b", 32 * MIB, "nvme"),
+    ]
+    store = Store.open(f"{tmp_path}/a/index", volumes)
+    ids = [fill_named(store, f"file-{number}", MIB) for number in range(50)]
+    there = [record.volume for record in map(store.index.cached, ids) if record is not None]
+    assert there.count(0) == 3, "no more is written to the first disk than its limit"
+    assert there.count(1) > 20
+    store.pin(ids[-1], True)
+    large = fill_named(store, "does not fit the other disk", 40 * MIB)
+    assert cached(store, large).volume == 0
+    store.close()
