@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 from headrace.base.priority import Priority
 
@@ -28,45 +29,64 @@ class ReadClass:
 NO_TENANT = ReadClass()
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True)
 class _WaitingRead:
-    begin: float
     number: int
-    size_bytes: int = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+    size_bytes: int
+    cost: float
+    turn: asyncio.Future[None]
 
 
 class FairReadQueue:
-    """Holds the waiting reads of all tenants. A read whose future is done waits no more. For one loop."""
+    """Holds the waiting reads of all tenants. A read whose future is done waits no more, and costs its tenant nothing.
+    For one loop."""
 
     def __init__(self) -> None:
-        self._heap: list[_WaitingRead] = []
+        self._reads: dict[str, deque[_WaitingRead]] = {}
+        self._heap: list[
+            tuple[float, int, str]
+        ] = []  # each tenant with reads: where the first begins, its number
         self._ends: dict[str, float] = {}
         self._now = 0.0
         self._count = 0
 
     def __bool__(self) -> bool:
         """Return whether a read waits."""
-        while self._heap and self._heap[0].turn.done():
+        while self._heap:
+            tenant = self._heap[0][2]
+            reads = self._reads[tenant]
+            while reads and reads[0].turn.done():
+                reads.popleft()
+            if reads:
+                return True
             heapq.heappop(self._heap)
-        if not self._heap:
-            self._ends.clear()
-            self._now = 0.0
-        return bool(self._heap)
+            del self._reads[tenant]
+        self._ends.clear()
+        self._now = 0.0
+        return False
 
     def add(self, size_bytes: int, turn: asyncio.Future[None], read_class: ReadClass) -> None:
         """Add a read. turn: gets its result when the read may begin."""
-        begin = max(self._now, self._ends.get(read_class.tenant, 0.0))
-        self._ends[read_class.tenant] = begin + (size_bytes + READ_COST_BYTES) / read_class.share
         self._count += 1
-        heapq.heappush(self._heap, _WaitingRead(begin, self._count, size_bytes, turn))
+        tenant, cost = read_class.tenant, (size_bytes + READ_COST_BYTES) / read_class.share
+        if tenant not in self._reads:
+            self._reads[tenant] = deque()
+            begin = max(self._now, self._ends.get(tenant, 0.0))
+            heapq.heappush(self._heap, (begin, self._count, tenant))
+        self._reads[tenant].append(_WaitingRead(self._count, size_bytes, cost, turn))
 
     def next_size_bytes(self) -> int:
         """Return the size of the read whose turn it is. The queue must not be empty."""
-        return self._heap[0].size_bytes
+        return self._reads[self._heap[0][2]][0].size_bytes
 
     def admit_next(self) -> None:
         """Tell the read whose turn it is to begin. The queue must not be empty."""
-        read = heapq.heappop(self._heap)
-        self._now = read.begin
+        self._now, _, tenant = heapq.heappop(self._heap)
+        reads = self._reads[tenant]
+        read = reads.popleft()
+        self._ends[tenant] = self._now + read.cost
+        if reads:
+            heapq.heappush(self._heap, (self._ends[tenant], reads[0].number, tenant))
+        else:
+            del self._reads[tenant]
         read.turn.set_result(None)

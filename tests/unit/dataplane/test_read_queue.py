@@ -82,6 +82,31 @@ async def test_reads_that_gave_up_are_passed_over() -> None:
     assert not queue
 
 
+async def test_reads_that_gave_up_cost_their_tenant_nothing() -> None:
+    queue, admitted = filled(("crowd", 1.0, 1024 * KIB, 50))
+    loop = asyncio.get_running_loop()
+    for _ in range(500):
+        gone = loop.create_future()
+        queue.add(1024 * KIB, gone, ReadClass("killed"))
+        gone.cancel()
+    turn = loop.create_future()
+    queue.add(1024 * KIB, turn, ReadClass("killed"))
+    await admit(queue, 2)
+    assert turn.done()
+    assert admitted == ["crowd"]
+
+
+async def test_a_tenant_that_comes_back_is_owed_nothing() -> None:
+    queue, admitted = filled(("a", 1.0, 64 * KIB, 1), ("b", 1.0, 64 * KIB, 200))
+    await admit(queue, 100)
+    for _ in range(50):
+        turn = asyncio.get_running_loop().create_future()
+        turn.add_done_callback(partial(_note, admitted, "a"))
+        queue.add(64 * KIB, turn, ReadClass("a"))
+    await admit(queue, 40)
+    assert abs(Counter(admitted[100:])["a"] - 20) <= 1
+
+
 async def test_background_reads_go_by_priority_after_all_others() -> None:
     gate = Gate(Window(maximum=1, start=1), bytes_max=1 << 30)
     order: list[str] = []
