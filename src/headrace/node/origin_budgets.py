@@ -176,7 +176,10 @@ class OriginBudgets:
             await self._records.follow(f"{PREFIX}/", self._on_record)
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), EXCHANGE_S)
+                async with asyncio.timeout(
+                    EXCHANGE_S
+                ):  # wait_for of Python 3.11 may lose the end of the node
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 if self._parts or self._published:

@@ -198,3 +198,15 @@ async def test_retries_take_from_the_budget(nodes: list[BudgetNode]) -> None:
 def test_a_record_that_is_none_is_refused(raw: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_rates(raw)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_it_ends_while_it_is_woken(turns: int) -> None:
+    node = BudgetNode("n", Followers(), members=1)
+    await pass_time(0.1)
+    node.budgets._wake.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await node.budgets.stop()
+    assert not node.budgets._tasks
