@@ -41,19 +41,20 @@ def add(
 
     The node attaches it again after a restart, without the secrets that were given with -o.
     """
-    from headrace.cli.policy import change_policy
+    from headrace.cli.policy import change_policy, check_text
     from headrace.cli.request import ask
     from headrace.cli.up import origin_options, url_of
-    from headrace.policy.rule_text import parse_effects, with_rule
+    from headrace.policy.rule_text import parse_effects, pattern_below, with_rule
     from headrace.wire.messages import MountAdd
 
     origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
-    effects = parse_effects(rule or [])
+    effects, pattern = parse_effects(rule or []), pattern_below(path)
+    if effects:
+        check_text(with_rule("", pattern, effects), "--rule")  # before the mount exists
     ask(MountAdd(path=path, url=url_of(origin), options=origin_settings), socket, cache)
     if effects:
-        pattern = f"{path.rstrip('/')}/**"
         change_policy(lambda text: with_rule(text, pattern, effects), socket, cache, json=None)
     print_json({"path": path, "url": url_of(origin)}) if json else say(
         f"attached: {url_of(origin)} at {path}"

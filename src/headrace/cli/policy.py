@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.base.printable import printable
 from headrace.base.sizes import show_size
 from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say, warn
+from headrace.policy.limits import POLICY_AUTHOR_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +70,7 @@ def set_(
     from headrace.wire.policy_messages import PolicySet
 
     text = _read(file)
-    _parsed(text, file)
+    check_text(text, file)
     shown = _ask(PolicySet(text, author=_author(), base=base), socket, cache)
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
@@ -123,7 +125,7 @@ def change_policy(
 
     before = _ask(PolicyAsk(), socket, cache)
     text = change(before.text)
-    _parsed(text, "rule")
+    check_text(text, "rule")
     shown = _ask(PolicySet(text, author=_author(), base=before.number), socket, cache)
     if json is not None:
         _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
@@ -244,7 +246,7 @@ def try_(
     from headrace.wire.policy_messages import PolicyTried, PolicyTry
 
     text = _read(file)
-    _parsed(text, file)
+    check_text(text, file)
     answer = ask(PolicyTry(text), socket, cache)
     assert isinstance(answer, PolicyTried)
     if json:
@@ -294,7 +296,7 @@ def advise(socket: options.Socket = None, cache: options.CacheOf = None, json: o
 
 def check(file: File, json: options.Json = False) -> None:
     """Check a policy without a node, and print all its faults."""
-    document = _parsed(_read(file), file)
+    document = check_text(_read(file), file)
     counts = {
         "rules": len(document.rules),
         "tenants": len(document.tenants),
@@ -339,7 +341,7 @@ def _columns(outcome: PolicyOutcome) -> dict[str, str]:
     }
 
 
-def _parsed(text: str, file: str) -> PolicyDocument:
+def check_text(text: str, file: str) -> PolicyDocument:
     """Return the policy of a file. Print a line for each fault, and raise UsageError, if it has some."""
     from headrace.policy.document import PolicyFaultsError, parse_policy
 
@@ -375,4 +377,8 @@ def _read(file: str) -> str:
 
 def _author() -> str:
     """Return who sets a policy, for its history."""
-    return f"{getpass.getuser()}@{sockets.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user has no name, as in many containers
+        user = f"uid {os.geteuid()}"
+    return printable(f"{user}@{sockets.gethostname()}")[:POLICY_AUTHOR_MAX]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from headrace.base.model import FileId
+from headrace.base.printable import printable
 from headrace.namespace.mounts import MountTable
 from headrace.node.origin_costs import OriginCosts
 from headrace.node.space_policy import NodeCapacity
@@ -14,20 +15,25 @@ from headrace.policy.advice import (
     Advice,
     Outlook,
     ReadDataSet,
+    UnmatchedRules,
     advise_capacity,
     advise_data_sets,
-    advise_rules,
     advise_tenants,
     outlook,
     tenant_dues,
 )
 from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import PolicyRule
 from headrace.policy.read_sample import ReadSample
 from headrace.store.index import Index
 
 FILES_A_TURN = 128
 CACHED_FILES_MAX = 100_000
 """Cached files whose paths are compared with the rules."""
+MATCHES_A_TURN, MATCHES_MAX = 1000, 2_000_000
+"""Matches of a path with a rule, of some microseconds each: between two pauses, and for one answer."""
+MATCHES_A_FILE = 8
+"""What the look-up of a path costs, in matches."""
 DATA_SETS_MAX = 20
 
 
@@ -75,25 +81,29 @@ class PolicyAdvisor:
         curves = {name: curve for name, curve in self._sample.tenants.items() if name in entitlements}
         spaces = tenant_dues(capacity_bytes, entitlements, curves)
         tenants = [outlook(name, curve, spaces[name]) for name, curve in sorted(curves.items())]
-        paths = await self._paths()
+        unmatched = await self._unmatched(document.rules)
         advice = [
             *advise_capacity(whole),
             *advise_tenants(tenants, curves),
             *advise_data_sets(await self._data_sets(), capacity_bytes),
-            *advise_rules(document.rules, paths),
+            *unmatched.advise(),
         ]
         return [whole, *tenants], advice
 
-    async def _paths(self) -> list[bytes]:
-        """Return paths of files that are cached or were read."""
-        paths = []
-        for count, id in enumerate(self._known_ids()):
-            if count % FILES_A_TURN == 0:
-                await asyncio.sleep(0)
+    async def _unmatched(self, rules: Sequence[PolicyRule]) -> UnmatchedRules:
+        """Return the rules that match none of the files that are cached or were read."""
+        unmatched, matches, pause = UnmatchedRules(rules), 0, MATCHES_A_TURN
+        for id in self._known_ids():
+            if not unmatched.rules or matches > MATCHES_MAX:
+                break
             path = self._index.path_of(id)
             if path is not None:
-                paths.append(path)
-        return paths
+                matches += len(unmatched.rules) + MATCHES_A_FILE
+                unmatched.look_at(path)
+            if matches > pause:
+                pause = matches + MATCHES_A_TURN
+                await asyncio.sleep(0)
+        return unmatched
 
     def _known_ids(self) -> Iterator[FileId]:
         yield from list(self._sample.whole.sampled_files)
@@ -113,7 +123,7 @@ class PolicyAdvisor:
             if entry is not None and location is not None:
                 mount, key = location
                 first, slash, _ = key.partition("/")
-                name = os.path.join(mount.path, first) if slash else mount.path
+                name = printable(os.path.join(mount.path, first) if slash else mount.path)
                 sums[name] = sums.get(name, 0) + entry.version.size_bytes
         rate = self._sample.whole.rate
         largest = sorted(sums.items(), key=lambda item: -item[1])[:DATA_SETS_MAX]

@@ -104,17 +104,23 @@ def advise_tenants(outlooks: Iterable[Outlook], curves: Mapping[str, MissRatioCu
     return advice
 
 
-def advise_rules(rules: Sequence[PolicyRule], paths: Iterable[bytes]) -> list[Advice]:
-    """Name the rules that match none of these paths."""
-    unmatched = list(rules)
-    count = 0
-    for path in paths:
-        if not unmatched:
-            break
-        count += 1
-        unmatched = [rule for rule in unmatched if not rule.patterns.match(path)]
-    text = f"it matches none of the {count} files that are cached or were read: check its patterns"
-    return [Advice(f"rule {rule.number}", f"line {rule.line}: {text}") for rule in unmatched if count]
+class UnmatchedRules:
+    """The rules that match none of the paths so far."""
+
+    def __init__(self, rules: Sequence[PolicyRule]) -> None:
+        self.rules = list(rules)
+        self._count = 0
+
+    def look_at(self, path: bytes) -> None:
+        self._count += 1
+        self.rules = [rule for rule in self.rules if not rule.patterns.match(path)]
+
+    def advise(self) -> list[Advice]:
+        """Name these rules, if there was a path."""
+        text = f"it matches none of {self._count} files that are cached or were read: check its patterns"
+        return [
+            Advice(f"rule {rule.number}", f"line {rule.line}: {text}") for rule in self.rules if self._count
+        ]
 
 
 def advise_data_sets(data_sets: Iterable[ReadDataSet], capacity_bytes: float) -> list[Advice]:

@@ -7,9 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 
 from headrace.base.errors import UsageError
+from headrace.base.printable import printable
 from headrace.policy.effects import EFFECT_NAMES
 
 _LISTS = ("tier",)
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
+_WILD = re.compile(r"[\\*?\[\]]")
+
+
+def pattern_below(path: str) -> str:
+    """Return the pattern of all files below a path, whose characters stand for themselves."""
+    names = [_WILD.sub(r"\\\g<0>", name) for name in path.split("/") if name]
+    return "/".join(["", *names, "**"])
 
 
 def parse_effects(words: Sequence[str]) -> dict[str, str]:
@@ -61,7 +70,26 @@ def _mark(pattern: str) -> str:
 
 
 def _toml(value: str | list[str]) -> str:
-    """Return a value in TOML, whose strings and arrays of strings are those of JSON. Numbers stay numbers."""
-    if isinstance(value, str) and value.isdecimal() and value.isascii():
-        return str(int(value)) if len(value) < 10 else json.dumps(value)
-    return json.dumps(value)
+    """Return a value in TOML. Numbers stay numbers."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_string, value))}]"
+    if value.isdecimal() and value.isascii() and len(value) < 10:
+        return str(int(value))
+    return _toml_string(value)
+
+
+def _toml_string(text: str) -> str:
+    """Return a string in TOML. Raise UsageError for bytes that are not UTF-8."""
+    if _NO_UTF8.search(text):
+        raise UsageError(
+            f"rule {printable(text)}",
+            why="a policy is UTF-8, and this is not",
+            hint="write a ? for each byte of a name that is not UTF-8",
+        )
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() and char not in '"\\':
+        return char
+    return json.dumps(char)[1:-1] if char <= "\uffff" else f"\\U{ord(char):08x}"

@@ -9,10 +9,11 @@ import pytest
 from headrace.base.model import FileId
 from headrace.policy.advice import (
     READS_MIN,
+    Advice,
     ReadDataSet,
+    UnmatchedRules,
     advise_capacity,
     advise_data_sets,
-    advise_rules,
     advise_tenants,
     outlook,
     tenant_dues,
@@ -94,11 +95,18 @@ def test_rules_that_match_nothing_are_named_by_number_and_line() -> None:
     rules = parse_policy(
         '[[rule]]\nmatch = ["/a/**"]\nfresh = "1m"\n\n[[rule]]\nmatch = ["/typo/**"]\nfresh = "1m"\n'
     ).rules
-    advice = advise_rules(rules, [b"/a/x", b"/b/y"])
+
+    def advice_after(*paths: bytes) -> list[Advice]:
+        unmatched = UnmatchedRules(rules)
+        for path in paths:
+            unmatched.look_at(path)
+        return unmatched.advise()
+
+    advice = advice_after(b"/a/x", b"/b/y")
     assert [(row.subject, row.text.split(":")[0]) for row in advice] == [("rule 2", "line 5")]
-    assert "none of the 2 files" in advice[0].text
-    assert advise_rules(rules, []) == []
-    assert advise_rules(rules, [b"/a/x", b"/typo/y"]) == []
+    assert "none of 2 files" in advice[0].text
+    assert advice_after() == []
+    assert advice_after(b"/a/x", b"/typo/y") == []
 
 
 def test_data_sets_that_do_not_fit_are_named() -> None:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import UsageError
+from headrace.namespace.mounts import normal_path
 from headrace.policy.document import parse_policy
-from headrace.policy.rule_text import parse_effects, with_rule, without_rule
+from headrace.policy.patterns import PathPatterns
+from headrace.policy.rule_text import parse_effects, pattern_below, with_rule, without_rule
 
 HAND_WRITTEN = (
     '# ours\n[[rule]]\nmatch = ["/a/**"]   # all of it\nttl = "1d"\n\n[tenant.x]\npaths = ["/x/**"]\n'
@@ -58,3 +60,27 @@ def test_no_pattern_and_no_value_breaks_out_of_its_line(pattern: str, value: str
     assert len(text.splitlines(keepends=False)) >= len(HAND_WRITTEN.splitlines()) + 5
     assert text.count("\n") == HAND_WRITTEN.count("\n") + 5
     assert without_rule(text, pattern) == HAND_WRITTEN
+
+
+@pytest.mark.parametrize("name", ["😀", "é", "\x7f", "\u2028", "\U000e0001", 'a"b\\c', "\t"])
+def test_each_character_survives(name: str) -> None:
+    text = with_rule(HAND_WRITTEN, f"/{name}/**", parse_effects(["ttl=2d"]))
+    assert parse_policy(text).rules[1].patterns.texts == (f"/{name}/**",)
+    assert without_rule(text, f"/{name}/**") == HAND_WRITTEN
+
+
+@pytest.mark.parametrize("pattern", ["/\udcff/**", "/\ud83d/**"])
+def test_what_is_not_utf8_is_refused_with_a_way_out(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"\?"):
+        with_rule("", pattern, parse_effects(["ttl=2d"]))
+    assert PathPatterns(["/?/**"]).match(b"/\xff/a")
+
+
+@pytest.mark.parametrize("path", ["/data[1]", "/a*b", "/a?b", "/a\\b", "/!x", "/#x", "/a ", "//x//y/", "/"])
+def test_the_pattern_of_a_mount_is_for_its_files_alone(path: str) -> None:
+    text = with_rule("", pattern_below(path), parse_effects(["ttl=2d"]))
+    patterns = parse_policy(text).rules[0].patterns
+    below = "" if path == "/" else normal_path(path)
+    assert patterns.match(f"{below}/file".encode()) and patterns.match(f"{below}/d/file".encode())
+    for other in ("/data1/file", "/axb/file", "/ab/file", "/a/file", "/x/file"):
+        assert patterns.match(other.encode()) == (path == "/")
