@@ -28,7 +28,12 @@ class TokenBucket:
         self._level = rate_per_s * burst_s
         self._reserved = 0.0
         self._at_s = now_s
+        self.is_lifted = False
         self._lock = threading.Lock()
+
+    def lift(self) -> None:
+        """Let all calls pass, also those that wait: the limit is gone for good."""
+        self.is_lifted = True
 
     def reserve(self, amount: float, now_s: float) -> Reservation:
         """Take the amount. The reservation says how long to wait before using it."""
@@ -41,6 +46,8 @@ class TokenBucket:
     def wait_s(self, place: float, now_s: float, *, soon: bool = False) -> float:
         """Return the seconds until the sum of all reservations up to that place has passed. soon: by the rate that may
         come soon."""
+        if self.is_lifted:
+            return 0.0
         with self._lock:
             self._refill(now_s)
             rate_per_s = max(self._rate_per_s, self._soon_per_s) if soon else self._rate_per_s
@@ -116,9 +123,17 @@ async def wait_for_turn(reservations: Iterable[Reservation]) -> None:
         raise
 
 
-def wait_for_turn_in_thread(reservations: Iterable[Reservation]) -> None:
-    """Block the thread as `wait_for_turn` waits."""
+def wait_for_turn_in_thread(reservations: Iterable[Reservation], *, timeout_s: float) -> bool:
+    """Block the thread as `wait_for_turn` waits. Return False, and give all of them back, if that takes longer than
+    timeout_s."""
     reservations, now_s = list(reservations), monotonic_s()
+    end_s = now_s + timeout_s
     while (wait_s := max((each.wait_s(now_s) for each in reservations), default=0.0)) > 0:
-        time.sleep(min(wait_s, LOOK_S))
-        now_s += min(wait_s, LOOK_S)  # the clock of a test stands still meanwhile
+        if now_s >= end_s:
+            for reservation in reservations:
+                reservation.cancel()
+            return False
+        pause_s = min(wait_s, LOOK_S, end_s - now_s)
+        time.sleep(pause_s)
+        now_s += pause_s  # the clock of a test stands still meanwhile
+    return True

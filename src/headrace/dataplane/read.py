@@ -157,17 +157,37 @@ class ReadPath:
         and no other peer is involved, so wait cycles cannot form."""
         await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
 
-    async def load(
-        self, entry: Entry, part: tuple[int, int] | None = None, *, job: str = LOADS, giver: str = ""
-    ) -> int:
-        """Load a file, and return the bytes that are cached then. Reads of clients have priority. part: only the bytes
-        from a start to an end. job, giver: as in ReadIntent. Raise OriginBudgetSpentError if the origin's budget
-        permits no background work."""
-        intent = dataclasses.replace(BACKGROUND, job=job, giver=giver)
-        start, end = part or (0, entry.version.size_bytes)
+    async def admit(self, entry: Entry, start: int, end: int, *, job: str) -> None:
+        """Wait until the origin's budget permits background work to read bytes that are not cached. Raise
+        OriginBudgetSpentError."""
         if not self.has(entry.id, start, end):
             mount, _, _ = self._namespace.tree.locate(entry.id)
             await self._sources.accounts.admit(mount, end - start, job)
+
+    def has_debt(self, entry: Entry) -> bool:
+        """Return whether `admit` would wait for bytes of a file, which holds up what is fetched from other origins."""
+        try:
+            mount, _, _ = self._namespace.tree.locate(entry.id)
+        except PathNotFoundError:
+            return False
+        return self._sources.accounts.has_debt(mount)
+
+    async def load(
+        self,
+        entry: Entry,
+        part: tuple[int, int] | None = None,
+        *,
+        job: str = LOADS,
+        giver: str = "",
+        is_admitted: bool = False,
+    ) -> int:
+        """Load a file, and return the bytes that are cached then. Reads of clients have priority. part: only the bytes
+        from a start to an end. job, giver: as in ReadIntent. is_admitted: the caller has awaited `admit`. Raise
+        OriginBudgetSpentError if the origin's budget permits no background work."""
+        intent = dataclasses.replace(BACKGROUND, job=job, giver=giver)
+        start, end = part or (0, entry.version.size_bytes)
+        if not is_admitted:
+            await self.admit(entry, start, end, job=job)
 
         async def ensure(fill: Fill) -> None:
             await (fill.ensure_all(intent) if part is None else fill.ensure(start, end, intent))

@@ -45,6 +45,10 @@ class ReadAccounts(Protocol):
         """Wait until background work may read so much. Raise OriginBudgetSpentError."""
         ...
 
+    def has_debt(self, mount: Mount) -> bool:
+        """Return whether background work at an origin would wait now."""
+        ...
+
 
 class NoAccounts:
     """Counts nothing, and knows no tenants."""
@@ -57,6 +61,9 @@ class NoAccounts:
 
     async def admit(self, mount: Mount, size_bytes: int, job: str) -> None:
         pass
+
+    def has_debt(self, mount: Mount) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

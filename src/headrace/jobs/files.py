@@ -81,19 +81,23 @@ class FileWork:
         return loaded
 
     async def _load(self, entry: Entry, spans: Sequence[Span], job: LoadJob) -> int:
+        """Load a file. The wait for the budget of its origin holds no slot, because other origins need them."""
+        for start, end in spans or [(0, entry.version.size_bytes)]:
+            await self._reads.admit(entry, start, end, job=job.name)
         if not spans:
             async with (
                 self._budget.reserve(entry.version.size_bytes),
                 self._slots.acquire(self._priority(entry, job)),
             ):
-                return await self._reads.load(entry, job=job.name)
+                return await self._reads.load(entry, job=job.name, is_admitted=True)
         loaded = 0
         async with self._budget.reserve(sum(end - start for start, end in spans)):
             for start, end in spans:
                 for piece_start in range(start, end, PIECE_BYTES):
                     piece_end = min(end, piece_start + PIECE_BYTES)
                     async with self._slots.acquire(self._priority(entry, job)):
-                        loaded += await self._reads.load(entry, (piece_start, piece_end), job=job.name)
+                        piece = (piece_start, piece_end)
+                        loaded += await self._reads.load(entry, piece, job=job.name, is_admitted=True)
         return loaded
 
     def _priority(self, entry: Entry, job: LoadJob) -> Priority:

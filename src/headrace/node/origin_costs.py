@@ -45,6 +45,7 @@ EXCHANGE_S = 5.0
 JOBS_MAX = 256
 """Jobs with an account of their own. The rest of them shares one."""
 JOB_NAME_MAX = 200
+MONTHS_KEPT = 3
 OTHER_JOBS = "other jobs"
 SCRUB = "scrub"
 UNLIMITED_JOBS = (PEERS, SCRUB)
@@ -97,10 +98,16 @@ class _PricedOrigin:
             return "stopped"
         return "free" if self.bucket is None else "slowed"
 
+    def follow(self, budget: OriginBudget) -> None:
+        """Take the price and the budget of another policy."""
+        self.budget = budget
+
     def limit(self, rate: float | None, now_s: float) -> None:
         """Limit background work to a rate of this node; 0 stops it."""
         self.is_spent = rate == 0
         if not rate:
+            if self.bucket is not None:
+                self.bucket.lift()  # those that wait look again
             self.bucket = None
         elif self.bucket is None:
             self.bucket = TokenBucket(rate, now_s)
@@ -130,9 +137,11 @@ class OriginCosts:
         self._wall_s = wall_s
         self._month = month_of(wall_s())
         self._own: dict[str, int] = {}
+        self._past: dict[str, dict[str, int]] = {}  # what it spent in other months, by their names
         self._others: dict[str, Spending] = {}
         self._kept: Spending | None = None
         self._published: Spending | None = None
+        self._may_publish = False
         self._mounts: dict[str, _Account] = {}
         self._tenants: dict[str, _Account] = {}
         self._jobs: dict[str, _Account] = {}
@@ -157,7 +166,8 @@ class OriginCosts:
                 self._own[url] = self._own.get(url, 0) + size_bytes
             self._kept = kept
         self._limit()
-        self._tasks.start(self._run(joined))
+        self._tasks.start(self._follow(joined))
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -199,9 +209,16 @@ class OriginCosts:
 
     async def admit(self, mount: Mount, size_bytes: int, job: str) -> None:
         """Wait until background work may read so much. Raise OriginBudgetSpentError when nothing is left."""
+        while (bucket := self._background_bucket(mount, job)) is not None:
+            await wait_for_turn([bucket.reserve(size_bytes, monotonic_s())])
+            if not bucket.is_lifted:
+                return
+
+    def _background_bucket(self, mount: Mount, job: str) -> TokenBucket | None:
+        """Return the bucket of background work at an origin; None for no limit. Raise OriginBudgetSpentError."""
         priced = self._priced(mount.url)
         if priced is None or job in UNLIMITED_JOBS:
-            return
+            return None
         if priced.is_spent:
             budget = priced.budget
             raise OriginBudgetSpentError(
@@ -209,8 +226,12 @@ class OriginCosts:
                 why=f"budget_month of the policy, {budget.budget_month:g}, is spent: background work waits for the "
                 "next month",
             )
-        if priced.bucket is not None:
-            await wait_for_turn([priced.bucket.reserve(size_bytes, monotonic_s())])
+        return priced.bucket
+
+    def has_debt(self, mount: Mount) -> bool:
+        """Return whether background work at an origin would wait now."""
+        priced = self._priced(mount.url)
+        return priced is not None and priced.bucket is not None and priced.bucket.debt(monotonic_s()) > 0
 
     # ------------------------------------------------------------ what programs open
 
@@ -253,14 +274,18 @@ class OriginCosts:
 
     def _apply(self) -> None:
         """Follow the prices and budgets of the policy."""
-        self._origins = {}
+        before, self._origins = self._origins, {}
         for budget in self._policy.resolver.document.origins.values():
             try:
                 url = parse_origin(budget.url)
             except UsageError:  # told by OriginBudgets
                 continue
             if budget.egress_per_gib:
-                self._origins[url] = _PricedOrigin(budget)
+                origin = self._origins.get(url) or before.pop(url, None) or _PricedOrigin(budget)
+                origin.follow(budget)
+                self._origins[url] = origin
+        for origin in before.values():
+            origin.limit(None, monotonic_s())
         self._by_url.clear()
         self._classes.clear()
         self._limit()
@@ -295,10 +320,16 @@ class OriginCosts:
                     budget.budget_month or 0.0,
                 )
 
-    async def _run(self, joined: asyncio.Event | None) -> None:
-        if joined is not None and self._records is not None:
+    async def _follow(self, joined: asyncio.Event | None) -> None:
+        """Learn what other nodes spend, and publish from then on. Until then this node counts alone."""
+        if self._records is None:
+            return
+        if joined is not None:
             await joined.wait()
-            await self._records.follow(f"{PREFIX}/", self._on_record)
+        await self._records.follow(f"{PREFIX}/", self._on_record)
+        self._may_publish = True
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(EXCHANGE_S)
             self._turn_month(month_of(self._wall_s()))
@@ -307,9 +338,13 @@ class OriginCosts:
             await self._publish()
 
     def _turn_month(self, month: Month) -> None:
-        if month.name != self._month.name:
-            self._month = month
-            self._own.clear()
+        """Begin a month if it is another one. Those before stay known, for a clock that was set wrong for a while."""
+        if month.name == self._month.name:
+            return
+        self._past[self._month.name] = self._own
+        while len(self._past) > MONTHS_KEPT:
+            del self._past[next(iter(self._past))]
+        self._month, self._own = month, self._past.pop(month.name, {})
 
     def _spending(self) -> Spending:
         urls = {origin.budget.url for origin in self._origins.values()}
@@ -327,7 +362,9 @@ class OriginCosts:
 
     async def _publish(self) -> None:
         spending = self._spending()
-        if self._records is None or spending == self._published or not (spending.bytes or self._published):
+        if self._records is None or not self._may_publish:
+            return
+        if spending == self._published or not (spending.bytes or self._published):
             return
         try:
             await self._records.put(f"{PREFIX}/{self._node}", encode_spending(spending))

@@ -64,17 +64,19 @@ class _PacedSource:
         if wait_s > 0 and wait_s >= self._deadline.left_s():
             for reservation in reservations:
                 reservation.cancel()
-            raise DeadlineExceededError(
-                self._url,
-                why="the throttle (bytes_limit_per_s, or a budget of the policy) would delay it past the deadline",
-            )
-        wait_for_turn_in_thread(reservations)
+            raise self._late("would delay")
+        if not wait_for_turn_in_thread(reservations, timeout_s=self._deadline.left_s()):
+            raise self._late("delayed")
         return self._inner.pread(start, end)
+
+    def _late(self, verb: str) -> DeadlineExceededError:
+        why = f"the throttle (bytes_limit_per_s, or a budget of the policy) {verb} it past the deadline"
+        return DeadlineExceededError(self._url, why=why)
 
 
 class ThrottleOrigin(WrapperOrigin):
     """Wraps an Origin, and limits its calls. A wait that would pass the deadline is refused at once and takes
-    nothing. pace: a budget of the policy; None: there is none."""
+    nothing. So does one that passes it because the rate fell. pace: a budget of the policy; None: there is none."""
 
     def __init__(self, inner: Origin, limits: OriginLimits, pace: OriginPace | None = None) -> None:
         super().__init__(inner)
@@ -154,9 +156,16 @@ class ThrottleOrigin(WrapperOrigin):
         if wait_s > 0 and wait_s >= deadline.left_s():
             for reservation in reservations:
                 reservation.cancel()
-            raise DeadlineExceededError(
-                self.url,
-                why="the throttle (request_limit_per_s, bytes_limit_per_s, or a budget of the policy) would delay "
-                "it past the deadline",
-            )
-        await wait_for_turn(reservations)
+            raise self._late("would delay")
+        try:
+            async with asyncio.timeout(deadline.timeout_s()):
+                await wait_for_turn(reservations)
+        except TimeoutError:  # the rate fell, or did not rise as expected
+            raise self._late("delayed") from None
+
+    def _late(self, verb: str) -> DeadlineExceededError:
+        why = (
+            "the throttle (request_limit_per_s, bytes_limit_per_s, or a budget of the policy) "
+            f"{verb} it past the deadline"
+        )
+        return DeadlineExceededError(self.url, why=why)

@@ -253,8 +253,10 @@ class PlannedFetcher:
 
     def _begin(self, reader: PlannedReader, number: int, part: _FilePart) -> bool:
         """Begin a fetch, or wait for one that another position has begun. Return False if nothing may be evicted for
-        it."""
+        it, or if the budget of its origin lets it wait."""
         if number not in self._in_flight:
+            if self._reads.has_debt(part.entry):
+                return False
             surplus_bytes = self._surplus_bytes(part.size_bytes)
             if surplus_bytes > 0 and not self._may_admit(number, surplus_bytes):
                 return False

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.base.token_bucket import TokenBucket
+from headrace.base.clock import monotonic_s
+from headrace.base.token_bucket import TokenBucket, wait_for_turn_in_thread
 
 
 @settings(max_examples=100, deadline=None)
@@ -38,3 +39,21 @@ def test_what_is_given_back_goes_to_those_who_come_later() -> None:
     second = bucket.reserve(5, 0.0)
     second.cancel()
     assert bucket.reserve(1, 0.0).wait_s(0.0) == pytest.approx(1)
+
+
+def test_a_limit_that_is_lifted_holds_nobody() -> None:
+    bucket = TokenBucket(1, 0.0)
+    waiting = bucket.reserve(1e9, 0.0)
+    assert waiting.wait_s(0.0) > 1e8
+    bucket.lift()
+    assert (waiting.wait_s(0.0), bucket.reserve(1e9, 0.0).wait_at_best_s(0.0)) == (0, 0)
+
+
+def test_a_thread_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr("headrace.base.token_bucket.time.sleep", pauses_s.append)
+    bucket = TokenBucket(1, monotonic_s(), burst_s=1)
+    assert not wait_for_turn_in_thread([bucket.reserve(5, monotonic_s())], timeout_s=1.1)
+    assert sum(pauses_s) == pytest.approx(1.1)
+    assert bucket.debt(monotonic_s()) == 0, "what it did not use is given back"
+    assert wait_for_turn_in_thread([bucket.reserve(2, monotonic_s())], timeout_s=5.0)

@@ -226,3 +226,79 @@ async def test_a_damaged_file_and_a_damaged_record_count_as_nothing(
     assert node.status["origins"]["s3://b"]["cluster_bytes"] == 0
     assert "can't be read" in caplog.text and "invalid node=other" in caplog.text
     await node.costs.stop()
+
+
+async def admission(node: CostNode) -> asyncio.Task[None]:
+    """Begin a load that has to wait for days."""
+    task = asyncio.ensure_future(node.costs.admit(PRICED, 10 * GIB, "load /data"))
+    await pass_time(30)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_what_waits_goes_on_when_the_budget_is_raised(nodes: list[CostNode]) -> None:
+    nodes[0].read(195)
+    await pass_time(6)
+    task = await admission(nodes[0])
+    nodes[0].set(POLICY.replace("budget_month = 100", "budget_month = 1000"))
+    await pass_time(1)
+    assert task.done()
+    await task
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_what_waits_goes_on_without_a_price(nodes: list[CostNode]) -> None:
+    nodes[0].read(195)
+    await pass_time(6)
+    task = await admission(nodes[0])
+    nodes[0].set("")
+    await pass_time(1)
+    assert task.done()
+    await task
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_what_waits_goes_on_in_the_next_month(nodes: list[CostNode]) -> None:
+    nodes[0].read(195)
+    await pass_time(6)
+    task = await admission(nodes[0])
+    nodes[0].now_s += 20 * 86400
+    await pass_time(7)
+    assert task.done()
+    await task
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_what_waits_fails_when_the_budget_is_spent(nodes: list[CostNode]) -> None:
+    nodes[0].read(195)
+    await pass_time(6)
+    task = await admission(nodes[0])
+    nodes[0].read(10)
+    await pass_time(7)
+    with pytest.raises(OriginBudgetSpentError):
+        await task
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_node_counts_alone_until_it_joins_its_cluster(tmp_path: Path) -> None:
+    """The store of the records may be away when it starts."""
+    node = CostNode("n", tmp_path, shared := Followers(), members=1)
+    await node.costs.start(asyncio.Event())
+    node.read(190)
+    await pass_time(6)
+    assert node.background == "slowed"
+    assert b"s3://b" in (tmp_path / "n" / "costs.json").read_bytes()
+    assert not shared.mirror
+    await node.costs.stop()
+
+
+async def test_a_clock_that_jumps_loses_no_month(nodes: list[CostNode]) -> None:
+    nodes[0].read(10)
+    nodes[0].now_s += 20 * 86400
+    await pass_time(6)
+    assert nodes[0].status["origins"]["s3://b"]["bytes"] == 0
+    nodes[0].now_s -= 20 * 86400
+    await pass_time(6)
+    assert nodes[0].status["month"] == "2026-11"
+    assert nodes[0].status["origins"]["s3://b"]["bytes"] == 10 * GIB

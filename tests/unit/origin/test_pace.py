@@ -75,3 +75,18 @@ async def test_a_mount_that_is_gone_is_forgotten() -> None:
     paces.remove("s3://b")
     paces.apply({"s3://b": BudgetRates(1.0, None)})
     assert pace.charges(10) == [] and await took_s(origin, 20) == 0
+
+
+async def test_a_wait_ends_at_the_deadline_if_the_rate_does_not_rise_as_expected() -> None:
+    paces = OriginPaces()
+    _, origin = mounted(paces, "s3://b")
+    rates = BudgetRates(1.0, None)
+    paces.apply({"s3://b": rates})
+    assert rates.requests is not None
+    rates.requests.set_rate(0.001, monotonic_s(), soon_per_s=100.0)  # its part while etcd is away
+    await origin.head("f", deadline=Deadline.never())
+    begun_s = monotonic_s()
+    with pytest.raises(DeadlineExceededError, match="delayed it past the deadline"):
+        await origin.head("f", deadline=Deadline.after(5.0))
+    assert monotonic_s() - begun_s == pytest.approx(5.0)
+    assert rates.requests.debt(monotonic_s()) == 0

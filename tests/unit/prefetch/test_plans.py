@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.dataplane.source import NoAccounts
+from headrace.namespace.mounts import Mount
 from headrace.node.plan_requests import PlanRequests
 from headrace.testing.virtual_loop import pass_time
 from headrace.wire.messages import (
@@ -48,6 +50,30 @@ async def test_what_is_planned_is_in_the_cache_before_it_is_read(node: PlannedNo
         assert node.cached() == set(range(FILES))
         job.progress(FILES)
         assert (job.reader.hits, job.reader.misses, job.reader.state) == (FILES, 0, "planned")
+
+
+class SlowedOrigin(NoAccounts):
+    """Its budget lets background work wait."""
+
+    def __init__(self) -> None:
+        self.is_slowed = True
+
+    async def admit(self, mount: Mount, size_bytes: int, job: str) -> None:
+        assert not self.is_slowed, "such a wait takes a place of those in flight"
+
+    def has_debt(self, mount: Mount) -> bool:
+        return self.is_slowed
+
+
+async def test_what_would_wait_for_a_budget_takes_no_place(node: PlannedNode) -> None:
+    accounts = node.reads.sources.accounts = SlowedOrigin()
+    async with node.running():
+        await Job(node).begin(shuffled(1))
+        await pass_time(5)
+        assert (node.fetcher.in_flight, node.fetcher.failed_files, node.cached()) == (0, 0, set())
+        accounts.is_slowed = False
+        await node.settle()
+        assert node.cached() == set(range(FILES))
 
 
 async def test_batches_that_wait_for_the_workers_are_fetched_too(node: PlannedNode) -> None:
