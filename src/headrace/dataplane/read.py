@@ -41,6 +41,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.compare import Digests, SmallComparison
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, LOADS, SEQUENTIAL, ReadIntent
+from headrace.dataplane.load_budget import LoadBudget
 from headrace.dataplane.open_fills import OpenFills
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.small_files import SmallFileFetcher
@@ -81,6 +82,7 @@ class ReadPath:
         self._namespace = namespace
         self._store = store
         self._sources = sources
+        self.load_budget = LoadBudget(namespace.tree, sources)
         self._disk = disk
         self._small_bytes_max = min(BLOCK_SIZE_BYTES, settings.small_file_bytes_max)
         self._on_complete = on_complete
@@ -161,16 +163,7 @@ class ReadPath:
         """Wait until the origin's budget permits background work to read bytes that are not cached. Raise
         OriginBudgetSpentError."""
         if not self.has(entry.id, start, end):
-            mount, _, _ = self._namespace.tree.locate(entry.id)
-            await self._sources.accounts.admit(mount, end - start, job)
-
-    def has_debt(self, entry: Entry) -> bool:
-        """Return whether `admit` would wait for bytes of a file, which holds up what is fetched from other origins."""
-        try:
-            mount, _, _ = self._namespace.tree.locate(entry.id)
-        except PathNotFoundError:
-            return False
-        return self._sources.accounts.has_debt(mount)
+            await self.load_budget.admit(entry, end - start, job)
 
     async def load(
         self,

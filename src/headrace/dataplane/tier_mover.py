@@ -175,10 +175,10 @@ class TierMover:
             if moves:
                 return moves, True
         has_evicted = self._moves.evicted_files > evicted_files
-        return [], has_evicted or self.is_walking or self._moves.has_risers
+        return [], has_evicted or self.is_walking or self._store.space.tiered.choice.waiting > 0
 
     def _choose_misplaced(self) -> list[FileMove]:
-        misplaced, moves = self._store.space.misplaced, list[FileMove]()
+        misplaced, moves = self._store.space.tiered.misplaced, list[FileMove]()
         while misplaced and not is_full(moves):
             moves += self._moves.choose_misplaced([misplaced.popleft()])
         start, walk = self._look_from, self._walk

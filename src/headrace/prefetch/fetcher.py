@@ -255,7 +255,7 @@ class PlannedFetcher:
         """Begin a fetch, or wait for one that another position has begun. Return False if nothing may be evicted for
         it, or if the budget of its origin lets it wait."""
         if number not in self._in_flight:
-            if self._reads.has_debt(part.entry):
+            if self._reads.load_budget.has_debt(part.entry):
                 return False
             surplus_bytes = self._surplus_bytes(part.size_bytes)
             if surplus_bytes > 0 and not self._may_admit(number, surplus_bytes):

@@ -143,7 +143,7 @@ class PredictedFetcher:
             size_bytes <= FILE_BYTES_MAX
             and size_bytes <= self._table.budget.allowance_bytes(monotonic_s())
             and self._store.space.has_free(sum(self._in_flight.values()) + size_bytes, share=self._full_share)
-            and not self._reads.has_debt(entry)
+            and not self._reads.load_budget.has_debt(entry)
         )
 
     def _begin(self, data_set: PredictedDataSet, file: int) -> None:

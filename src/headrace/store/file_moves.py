@@ -93,11 +93,6 @@ class FileMoves:
         """Return how many uses of files were reported."""
         return self._accounts.use_count
 
-    @property
-    def has_risers(self) -> bool:
-        """Return whether files wait for their rise."""
-        return self._tiered.choice.waiting > 0
-
     def plan_use(self, id: FileId, seconds: float) -> None:
         """Let a file rise that will be read in so many seconds, if it is in a slower tier than it might be."""
         with self._lock:
@@ -135,8 +130,9 @@ class FileMoves:
             self._sinking.discard(volume.number)
         if volume.number not in self._sinking:
             return
-        useless = self._useless_on(volume, surplus_bytes)
-        if useless:
+        superseded = self._victims.superseded_on(volume, surplus_bytes)
+        useless = superseded or self._victims.partial_idle(volume, surplus_bytes)
+        if useless:  # evicted before others sink
             self._evict(useless)
         else:
             self._sink(volume, self._victims.of_policy(volume, min(surplus_bytes, BATCH_BYTES)), moves)
@@ -250,11 +246,6 @@ class FileMoves:
 
     def _records(self, ids: Iterable[FileId]) -> Iterator[CachedFile]:
         return filter(None, map(self._files.index.cached, ids))
-
-    def _useless_on(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        """Return superseded files of a volume, or idle incomplete ones: they are evicted before others sink."""
-        superseded = self._victims.superseded_on(volume, bytes_needed)
-        return superseded or self._victims.partial_idle(volume, bytes_needed)
 
     def _evict(self, ids: list[FileId]) -> None:
         for id in ids:

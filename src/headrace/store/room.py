@@ -56,7 +56,18 @@ def choose_volume(
     volumes: Sequence[Volume], size_bytes: int, *, high: float, make_room: Callable[[Volume, int], None]
 ) -> Volume:
     """Return the volume for a file of that size: the emptiest one with space below the high watermark, in the first
-    tier that has one. Otherwise the volume where the least must be evicted. Raises NoSpaceError."""
+    tier that has one. Otherwise the volume where the least must be evicted. A volume to which no more is to be written
+    today is chosen only if no other one can have space. Raises NoSpaceError."""
+    unspent = [volume for volume in volumes if not volume.is_spent]
+    if unspent and len(unspent) < len(volumes):
+        with contextlib.suppress(NoSpaceError):
+            return _choose(unspent, size_bytes, high, make_room)
+    return _choose(volumes, size_bytes, high, make_room)
+
+
+def _choose(
+    volumes: Sequence[Volume], size_bytes: int, high: float, make_room: Callable[[Volume, int], None]
+) -> Volume:
     need = allocated_bytes(size_bytes)
     emptiest = emptiest_volume(volumes, size_bytes, high=high)
     if emptiest is not None:

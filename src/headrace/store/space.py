@@ -7,9 +7,7 @@ evicts are reported at its next call.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -89,8 +87,6 @@ class CacheSpace:
         self._step_bytes = EVICT_STEP_BYTES  # of about EVICT_STEP_FILES
         self._draining: set[int] = set()  # volumes that were above the high watermark
         self.tiered = files.accounts.tiered
-        self.misplaced = deque[FileId]()
-        """Files that lie where they may not: they came by a rename, or the policy changed while they were filled."""
         self._victims = Victims(files.index, files.accounts, files.is_open)
         self._limits = TenantLimits(files, disks, self._victims)
 
@@ -103,11 +99,6 @@ class CacheSpace:
         """Report files at the next report, so that readers open them again. The caller holds the lock."""
         self._unreported += ids
 
-    def note_placed(self, id: FileId, volume: Volume) -> None:
-        """Have a complete file moved if it lies where it may not. The caller holds the lock."""
-        if self._rules.sinks and self.tiered.is_misplaced(id, volume):
-            self.misplaced.append(id)
-
     def choose(self, id: FileId, size_bytes: int, *, borrowed: bool, spilled: bool) -> Volume:
         """Return the volume for a new file, and remember its group. Raises NoSpaceError."""
         if spilled:
@@ -117,19 +108,11 @@ class CacheSpace:
             groups.assign(id)
         try:
             self._keep_limit(id, allocated_bytes(size_bytes))
-            return self._choose_disk(id, size_bytes)
+            places, make_room = self.tiered.places_of(id), partial(self.make_room, keep=id)
+            return choose_volume(places, size_bytes, high=self._high, make_room=make_room)
         except NoSpaceError:
             groups.forget(id)
             raise
-
-    def _choose_disk(self, id: FileId, size_bytes: int) -> Volume:
-        """Return a disk to which more may be written today; another one if all those are full of files that stay."""
-        places, make_room = self.tiered.places_of(id), partial(self.make_room, keep=id)
-        unspent = [disk for disk in places if not disk.is_spent]
-        if unspent and len(unspent) < len(places):
-            with suppress(NoSpaceError):
-                return choose_volume(unspent, size_bytes, high=self._high, make_room=make_room)
-        return choose_volume(places, size_bytes, high=self._high, make_room=make_room)
 
     def _keep_limit(self, id: FileId, count: int) -> None:
         """Evict files of the tenant that a file belongs to, if it would exceed its limit. Raises NoSpaceError."""

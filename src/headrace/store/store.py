@@ -194,7 +194,7 @@ class Store:
             self._files.add(done)
             self._files.writers.pop(id, None)
             writer.close()
-            self.space.note_placed(id, volume)
+            self.space.tiered.note_placed(id, volume)
             return done
 
     def complete_small(self, entry: Entry, body: Body) -> CachedFile:
@@ -287,7 +287,7 @@ class Store:
             # so that the file is not counted twice
             self.space.set_written(max(0, self.space.written_bytes - status.st_blocks * 512))
             self._files.add(record)
-            self.space.note_placed(id, volume)
+            self.space.tiered.note_placed(id, volume)
         self.space.report_evicted()
         return True
 

@@ -3,6 +3,7 @@ might. Its methods cost nothing on a node with one tier."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -12,6 +13,9 @@ from headrace.base.priority import Priority
 from headrace.store.groups import SpaceDivision
 from headrace.store.tier_choice import TierChoice, tiers_below
 from headrace.store.volume import SPILL, Volume
+
+MISPLACED_MAX = 65536
+"""Misplaced files that are remembered. More are found after the next change of the policy, or the next start."""
 
 
 class TieredFiles:
@@ -24,6 +28,8 @@ class TieredFiles:
         self.disks = [volume for volume in volumes if volume.tier != SPILL]
         self.order = tuple(dict.fromkeys(volume.tier for volume in self.disks))
         self.choice = TierChoice()
+        self.misplaced = deque[FileId](maxlen=MISPLACED_MAX)
+        """Files that lie where they may not: they came by a rename, or the policy changed while they were filled."""
         self._volumes = volumes
         self._division = division
 
@@ -57,6 +63,11 @@ class TieredFiles:
 
     def is_misplaced(self, id: FileId, volume: Volume) -> bool:
         return self.is_tiered and volume.tier != SPILL and volume.tier not in self.order_of(id)
+
+    def note_placed(self, id: FileId, volume: Volume) -> None:
+        """Remember a complete file if it lies where it may not."""
+        if self.is_misplaced(id, volume):
+            self.misplaced.append(id)
 
     def may_sink_from(self, volume: Volume) -> bool:
         """Return whether a slower tier than that of a volume exists."""

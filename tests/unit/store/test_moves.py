@@ -22,6 +22,7 @@ from headrace.store.object_metadata import noted
 from headrace.store.space import SpaceRules
 from headrace.store.staged_copy import CopyMismatchError
 from headrace.store.store import Store
+from headrace.store.tiered_files import MISPLACED_MAX
 from headrace.store.volume import Volume
 from tests.unit.store.conftest import cached, crash, named
 
@@ -562,21 +563,19 @@ def test_a_rule_that_changes_during_a_fill_holds_for_it(open_tiers: Open, divisi
     for start in (0, MIB):
         writer.write(start, bytes(MIB))
     store.complete(writer)
-    assert list(store.space.misplaced) == [writer.id]
+    assert list(store.space.tiered.misplaced) == [writer.id]
 
 
-def test_nothing_waits_for_moves_that_are_off(tmp_path: Path, division: RuledDivision) -> None:
-    volumes = [
-        Volume(number, f"{tmp_path}/{tier}", 64 * MIB, tier) for number, tier in enumerate(("nvme", "hdd"))
-    ]
-    store = Store.open(f"{tmp_path}/nvme/index", volumes, rules=SpaceRules(divide=lambda _: division))
-    writer = store.create(named(store, b"file", 2 * MIB))
+def test_few_misplaced_files_are_remembered_while_nothing_moves_them(
+    open_tiers: Open, division: RuledDivision
+) -> None:
+    store = open_tiers()
+    tiered = store.space.tiered
     division.tiers = ("hdd",)
-    for start in (0, MIB):
-        writer.write(start, bytes(MIB))
-    store.complete(writer)
-    assert not store.space.misplaced
-    store.close()
+    for number in range(MISPLACED_MAX + 100):
+        tiered.note_placed(FileId(number), store.disks[0])
+        tiered.note_placed(FileId(number), store.disks[1])
+    assert len(tiered.misplaced) == MISPLACED_MAX
 
 
 def test_a_choice_of_risers_holds_the_lock_for_a_batch(
