@@ -62,7 +62,7 @@ async def test_an_epoch_hits_all_that_is_cached(tmp_path: Path, memory: str) -> 
         hits = await hits_of_epochs(node, shuffled(3))
         cached_files = len(node.cached())
     assert 0.1 * FILES < cached_files < 0.6 * FILES
-    assert min(hits[1:]) >= 0.9 * cached_files, "from the second epoch on"
+    assert min(hits[1:]) >= 0.8 * cached_files, "from the second epoch on"
     assert kept.kept_out_files > 0
 
 
