@@ -184,3 +184,19 @@ def test_a_rule_with_a_fault_changes_nothing(host: Host, words: list[str], why: 
     assert refused.returncode == 2
     assert why in refused.stderr
     assert host.json("policy", "show")["number"] == 0
+
+
+def test_the_rule_of_a_mount_is_checked_first_and_is_for_its_files_alone(host: Host) -> None:
+    other = host.base / "other"
+    other.mkdir()
+    (other / "b").write_bytes(b"b")
+    host.up()
+    mounts = host.json("mount", "list")
+    refused = host.headrace("mount", "add", "/odd[1]", other, "--rule", "ttl=soon")
+    assert refused.returncode == 2
+    assert "'soon' is no duration" in refused.stderr
+    assert host.json("mount", "list") == mounts
+    host.ok("mount", "add", "//odd[1]/", other, "--rule", "ttl=1h")
+    for path, ttl in (("/odd[1]/b", "1h"), ("/odd1/b", "-")):
+        decisions = {row["effect"]: row["value"] for row in host.json("policy", "explain", path)}
+        assert decisions["ttl"] == ttl
