@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from headrace.base.errors import UsageError
 from headrace.base.printable import printable
+from headrace.policy.document import NOT_OBEYED
 from headrace.policy.effects import EFFECT_NAMES
 
 _LISTS = ("tier",)
+KNOWN = tuple(name for name in EFFECT_NAMES if name not in NOT_OBEYED)
 _NO_UTF8 = re.compile("[\ud800-\udfff]")
 _WILD = re.compile(r"[\\*?\[\]]")
 
@@ -27,9 +29,9 @@ def parse_effects(words: Sequence[str]) -> dict[str, str]:
     effects = {}
     for word in words:
         name, separator, value = word.partition("=")
-        if not separator or name not in EFFECT_NAMES:
+        if not separator or name not in KNOWN:
             raise UsageError(
-                f"effect {word!r}", why=f"effects are {', '.join(EFFECT_NAMES)}", hint="write one as ttl=2d"
+                f"effect {word!r}", why=f"effects are {', '.join(KNOWN)}", hint="write one as ttl=2d"
             )
         if name in effects:
             raise UsageError(f"effect {word!r}", why=f"{name} is given twice")

@@ -24,6 +24,7 @@ from headrace.policy.effects import (
 REPLICAS_MAX = 64
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", re.ASCII)
+LEAST = 1e-6
 _BIT_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([KMGT]?)bit(?:/s)?", re.ASCII)
 _DURATION_MAX_S = 100 * 365 * 86400
 _NUMBER_MAX = 1e15
@@ -135,10 +136,10 @@ def rate_bytes_s(value: object) -> float:
 
 
 def positive(value: object) -> float:
-    """Return a number above 0."""
+    """Return a number above 0. One that is nearly 0 would become 0 when it is divided."""
     number = not_negative(value)
-    if number == 0:
-        raise ValueError("0 is not above 0")
+    if number < LEAST:
+        raise ValueError(f"{number:g} is not above {LEAST:g}" if number else "0 is not above 0")
     return number
 
 

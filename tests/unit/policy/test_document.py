@@ -184,6 +184,9 @@ def test_rates_and_prices_of_origins() -> None:
     assert (priced.egress_per_gib, priced.budget_month) == (0.09, 500.0)
     assert faults_of(text + "budget_month = 500\n") == [(4, "budget_month: it needs a price, egress_per_gib")]
     assert (values.rate_bytes_s("10Gbit"), values.rate_bytes_s("500MB")) == (1.25e9, 5e8)
+    assert values.positive(1e-6) == 1e-6
+    with pytest.raises(ValueError, match="not above"):
+        values.positive(5e-324)
     for rate in ("0Gbit", "fast", "-1MB", 3):
         with pytest.raises(ValueError):
             values.rate_bytes_s(rate)
