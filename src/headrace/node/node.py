@@ -230,7 +230,8 @@ class Node:
             tree=self.namespace.tree,
             watermark_low=self.config.watermark_low,
         )
-        kept_epochs = KeptEpochs(table)
+        has_room = partial(self.store.space.has_free, 0, share=self.config.watermark_low)
+        kept_epochs = KeptEpochs(table, has_room)
         if self.config.predict_reads:
             self.store.space.evicted.add(kept_epochs.note_evicted)
             self.reads.objections.append(kept_epochs.keeps_out)

@@ -7,7 +7,7 @@ epoch hits cache / data set of its files. The other files are read through the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headrace.base.model import FileId
 from headrace.prefetch.prediction_table import DATA_SETS_MAX, PredictedDataSet, PredictionTable
@@ -57,16 +57,18 @@ class _Exchange:
 
 
 class KeptEpochs:
-    """Decides for each file that misses. table: knows how jobs without a plan read. Belongs to the node's loop."""
+    """Decides for each file that misses. table: knows how jobs without a plan read. has_room: returns whether a file
+    enters the cache without an eviction. Belongs to the node's loop."""
 
-    def __init__(self, table: PredictionTable) -> None:
+    def __init__(self, table: PredictionTable, has_room: Callable[[], bool]) -> None:
         self._table = table
+        self._has_room = has_room
         self._exchanges: dict[PredictedDataSet, _Exchange] = {}
         self.kept_out_files = 0
 
     def keeps_out(self, id: FileId) -> bool:
         """Return whether a file that a program reads stays out of the cache."""
-        data_set = self._table.read_in_epochs(id)
+        data_set = None if self._has_room() else self._table.read_in_epochs(id)
         if data_set is not None and self._exchange_of(data_set).keeps_out():
             self.kept_out_files += 1
             return True

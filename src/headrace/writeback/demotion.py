@@ -238,13 +238,18 @@ def remove_clean_file(
             # a removed directory came back with it, and the node has not handled that yet
             if is_removal_pending(upper, row.path):
                 return 0
-            upper.mark_demoted(split(row.path)[0])
+            directory = upper.at(split(row.path)[0])
+            times = directory.lstat()
+            upper.mark_demoted(directory.path)
             if take is None:
                 safe_path.unlink()
             elif take(safe_path):
                 _apply_cache_attributes(fd)
             else:
                 return 0
+            directory.utime(
+                (times.st_atime_ns, times.st_mtime_ns)
+            )  # for programs the name stays where it was
             return max(status.st_blocks * 512, int(empty_too))
         finally:
             os.close(fd)

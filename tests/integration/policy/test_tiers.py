@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -52,11 +54,12 @@ def used_bytes(host: Host, tier: str) -> int:
 
 
 def cached_bytes(host: Host, folder: Path) -> int:
-    return sum(
-        path.stat().st_size
-        for path in (folder / "files").rglob("*")
-        if path.suffix != ".map" and path.is_file()
-    )
+    total = 0
+    for top, _, names in os.walk(folder / "files"):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a file moves away meanwhile
+                total += 0 if name.endswith(".map") else os.stat(os.path.join(top, name)).st_size
+    return total
 
 
 @contextmanager

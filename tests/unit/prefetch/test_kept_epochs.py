@@ -6,6 +6,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def memory() -> Iterator[str]:
 
 def node_with_memory(folder: Path, memory: str, *, keeps: bool) -> tuple[PlannedNode, KeptEpochs]:
     node = PlannedNode(folder, FILES, capacity_bytes=4 * MIB, spill_folder=memory)
-    kept = KeptEpochs(node.predictions)
+    kept = KeptEpochs(node.predictions, partial(node.reads.store.space.has_free, 0, share=0.9))
     if keeps:
         node.reads.store.space.evicted.add(kept.note_evicted)
         node.reads.reads.objections.append(kept.keeps_out)

@@ -74,6 +74,17 @@ async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_byt
     assert layer.namespace.tree.entry_at(PATH) == entry and await layer.origin_bytes(PATH) == data
 
 
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_its_directory_keeps_its_times(layer: LayerFixture, has_store: bool) -> None:
+    """Programs as rsync compare them, and the name is still there for them."""
+    await persisted(layer, b"x" * 5)
+    layer.upper.at(b"/d").utime((10**18, 10**18 + 1))
+    await demoter_of(layer, has_store=has_store).demote_clean([row_of(layer)], 1 << 20)
+    times = layer.upper.at(b"/d").lstat()
+    assert (times.st_atime_ns, times.st_mtime_ns) == (10**18, 10**18 + 1)
+    assert layer.names(b"/d") == []
+
+
 async def test_a_damaged_file_fails_its_checksum(layer: LayerFixture) -> None:
     """So `assert_cached` can fail."""
     entry = await persisted(layer, b"right")
