@@ -5,6 +5,7 @@ They are created for each name that is looked up: a msgspec struct costs a quart
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NewType
 
@@ -145,3 +146,12 @@ def block_count(size_bytes: int) -> int:
 def block_range(start: int, end: int) -> range:
     """Return the blocks that the byte range start..end (end exclusive) touches."""
     return range(start // BLOCK_SIZE_BYTES, (end + BLOCK_SIZE_BYTES - 1) // BLOCK_SIZE_BYTES)
+
+
+def block_pieces(data: memoryview, start: int) -> Iterator[memoryview]:
+    """Yield the bytes of each block. data: bytes of a file from `start` on; the first and last block may be partial."""
+    offset = 0
+    while offset < len(data):
+        step = BLOCK_SIZE_BYTES - (start + offset) % BLOCK_SIZE_BYTES
+        yield data[offset : offset + step]
+        offset += step

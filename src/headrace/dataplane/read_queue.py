@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.base.priority import Priority
 
 READ_COST_BYTES = 1 << 16
-"""What a read costs beside its bytes. Otherwise a tenant with small files would take all places."""
+"""Cost of a read beside its bytes. Otherwise a tenant with small files would take all places."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ CACHED_FILES_MAX = 100_000
 MATCHES_A_TURN, MATCHES_MAX = 1000, 2_000_000
 """Matches of a path with a rule, of some microseconds each: between two pauses, and for one answer."""
 MATCHES_A_FILE = 8
-"""What the look-up of a path costs, in matches."""
+"""Cost of the look-up of a path, in matches."""
 DATA_SETS_MAX = 20
 
 

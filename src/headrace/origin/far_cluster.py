@@ -16,7 +16,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlencode
 
@@ -37,7 +37,7 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, ObjectInfo, Version
+from headrace.base.model import Arrived, ObjectInfo, Version, block_pieces
 from headrace.base.namespace_path import check_name
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -506,17 +506,9 @@ def _error_of(response: HttpResponse, target: str, *, missing: type[HeadraceErro
 def _check_sums(target: str, body: bytes, start: int, text: str) -> None:
     """Compare the bytes with the checksums of their blocks. Raise OriginUnavailableError if they were damaged."""
     sums = [word for word in text.split(",") if word]
-    pieces = list(_pieces(memoryview(body), start))
+    pieces = list(block_pieces(memoryview(body), start))
     if len(sums) != len(pieces):
         raise OriginError(target, why="the far cluster sends bytes without their checksums")
     for piece, checksum in zip(pieces, sums, strict=True):
         if xxhash.xxh3_64_hexdigest(piece) != checksum:
             raise OriginUnavailableError(target, why="the bytes do not match their checksum")
-
-
-def _pieces(data: memoryview, start: int) -> Iterator[memoryview]:
-    offset = 0
-    while offset < len(data):
-        step = BLOCK_SIZE_BYTES - (start + offset) % BLOCK_SIZE_BYTES
-        yield data[offset : offset + step]
-        offset += step

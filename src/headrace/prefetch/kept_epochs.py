@@ -19,7 +19,7 @@ COUNTED_MAX = 1024
 OWN_SHARE = 0.5
 """Share of the evicted files, and of the admitted ones, from which on a data set gives way to itself."""
 PROBED = 32
-"""Of so many files that are kept out, one is admitted, so that evictions still show what gives way."""
+"""Interval in files at which one is admitted all the same, so that evictions still show what gives way."""
 
 
 class _Exchange:

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
 from urllib.parse import quote, urlencode
@@ -32,7 +32,7 @@ from headrace.base.errors import (
     error_classes,
 )
 from headrace.base.fork_safe_pool import ForkSafePool
-from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.model import block_pieces
 from headrace.base.tokens import Tokens
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
@@ -477,18 +477,10 @@ def _received(who: str, answer: HttpResponse, start: int, end: int, into: memory
     else:
         data = into[: stop - start]
         answer.read_into(data)
-    pieces = list(_pieces(memoryview(data), start))
+    pieces = list(block_pieces(memoryview(data), start))
     if len(sums) != len(pieces):
         raise ProtocolError(who, why="it sends bytes without their checksums")
     for piece, checksum in zip(pieces, sums, strict=True):
         if xxhash.xxh3_64_hexdigest(piece) != checksum:
             raise CorruptBlockError(who, why="its bytes do not match their checksum")
     return Fetched(data, size, answer.header("etag"))
-
-
-def _pieces(data: memoryview, start: int) -> Iterable[memoryview]:
-    offset = 0
-    while offset < len(data):
-        step = BLOCK_SIZE_BYTES - (start + offset) % BLOCK_SIZE_BYTES
-        yield data[offset : offset + step]
-        offset += step
