@@ -43,13 +43,11 @@ class SealMounts:
     """Keeps the mounts of a node's seals up to date; a supervisor calls `check` once a second.
 
     It mounts an automatic seal in place as soon as the node has made it. It mounts a lazy seal again after its layer
-    died, or when the seal lacks fewer files than before. automatic: the node makes seals by itself. state: the state of
-    the command that runs the node.
+    died, or when the seal lacks fewer files than before. state: the state of the command that runs the node.
     """
 
-    def __init__(self, state: RunState, *, automatic: bool) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
-        self._automatic = automatic
         self._known: set[SealId] = set()
         self._lazy: set[SealId] = set()
         self._retry_at_s: dict[SealId, float] = {}
@@ -68,7 +66,7 @@ class SealMounts:
                 continue
             try:
                 record = node.catalogue.record(seal)
-                if self._automatic and state.mountpoint and record.automatic and seal not in self._known:
+                if state.mountpoint and record.automatic and seal not in self._known:
                     node.mount_automatic(record)
                 self._renew(node, record)
             except PathNotFoundError:

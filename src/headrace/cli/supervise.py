@@ -93,9 +93,7 @@ class Supervisor:
         self._deaths = 0
         self._node_began_s = 0.0
         self._again_at_s: float | None = None
-        self._seal_mounts = (
-            SealMounts(self.state, automatic=config.seal == "auto") if config is not None else None
-        )
+        self._seal_mounts = SealMounts(self.state) if config is not None else None
         self._mount_check_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

@@ -152,14 +152,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="`auto`: seal data sets of small files in place when they are cached as a whole and no longer "
-            "change. `off`: seal only by command. docs/seals/automatic.md explains it."
+            "change. `off`: seal only by command. A rule of the policy decides first. docs/seals/automatic.md explains "
+            "it."
         ),
     ] = "off"
     seal_quiet_s: Annotated[
         float,
         Meta(
-            description="With `seal = auto`: seconds for which a data set has not changed before it is sealed, and "
-            "between two comparisons of a sealed one with its origin."
+            description="For data sets that the node seals by itself: seconds for which one has not changed before it "
+            "is sealed, and between two comparisons of a sealed one with its origin."
         ),
     ] = 300.0
     cluster: Annotated[

@@ -1,4 +1,5 @@
 """Seal data sets without a command (`seal = "auto"`), if they are cached, did not change lately, and have small files.
+The configuration says so for all, a rule of the policy for some.
 
 Such a seal is removed before a reader could miss a change: when a name below it changes at the origin, when its files
 are to be freed, and when the cache needs their room. The node unmounts it. `headrace up` mounts it in place
@@ -20,8 +21,10 @@ from headrace.base.model import FileId
 from headrace.base.namespace_path import is_at_or_below
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.automatic_seals import AutomaticSeals
+from headrace.jobs.data_sets import data_sets
 from headrace.jobs.progress import JobProgress
 from headrace.namespace.namespace import Namespace
+from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import SealId
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ PAUSES_MAX = 64
 
 @dataclass(slots=True)
 class _DataSet:
-    """Describes the tree below a mount of an origin. why: why it has no seal now. pauses: the number of quiet times
+    """Describes a tree that may be sealed. why: why it has no seal now. pauses: the number of quiet times
     that it must be unchanged before it is sealed again. Times are monotonic."""
 
     path: bytes
@@ -45,35 +48,48 @@ class _DataSet:
     pauses: int = 1
 
 
-class AutoSeal:
-    """Seals data sets in one task on the node's loop.
+@dataclass(frozen=True, slots=True)
+class AutoSealRules:
+    """Says which data sets are sealed, and when.
 
-    quiet_s: seconds that a data set must be unchanged before it is sealed, and seconds between two comparisons of a
-    sealed one with its origin. None: no data set is sealed, and the seals of an earlier run are removed. relist: lists
-    all directories below a path again.
+    policy: its rules decide; by_default decides about data sets without a rule. quiet_s: seconds that a data set must
+    be unchanged before it is sealed, and seconds between two comparisons of a sealed one with its origin.
     """
+
+    policy: CurrentPolicy
+    by_default: bool = False
+    quiet_s: float = 300.0
+
+
+class AutoSeal:
+    """Seals data sets in one task on the node's loop. relist: lists all directories below a path again."""
 
     def __init__(
         self,
         namespace: Namespace,
         seals: AutomaticSeals,
+        rules: AutoSealRules,
         *,
-        quiet_s: float | None,
         relist: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._namespace = namespace
         self._seals = seals
-        self._is_on = quiet_s is not None
-        self._quiet_s = quiet_s or 0.0
+        self._rules = rules
         self._relist = relist
         self._data_sets: dict[bytes, _DataSet] = {}
         self._mounts: set[bytes] = set()
+        self._refused: dict[bytes, str] = {}
+        self._is_running = False
         self._tasks = OwnedTasks()
+        namespace.tree.mounts.changed.add(self._on_changed)
+        rules.policy.changed.add(lambda _: self._on_changed())
 
     def start(self) -> None:
-        self._tasks.start(self._run() if self._is_on else self._remove_all())
+        self._is_running = True
+        self._tasks.start(self._run())
 
     async def stop(self) -> None:
+        self._is_running = False
         await self._tasks.close()
 
     def status(self) -> list[dict[str, Any]]:
@@ -116,7 +132,7 @@ class AutoSeal:
     async def _run(self) -> None:
         await self._adopt()
         while True:
-            self._follow_mounts()
+            self._choose()
             for data_set in list(self._data_sets.values()):
                 try:
                     await self._check(data_set)
@@ -125,15 +141,11 @@ class AutoSeal:
                 except Exception:
                     log.exception("a data set could not be sealed path=%s", os.fsdecode(data_set.path))
                     self._defer(data_set, "an internal error, see the log")
-            await asyncio.sleep(min(CHECK_INTERVAL_S, self._quiet_s / 4))
-
-    async def _remove_all(self) -> None:
-        for record in self._seals.records():
-            await self._seals.remove(record.seal)
+            await asyncio.sleep(min(CHECK_INTERVAL_S, self._rules.quiet_s / 4))
 
     async def _adopt(self) -> None:
         """Adopt the seals of the last run. Names may have changed since, so the first check compares them."""
-        self._follow_mounts()
+        self._choose()
         for record in self._seals.records():
             data_set = self._data_sets.get(os.fsencode(record.path))
             if data_set is None or data_set.seal is not None:
@@ -141,23 +153,27 @@ class AutoSeal:
             else:
                 data_set.seal, data_set.why = record.seal, ""
 
-    def _follow_mounts(self) -> None:
-        """Watch the tree below each mount that is not below another one."""
-        paths = {os.fsencode(mount.path) for mount in self._namespace.tree.mounts.all()}
-        tops = {
-            path
-            for path in paths
-            if not any(is_at_or_below(path, other) and path != other for other in paths)
-        }
-        for path in paths ^ self._mounts if self._mounts else ():
+    def _on_changed(self) -> None:
+        """Unmount at once what hides a new mount, or is no longer to be sealed."""
+        if self._is_running:
+            self._choose()
+
+    def _choose(self) -> None:
+        """Watch the data sets of the present mounts and the present policy, and no others."""
+        mounts = {os.fsencode(mount.path) for mount in self._namespace.tree.mounts.all()}
+        for path in mounts ^ self._mounts if self._mounts else ():
             for data_set in self._data_sets.values():
                 if is_at_or_below(path, data_set.path) and path != data_set.path:
                     self._revoke(data_set, "a mount below it was added or removed")
-        self._mounts = paths
-        for path in tops - self._data_sets.keys():
+        self._mounts = mounts
+        self._refused = data_sets(mounts, self._rules.policy.resolver, by_default=self._rules.by_default)
+        for path in self._refused.keys() - self._data_sets.keys():
             self._data_sets[path] = _DataSet(path, monotonic_s())
-        for path in self._data_sets.keys() - tops:
-            self._revoke(self._data_sets.pop(path), "its mount was removed")
+        for path in self._data_sets.keys() - self._refused.keys():
+            self._revoke(self._data_sets.pop(path), "neither a mount nor the policy names it any more")
+        for path, why in self._refused.items():
+            if why and self._data_sets[path].seal is not None:
+                self._revoke(self._data_sets[path], why)
 
     async def _check(self, data_set: _DataSet) -> None:
         now_s = monotonic_s()
@@ -165,17 +181,17 @@ class AutoSeal:
             data_set.seal, data_set.pauses = None, PAUSES_MAX
             self._defer(data_set, "a user removed its seal")
         if data_set.seal is None:
-            if now_s - data_set.changed_s >= data_set.pauses * self._quiet_s:
+            if now_s - data_set.changed_s >= data_set.pauses * self._rules.quiet_s:
                 await self._try_to_seal(data_set)
             return
-        if now_s - data_set.sealed_s > PAUSES_MAX * self._quiet_s:
+        if now_s - data_set.sealed_s > PAUSES_MAX * self._rules.quiet_s:
             data_set.pauses = 1
-        if now_s - data_set.compared_s >= self._quiet_s:
+        if now_s - data_set.compared_s >= self._rules.quiet_s:
             data_set.compared_s = now_s
             await self._relist(data_set.path)  # a change calls names_changed
 
     async def _try_to_seal(self, data_set: _DataSet) -> None:
-        why = await self._seals.reason_against(data_set.path)
+        why = self._refused.get(data_set.path) or await self._seals.reason_against(data_set.path)
         if why:
             self._defer(data_set, why)
             return

@@ -19,7 +19,7 @@ from headrace.base.model import Entry, FileId, Kind
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.read import ReadPath
-from headrace.jobs.auto_seal import AutoSeal
+from headrace.jobs.auto_seal import AutoSeal, AutoSealRules
 from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.lazy_seals import LazySeals
@@ -32,6 +32,7 @@ from headrace.jobs.sealed_walk import SealedWalk
 from headrace.jobs.shared_seals import SharedSeals
 from headrace.jobs.walk import walk
 from headrace.namespace.namespace import Namespace
+from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Catalogue, SealId
 from headrace.store.recovery import Fault
 from headrace.store.schema import CachedFile
@@ -54,7 +55,7 @@ class Jobs:
 
     Checks of cached files run in `disk`, each in one thread. `on_damaged` makes the clients of this host drop the bytes
     of files that are wrong. `catalogue` has the node's seals. `modes` names the directories that users can write, which
-    can't be sealed. seal_quiet_s: see quiet_s of AutoSeal.
+    can't be sealed. auto_seal: None: only commands seal.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Jobs:
         catalogue: Catalogue,
         modes: WriteModes,
         on_damaged: Callable[[list[FileId]], Awaitable[None]],
-        seal_quiet_s: float | None = None,
+        auto_seal: AutoSealRules | None = None,
     ) -> None:
         self.namespace = namespace
         self.store = store
@@ -80,7 +81,7 @@ class Jobs:
         self.auto_seal = AutoSeal(
             namespace,
             AutomaticSeals(namespace, self.sealing, catalogue, disk),
-            quiet_s=seal_quiet_s,
+            auto_seal or AutoSealRules(CurrentPolicy()),
             relist=lambda path: self._sync(path, JobProgress()),
         )
         self._disk = disk

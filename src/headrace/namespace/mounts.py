@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
+from headrace.base.listeners import Listeners
 from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
 
@@ -59,6 +60,8 @@ class MountTable:
         self._mounts: dict[str, Mount] = {}
         self._depth = 0
         """Names of the deepest mount's path."""
+        self.changed: Listeners[[]] = Listeners()
+        """Called after a mount was added or removed."""
 
     def add(self, mount: Mount) -> None:
         if mount.path in self._mounts:
@@ -69,6 +72,7 @@ class MountTable:
             )
         self._mounts[mount.path] = mount
         self._depth = max(map(_depth_of, self._mounts))
+        self.changed()
 
     def remove(self, path: str) -> Mount:
         if path not in self._mounts:
@@ -77,6 +81,7 @@ class MountTable:
             )
         mount = self._mounts.pop(path)
         self._depth = max(map(_depth_of, self._mounts), default=0)
+        self.changed()
         return mount
 
     def find(self, path: str | bytes) -> tuple[Mount, str] | None:

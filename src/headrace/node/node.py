@@ -32,6 +32,7 @@ from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import SourceFactory
 from headrace.dataplane.tier_mover import TierMover
 from headrace.entry.rpc.server import RpcServer, Subscribers
+from headrace.jobs.auto_seal import AutoSealRules
 from headrace.jobs.expiry import CachedLives, Expiry
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import MountTable, normal_path
@@ -618,7 +619,7 @@ def _build_jobs(node: Node) -> Jobs:
         catalogue=Catalogue.of_cache(config.cache[0].folder),
         modes=WriteModes.parse(config.write),
         on_damaged=node._damaged,
-        seal_quiet_s=config.seal_quiet_s if config.seal == "auto" else None,
+        auto_seal=AutoSealRules(node.policies.current, config.seal == "auto", config.seal_quiet_s),
     )
 
 

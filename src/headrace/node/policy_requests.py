@@ -118,6 +118,8 @@ class PolicyRequests:
             return ", ".join(self._tiers)
         if effect == "replicas":
             return str(self._config.replicas)
+        if effect == "seal":
+            return self._config.seal
         if effect == "write":
             copies = self._modes.copies(path)
             return str(self._modes.of(path)) + (f":{copies}" if copies > 1 else "")

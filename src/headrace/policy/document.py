@@ -32,6 +32,7 @@ _EFFECTS: dict[str, Parse] = {
     "tier": values.tiers,
     "ttl": values.time_to_live,
     "write": values.write_promise,
+    "seal": values.sealing,
 }
 NOT_OBEYED = ("write",)
 """Effects that the language has and this release refuses: a rule must not seem to work."""

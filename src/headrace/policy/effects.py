@@ -51,7 +51,8 @@ class Effects:
     """Holds the effects of a policy on a file. None: the configuration of the node or the mount decides.
 
     fresh_s: age in seconds at which a listing is fetched again; 0: always, inf: never. tiers: in order of preference.
-    tenant: the name of the tenant that the file belongs to; "": none.
+    seal: whether the node seals the data set by itself. tenant: the name of the tenant that the file belongs to; "":
+    none.
     """
 
     fresh_s: float | None = None
@@ -61,11 +62,12 @@ class Effects:
     tiers: tuple[str, ...] = ()
     ttl: TimeToLive | None = None
     write: WritePromise | None = None
+    seal: bool | None = None
     tenant: str = ""
 
 
 DEFAULT_EFFECTS = Effects()
-EFFECT_NAMES = ("fresh", "admit", "replicas", "priority", "tier", "ttl", "write")
+EFFECT_NAMES = ("fresh", "admit", "replicas", "priority", "tier", "ttl", "write", "seal")
 """The names of effects in a rule."""
 FIELD_OF = {"fresh": "fresh_s", "tier": "tiers"} | {
     name: name for name in EFFECT_NAMES if name not in ("fresh", "tier")

@@ -20,7 +20,8 @@ class PathPatterns:
     """The patterns of one rule: the last one that matches counts, and `!` before it excludes.
 
     texts: the patterns as they were written. depends_on_names: whether files of one directory may differ. literals:
-    paths without a wildcard, which may be files.
+    paths without a wildcard, which may be files. directories: paths whose whole content a pattern names without a
+    wildcard, such as /a of /a/**, and the literals.
     Raises ValueError for a pattern that is none.
     """
 
@@ -35,6 +36,13 @@ class PathPatterns:
             os.fsencode("/" + pattern.strip("/"))
             for pattern in by_name
             if "/" in pattern.rstrip("/") and not _WILDCARD & set(pattern)
+        )
+        self.directories = self.literals | frozenset(
+            os.fsencode("/" + pattern.removesuffix("**").strip("/"))
+            for pattern in positive
+            if pattern.endswith(("/**", "/"))
+            and (pattern.startswith("/") or "/" in pattern.rstrip("/"))
+            and not _WILDCARD & set(pattern.removesuffix("**"))
         )
         self.depends_on_names = len(self.literals) < len(set(by_name))
 

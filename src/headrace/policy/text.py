@@ -15,6 +15,8 @@ def text_of(value: object) -> str:
     match value:
         case None | "" | ():
             return "-"
+        case bool():
+            return "auto" if value else "off"
         case Priority():
             return value.name.lower()
         case TimeToLive(seconds=seconds, start=start):

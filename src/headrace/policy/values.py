@@ -101,6 +101,11 @@ def write_promise(value: object) -> WritePromise:
     return WritePromise(modes.of(b"/"), modes.copies(b"/"))
 
 
+def sealing(value: object) -> bool:
+    """Return whether a data set is sealed by its node: "auto" or "off"."""
+    return _choice({"auto": True, "off": False}, value)
+
+
 def patterns(value: object) -> tuple[str, ...]:
     """Return patterns as .gitignore has them. The pattern itself is checked where it is compiled."""
     return tuple(_list(value))

@@ -64,7 +64,8 @@ FUZZERS = [
         (PolicyFaultsError,),
         [_WHOLE, b"", _ORIGIN, b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
         words=[
-            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"paths", b"parent", b"share", b"**/", b"/**",
+            b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"seal", b"paths", b"parent", b"share", b"**/",
+            b"/**",
             b"!", b"*", b"[", b"]", b'"""', b"'''", b"fetched+", b"always", b"auto", b"1e308", b"nan", b"inf", b"\n",
             b"=", b"#", b"\\u0000", b"{", b"}", b"9999999w",
         ],

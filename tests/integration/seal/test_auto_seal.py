@@ -30,8 +30,10 @@ def host(tmp_path: Path) -> Iterator[Host]:
         host.close()
 
 
-def wait_sealed(host: Host) -> None:
-    wait_until(lambda: seals_below(str(host.base)) == [str(host.mount)], hint=lambda: str(auto(host)))
+def wait_sealed(host: Host, folder: str = "") -> None:
+    """folder: a directory of the mount."""
+    place = str(host.mount / folder)
+    wait_until(lambda: place in seals_below(str(host.base)), hint=lambda: str(auto(host)))
 
 
 def wait_unsealed(host: Host) -> None:
@@ -132,3 +134,31 @@ def test_a_directory_that_disappears_is_unsealed_before(host: Host) -> None:
     assert [reader.bodies for reader in readers] == [[bodies[name]] for name in names]
     assert {type(error) for reader in readers for error in reader.errors} == {FileNotFoundError}
     assert seals_below(str(host.base)) == [] and os.listdir(host.mount) == []
+
+
+def test_a_rule_seals_one_directory_of_a_mount(host: Host) -> None:
+    """The configuration says off. Readers see right bytes while the rule comes, changes and goes."""
+    host.environment["HEADRACE_SEAL"] = "off"
+    for number in range(FILES):
+        host.put(f"other/{number}.bin", 500 + number)
+    host.up()
+    host.ok("load", host.mount)
+    assert auto(host) == []
+    reader = Reader(host.mount / "images/1/45.bin")
+    try:
+        for folder in ("images", "other"):
+            host.ok("policy", "rule", f"/{folder}/**", "seal=auto")
+            wait_sealed(host, folder)
+            host.assert_right()
+        changed = host.put("other/7.bin", 700, seed=3)
+        wait_until(lambda: (host.mount / "other/7.bin").read_bytes() == changed)
+        wait_until(lambda: len(seals_below(str(host.base))) == 2, hint=lambda: str(auto(host)))
+        host.ok("policy", "rule", "/**", "seal=off")
+        wait_unsealed(host)
+        wait_until(lambda: host.json("seal", "list") == [])
+        host.assert_right()
+    finally:
+        reader.end()
+    assert reader.errors == [] and len(reader.bodies) == 1
+    host.ok("down")
+    host.assert_nothing_left()

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from headrace.base.write_modes import WriteModes
+from headrace.jobs.auto_seal import AutoSealRules
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.seal import Sealing
+from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Place, SealId
-from tests.unit.jobs.sealing_fixture import SealingFixture
+from tests.unit.jobs.sealing_fixture import NAMES, SealingFixture
 
 QUIET_S = 0.2
 
@@ -20,13 +22,25 @@ QUIET_S = 0.2
 class AutoSealFixture(SealingFixture):
     """The jobs of a node with `seal = "auto"`, whose origin has five files, and others below /d/a."""
 
-    def restart_jobs(self, *, quiet_s: float | None = QUIET_S, modes: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.policy = CurrentPolicy()
+
+    def set_policy(self, **seals: str) -> None:
+        """Put a policy in force: top-level directories, each with its value of `seal`; `all`: of the whole."""
+        rules = [
+            f'[[rule]]\nmatch = ["{"" if name == "all" else "/" + name}/**"]\nseal = "{value}"\n'
+            for name, value in seals.items()
+        ]
+        self.policy.adopt(self.policy.record.followed_by("".join(rules), author="test", now_s=1.0))
+
+    def restart_jobs(self, *, quiet_s: float = QUIET_S, modes: str = "", by_default: bool = True) -> None:
         self.jobs = Jobs(
             *(self.namespace, self.store, self.reads, self.disk),
             catalogue=self.catalogue,
             modes=WriteModes.parse(modes),
             on_damaged=self._damaged,
-            seal_quiet_s=quiet_s,
+            auto_seal=AutoSealRules(self.policy, by_default, quiet_s),
         )
         self.jobs.auto_seal.start()
 
@@ -174,7 +188,7 @@ async def test_the_next_run_takes_a_seal_over_and_one_without_auto_removes_it(no
     await node.until(lambda: bool(node.jobs.auto_seal.status()))
     assert node.row == {"path": "/", "seal": str(seal), "why": ""}
     await node.jobs.auto_seal.stop()
-    node.restart_jobs(quiet_s=None)
+    node.restart_jobs(by_default=False)
     await node.until(lambda: node.catalogue.seals() == [])
 
 
@@ -185,3 +199,37 @@ async def test_a_seal_of_a_user_in_place_is_left_alone(node: AutoSealFixture) ->
     node.restart_jobs()
     await node.until(lambda: node.row["why"] == "seal a@1 is mounted over it")
     assert node.catalogue.seals() == [SealId("a", 1)]
+
+
+async def test_a_rule_seals_what_the_configuration_leaves_alone(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.set_policy(d="auto")
+    node.restart_jobs(by_default=False)
+    seal = await node.sealed()
+    assert node.row == {"path": "/d", "seal": str(seal), "why": ""}
+    record = node.catalogue.record(seal)
+    assert {entry.path: entry.size_bytes for entry in node.catalogue.entries(record) if entry.is_file} == {
+        name.removeprefix("d/").encode(): size for name, size in NAMES.items() if name.startswith("d/")
+    }
+    node.set_policy(other="auto")
+    await node.until(lambda: node.catalogue.seals() == [])
+    assert node.row["path"] == "/other"
+
+
+async def test_a_rule_keeps_a_data_set_from_being_sealed(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    node.set_policy(all="off")
+    await node.until(lambda: node.catalogue.seals() == [] and node.jobs.auto_seal.status() == [])
+
+
+async def test_a_data_set_with_a_part_that_is_off_is_not_sealed(node: AutoSealFixture) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    node.set_policy(d="off")
+    await node.until(lambda: node.row["why"] == "a rule of the policy says off for /d")
+    await node.until(lambda: node.catalogue.seals() == [])
+    await asyncio.sleep(4 * QUIET_S)
+    assert node.catalogue.seals() == []
