@@ -45,6 +45,9 @@ TOGETHER = {
     "tests/unit/hook/test_odd_programs.py": "torch",
 }
 
+TOGETHER_FOLDERS = ("tests/integration/writes/", "tests/tidy/")
+"""Folders whose files share what takes long to make."""
+
 
 NO_WARNINGS = ("unit", "conformance", "model", "security")
 """The directories in which an unexpected warning of the test's own process fails it."""
@@ -215,6 +218,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return TOGETHER.get(file, "tests/integration/writes" if "/integration/writes/" in file else file)
+            folder = next((folder for folder in TOGETHER_FOLDERS if file.startswith(folder)), "")
+            return TOGETHER.get(file, folder or file)
 
     return ByFile(config, log)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
+from tests.tidy.survey import PACKAGE, Module, survey, walk
+
 RECORDS = ("dataclass", "Struct", "NamedTuple", "local")
 EXCEPTIONS = {
     "base/logs.py: record.message",  # a record of the standard library's logging
@@ -21,22 +22,33 @@ EXCEPTIONS = {
 }
 
 
+@dataclass
+class ModuleAssignments:
+    """What one module says of attributes. callables, fields, own: names of those that hold a callable, that a record
+    has, that a class with behaviour assigns. foreign: (name, text) of each that is assigned from outside."""
+
+    callables: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    foreign: list[tuple[str, str]] = field(default_factory=list)
+
+
 def is_record(definition: ast.ClassDef) -> bool:
     words = [ast.unparse(node) for node in (*definition.decorator_list, *definition.bases)]
     return any(record in word for word in words for record in RECORDS)
 
 
-def assigned(tree: ast.AST, *, own: bool) -> Iterator[ast.Attribute]:
+def assigned(nodes: Iterable[ast.AST], *, own: bool) -> Iterator[ast.Attribute]:
     """Attributes that are assigned: of `self` and `cls`, or of anything else."""
-    targets = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    for target in targets:
-        is_own = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
-        if isinstance(target.ctx, ast.Store) and is_own is own:
-            yield target
+    for target in nodes:
+        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
+            is_own = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
+            if is_own is own:
+                yield target
 
 
-def callables(tree: ast.AST) -> Iterator[str]:
-    annotated = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign))
+def callables(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    annotated = (node for node in nodes if isinstance(node, ast.AnnAssign))
     for target in (node.target for node in annotated if "Callable" in ast.unparse(node.annotation)):
         if isinstance(target, ast.Attribute):
             yield target.attr
@@ -44,33 +56,40 @@ def callables(tree: ast.AST) -> Iterator[str]:
             yield target.id
 
 
+@survey(PACKAGE)
+def assignments(module: Module) -> Iterator[ModuleAssignments]:
+    names = ModuleAssignments()
+    for definition in module.nodes(ast.ClassDef):
+        nodes = walk(definition)
+        names.callables.update(callables(nodes))
+        if is_record(definition):
+            annotated = [node.target for node in definition.body if isinstance(node, ast.AnnAssign)]
+            names.fields.update(target.id for target in annotated if isinstance(target, ast.Name))
+        else:
+            names.own.update(attribute.attr for attribute in assigned(nodes, own=True))
+    foreign = assigned(module.nodes(ast.Attribute), own=False)
+    names.foreign = [(attribute.attr, ast.unparse(attribute)) for attribute in foreign]
+    yield names
+
+
 @functools.cache
 def patched() -> set[str]:
-    trees = {path.relative_to(SOURCES): ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
-    classes = {
-        path: [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        for path, tree in trees.items()
-    }
-    callable_names = {name for each in classes.values() for member in each for name in callables(member)}
-    fields: set[str] = set()
+    modules = {name.removeprefix(PACKAGE): names for name, (names,) in assignments.findings().items()}
+    callable_names = set().union(*(names.callables for names in modules.values()))
+    fields = set().union(*(names.fields for names in modules.values()))
     packages: dict[str, set[str]] = {}
-    for path, definitions in classes.items():
-        for definition in definitions:
-            if is_record(definition):
-                annotated = [node.target for node in definition.body if isinstance(node, ast.AnnAssign)]
-                fields |= {target.id for target in annotated if isinstance(target, ast.Name)}
-            else:
-                for attribute in assigned(definition, own=True):
-                    packages.setdefault(attribute.attr, set()).add(path.parts[0])
+    for path, names in modules.items():
+        for attribute in names.own:
+            packages.setdefault(attribute, set()).add(path.split("/")[0])
     return {
-        f"{path}: {ast.unparse(attribute)}"
-        for path, tree in trees.items()
-        for attribute in assigned(tree, own=False)
-        if attribute.attr in callable_names
+        f"{path}: {text}"
+        for path, names in modules.items()
+        for attribute, text in names.foreign
+        if attribute in callable_names
         or (
-            attribute.attr in packages
-            and path.parts[0] not in packages[attribute.attr]
-            and (attribute.attr not in fields or attribute.attr.startswith("_"))
+            attribute in packages
+            and path.split("/")[0] not in packages[attribute]
+            and (attribute not in fields or attribute.startswith("_"))
         )
     }
 

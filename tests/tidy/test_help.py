@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +25,21 @@ def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from commands(f"{name} {word}", inner)
 
 
+@functools.cache
+def parser() -> Any:
+    """Return the whole command, which takes as long to build as a hundred pages of help."""
+    return get_command(build_app())
+
+
 def all_commands() -> list[tuple[str, Any]]:
-    return list(commands("headrace", get_command(build_app())))
+    return list(commands("headrace", parser()))
+
+
+def page_of(words: list[str]) -> str:
+    """Return what a command prints for --help."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        parser().main([*words, "--help"], prog_name="headrace", standalone_mode=False)
+    return output.getvalue()
 
 
 def fault_of(text: str, *, is_action: bool) -> str:
@@ -59,8 +75,6 @@ def test_an_option_or_argument_says_in_a_sentence_what_it_is() -> None:
 
 
 def test_no_help_prints_none() -> None:
-    from typer.testing import CliRunner
-
     names = [name.split()[1:] for name, _ in all_commands()]
-    pages = {" ".join(name): CliRunner().invoke(build_app(), [*name, "--help"]).output for name in names}
-    assert [name for name, page in pages.items() if "None" in page] == []
+    pages = {" ".join(words): page_of(words) for words in names}
+    assert [name for name, page in pages.items() if "Usage:" not in page or "None" in page] == []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tidy.survey import Module, survey, walk
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 CODE = [*SOURCES, *sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])]
@@ -28,33 +30,38 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+@survey("src/", "tests/", "bench/")
+def lengths(module: Module) -> Iterator[tuple[str, int]]:
+    """Yield the lines of the module, by the name "", and of each of its functions."""
+    yield "", len(module.text.splitlines())
+    for node in module.functions():
+        yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def test_modules_and_functions_are_short() -> None:
+    assert len(lengths.findings()) > 1000
     long = [
-        f"{name_of(p)}: {n} lines" for p in CODE if (n := len(p.read_text().splitlines())) > MODULE_LINES_MAX
+        f"{module}: {name}, {lines} lines"
+        for module, findings in lengths.findings().items()
+        for name, lines in findings
+        if lines > (FUNCTION_LINES_MAX if name else MODULE_LINES_MAX)
     ]
-    for path in CODE:
-        lengths = [(name, n) for name, n in functions(path) if n > FUNCTION_LINES_MAX]
-        long += [f"{name_of(path)}: {name}, {n} lines" for name, n in lengths]
     assert long == []
+
+
+@survey("tests/")
+def tests_with_nested_async(module: Module) -> Iterator[str]:
+    if not Path(module.name).name.startswith("test_") or not module.nodes(ast.AsyncFunctionDef):
+        return
+    for test in module.nodes(ast.FunctionDef):
+        is_nested = any(isinstance(node, ast.AsyncFunctionDef) for node in walk(test))
+        if is_nested and test.name.startswith("test_"):
+            yield f"{module.name}: {test.name}"
 
 
 def test_an_async_test_is_an_async_function() -> None:
     """A test on several loops, or one for a loop of another thread, is named here."""
-    nested = {
-        f"{name_of(path)}: {test.name}"
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"^ +async def", path.read_text(), re.MULTILINE)
-        for test in ast.walk(ast.parse(path.read_text()))
-        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
-        if any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(test))
-    }
-    assert nested == NESTED_ASYNC
+    assert set(tests_with_nested_async.findings_in("")) == NESTED_ASYNC
 
 
 def test_no_test_module_imports_another() -> None:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.tidy.survey import PACKAGE, Module, survey
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "headrace").rglob("*.py"))
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 
+@survey(PACKAGE)
+def public_classes(module: Module) -> Iterator[str]:
+    for statement in module.tree.body:
+        if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
+            yield statement.name
+
+
 def _classes() -> dict[str, list[str]]:
     """Return the modules that define each public class, by its name."""
     modules = defaultdict(list)
-    for source in SOURCES:
-        for statement in ast.parse(source.read_text()).body:
-            if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
-                modules[statement.name].append(str(source.relative_to(ROOT)))
+    for module, names in public_classes.findings().items():
+        for name in names:
+            modules[name].append(module)
+    assert len(modules) > 1000
     return modules
 
 

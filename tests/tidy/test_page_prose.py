@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tidy.survey import Module, survey
 from tests.tidy.words import RETIRED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,18 +71,18 @@ def test_a_page_has_no_retired_word(page: Path) -> None:
 
 def test_no_text_of_the_program_has_a_retired_word() -> None:
     """Errors, help and log messages. Docstrings and comments are for readers of the code."""
-    words = [
-        f"{module.relative_to(ROOT)}:{line} {word[0]}"
-        for module in sorted((ROOT / "src").rglob("*.py"))
-        for line, text in _texts(ast.parse(module.read_text()))
-        for word in RETIRED.finditer(text)
-    ]
-    assert words == []
+    assert retired_words.findings_in("") == []
 
 
-def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the strings of several words that the program uses, with their lines."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node.lineno, node.value if " " in node.value else ""
+def test_a_retired_word_of_a_text_would_be_found() -> None:
+    module = Module("a.py", '"""It goes."""\ntext = "it goes"\nword = "goes"\n')
+    assert retired_words.look(module) == ["a.py:2 goes"]
+
+
+@survey("src/")
+def retired_words(module: Module) -> Iterator[str]:
+    """Yield those in strings of several words that the program uses, with their lines."""
+    docstrings = {id(node.value) for node in module.nodes(ast.Expr)}
+    for node in module.nodes(ast.Constant):
+        if isinstance(node.value, str) and " " in node.value and id(node) not in docstrings:
+            yield from (f"{module.name}:{node.lineno} {word[0]}" for word in RETIRED.finditer(node.value))

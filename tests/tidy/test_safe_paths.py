@@ -4,9 +4,10 @@ with a path that was joined. mypy refuses a SafePath where a plain path belongs;
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from collections.abc import Iterator
 
-SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
+from tests.tidy.survey import PACKAGE, ROOT, Module, survey
+
 MODULES = (
     *(
         "overlay/upper.py",
@@ -93,22 +94,19 @@ ALLOWED = {
 }
 
 
-def plain_calls(path: Path) -> list[tuple[str, int]]:
+@survey(*(PACKAGE + name for name in MODULES))
+def plain_calls(module: Module) -> Iterator[tuple[str, int]]:
     """(call, line) of each that may be by a joined path."""
-    calls = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in module.nodes(ast.Call):
         name = ast.unparse(node.func)
-        module, _, call = name.rpartition(".")
+        library, _, call = name.rpartition(".")
         by_path = (
-            module == "shutil"
+            library == "shutil"
             or name in ("Path", "rename")
-            or (module in ("os", "os.path") and call in BY_PATH)
+            or (library in ("os", "os.path") and call in BY_PATH)
         )
-        if by_path or ((name == "open" or (module == "os" and call in BY_EITHER)) and not _is_held(node)):
-            calls.append((call, node.lineno))
-    return calls
+        if by_path or ((name == "open" or (library == "os" and call in BY_EITHER)) and not _is_held(node)):
+            yield call, node.lineno
 
 
 def _is_held(call: ast.Call) -> bool:
@@ -118,14 +116,21 @@ def _is_held(call: ast.Call) -> bool:
 
 
 def test_modules_that_know_the_layers_make_no_plain_calls() -> None:
-    calls = [(name, call, line) for name in MODULES for call, line in plain_calls(SOURCES / name)]
+    calls = [
+        (module.removeprefix(PACKAGE), call, line)
+        for module, findings in plain_calls.findings().items()
+        for call, line in findings
+    ]
     assert [site for site in calls if site[:2] not in ALLOWED] == []
     assert [entry for entry in ALLOWED if entry not in {row[:2] for row in calls}] == []
 
 
-def test_a_plain_call_would_be_found(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text(
+def test_the_modules_are_there() -> None:
+    assert [name for name in MODULES if not (ROOT / PACKAGE / name).is_file()] == []
+
+
+def test_a_plain_call_would_be_found() -> None:
+    text = (
         "import os, shutil\n"
         "os.lstat(upper.tree.path + path)\n"
         "os.chmod(upper.tree.path + path, 0o777)\n"
@@ -134,18 +139,19 @@ def test_a_plain_call_would_be_found(tmp_path: Path) -> None:
         "os.fchmod(fd, 0o600)\n"
         "os.utime(pin.proc_path)\n"
     )
-    assert [line for _, line in plain_calls(module)] == [2, 3, 4, 5]
+    assert [line for _, line in plain_calls.look(Module("module.py", text))] == [2, 3, 4, 5]
+
+
+@survey(PACKAGE)
+def paths_of_layers(module: Module) -> Iterator[int]:
+    """Yield the lines that ask for the path of a layer."""
+    for node in module.nodes(ast.Attribute):
+        owner = node.value.attr if isinstance(node.value, ast.Attribute) else ""
+        if node.attr == "path" and owner in ("tree", "work", "gone", "root"):
+            yield node.lineno
 
 
 def test_nobody_else_asks_where_a_layer_lies() -> None:
     """The path of a `Root` is for those who open it."""
-    asks = [
-        str(path.relative_to(SOURCES))
-        for path in SOURCES.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-        and node.attr == "path"
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr in ("tree", "work", "gone", "root")
-    ]
-    assert set(asks) <= {"base/beneath.py"}
+    assert {name.removeprefix(PACKAGE) for name in paths_of_layers.findings()} <= {"base/beneath.py"}
+    assert paths_of_layers.look(Module("a.py", "layer.tree.path\nself.path\n")) == [1]

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
+from tests.tidy.survey import PACKAGE, Function, Module, survey, walk
+
 METHODS_MAX = 25
 ARGUMENTS_MAX = 8
 COMPLEXITY_MAX = 15
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 FUSE = "the kernel dictates the operations: one method for each"
 FSSPEC = "fsspec dictates the methods of a file system"
@@ -51,7 +50,7 @@ BRANCHES = (
 
 def complexity(function: Function) -> int:
     count = 1
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, (*BRANCHES, ast.match_case)):
             count += 1
         elif isinstance(node, ast.BoolOp):
@@ -79,23 +78,24 @@ def is_behaviour(method: Function) -> bool:
     return not method.name.startswith("_") and not method.decorator_list
 
 
-def excesses(tree: ast.AST) -> Iterator[tuple[str, str]]:
+@survey(PACKAGE)
+def excesses(module: Module) -> Iterator[tuple[str, str]]:
     """(Name, what exceeds) of each class and function beyond a limit."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            if (count := len(methods(node))) > METHODS_MAX:
-                yield node.name, f"{count} methods"
-            if (count := arguments(node)) > ARGUMENTS_MAX:
-                yield node.name, f"{count} arguments"
-        elif isinstance(node, Function) and (count := complexity(node)) > COMPLEXITY_MAX:
-            yield node.name, f"complexity {count}"
+    for definition in module.nodes(ast.ClassDef):
+        if (count := len(methods(definition))) > METHODS_MAX:
+            yield definition.name, f"{count} methods"
+        if (count := arguments(definition)) > ARGUMENTS_MAX:
+            yield definition.name, f"{count} arguments"
+    for function in module.functions():
+        if (count := complexity(function)) > COMPLEXITY_MAX:
+            yield function.name, f"complexity {count}"
 
 
 def test_nothing_is_larger_than_the_limits() -> None:
     large: dict[str, list[str]] = {}
-    for path in sorted(SOURCES.rglob("*.py")):
-        for name, excess in excesses(ast.parse(path.read_text())):
-            large.setdefault(f"{path.relative_to(SOURCES)}:{name}", []).append(excess)
+    for module, findings in excesses.findings().items():
+        for name, excess in findings:
+            large.setdefault(f"{module.removeprefix(PACKAGE)}:{name}", []).append(excess)
     assert {name: excess for name, excess in large.items() if name not in EXCEPTIONS} == {}, "split it"
     assert [name for name in EXCEPTIONS if name not in large] == [], "no exception is needed any more"
 
@@ -107,8 +107,8 @@ def test_each_limit_is_checked() -> None:
     many = "class Many:\n" + "".join(f"    def m{number}(self): ...\n" for number in range(METHODS_MAX + 1))
     taken = ", ".join(f"a{number}" for number in range(ARGUMENTS_MAX + 1))
     constructor = f"class Taker:\n    def __init__(self, {taken}): ...\n"
-    assert list(excesses(ast.parse(record))) == []
-    assert list(excesses(ast.parse(f"{record}    def work(self): ...\n"))) == [("Wide", "9 arguments")]
-    assert list(excesses(ast.parse(f"def branch():\n{branches}"))) == [("branch", "complexity 16")]
-    assert list(excesses(ast.parse(many))) == [("Many", "26 methods")]
-    assert list(excesses(ast.parse(constructor))) == [("Taker", "9 arguments")]
+    assert excesses.look(Module("a.py", record)) == []
+    assert excesses.look(Module("a.py", f"{record}    def work(self): ...\n")) == [("Wide", "9 arguments")]
+    assert excesses.look(Module("a.py", f"def branch():\n{branches}")) == [("branch", "complexity 16")]
+    assert excesses.look(Module("a.py", many)) == [("Many", "26 methods")]
+    assert excesses.look(Module("a.py", constructor)) == [("Taker", "9 arguments")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.tidy.survey import Module, survey, walk
+
 VIRTUAL = ("unit", "model", "conformance")
 """Where no real process is waited for. Time passes with pass_time (testing/virtual_loop.py), and what a thread does is
 waited for with until or wait_for (testing/waiting.py)."""
@@ -24,43 +24,45 @@ PROGRAMS = ("integration/diagnose/scripts", "integration/diagnose/job_fork_serve
 """Programs that are looked at while they wait: their sleep is what the test is about."""
 
 
-def sleeps(path: Path) -> Iterator[tuple[int, bool]]:
-    """Yield the line of each sleep, and whether a `while` repeats it."""
-    text = path.read_text()
-    if "sleep" not in text:
+@survey("tests/")
+def sleeps(module: Module) -> Iterator[tuple[int, bool, bool]]:
+    """Yield the line of each sleep, whether a `while` repeats it, and whether the line has a comment."""
+    if "sleep" not in module.text:
         return
-    tree = ast.parse(text)
-    repeated = {
-        id(inner) for loop in ast.walk(tree) if isinstance(loop, ast.While) for inner in ast.walk(loop)
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+    repeated = {id(inner) for loop in module.nodes(ast.While) for inner in walk(loop)}
+    lines = module.text.splitlines()
+    for node in module.nodes(ast.Call):
+        if not isinstance(node.func, ast.Attribute) or not node.args or node.func.attr != "sleep":
             continue
-        is_sleep = node.func.attr == "sleep" and ast.unparse(node.func.value) in ("time", "asyncio")
+        is_sleep = ast.unparse(node.func.value) in ("time", "asyncio")
         if is_sleep and ast.unparse(node.args[0]) != "0":
-            yield node.lineno, id(node) in repeated
+            has_comment = re.search(r"# (?!noqa: \w+$)", lines[node.lineno - 1]) is not None
+            yield node.lineno, id(node) in repeated, has_comment
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(TESTS).as_posix()
+def sleeping_modules() -> dict[str, list[tuple[int, bool, bool]]]:
+    """Return the sleeps by the path of their module below tests/."""
+    return {name.removeprefix("tests/"): findings for name, findings in sleeps.findings().items()}
 
 
 def test_time_is_virtual_where_no_process_is_waited_for() -> None:
-    paths = [path for folder in VIRTUAL for path in sorted((TESTS / folder).rglob("*.py"))]
-    sleeping = {name_of(path) for path in paths if any(sleeps(path))}
-    assert sleeping == set(EXCEPTIONS)
+    folders = tuple(f"{folder}/" for folder in VIRTUAL)
+    assert {name for name in sleeping_modules() if name.startswith(folders)} == set(EXCEPTIONS)
 
 
 def test_other_sleeps_poll_or_say_why() -> None:
     """By a comment in their line."""
-    silent = []
-    for path in sorted(TESTS.rglob("*.py")):
-        if name_of(path).startswith((*VIRTUAL, *PROGRAMS)):
-            continue
-        lines = path.read_text().splitlines()
-        silent += [
-            f"{name_of(path)}:{number}"
-            for number, polls in sleeps(path)
-            if not polls and not re.search(r"# (?!noqa: \w+$)", lines[number - 1])
-        ]
+    silent = [
+        f"{name}:{number}"
+        for name, findings in sleeping_modules().items()
+        if not name.startswith((*VIRTUAL, *PROGRAMS))
+        for number, is_repeated, has_comment in findings
+        if not is_repeated and not has_comment
+    ]
     assert silent == []
+
+
+def test_each_sleep_is_counted() -> None:
+    """Those of 0 only let others run."""
+    text = "time.sleep(1)\nwhile it: time.sleep(2)\nawait asyncio.sleep(3)  # why\nawait asyncio.sleep(0)\n"
+    assert sleeps.look(Module("a.py", text)) == [(1, False, False), (2, True, False), (3, False, True)]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tidy.survey import PACKAGE, Module, survey
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/headrace"
 NODE_TOWER = ("entry", "jobs", "dataplane", "writeback", "namespace", "origin", "store", "node")
@@ -35,27 +37,28 @@ ALLOWED = {
 OUTSIDE = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")))
 
 
-def imports(path: Path) -> Iterator[str]:
+@survey(PACKAGE)
+def imports(module: Module) -> Iterator[str]:
     """Names below headrace, of imports anywhere in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("headrace."):
+    for node in module.nodes(ast.ImportFrom):
+        if node.module and node.module.startswith("headrace."):
             yield node.module.removeprefix("headrace.")
-        elif isinstance(node, ast.ImportFrom) and node.module == "headrace":
+        elif node.module == "headrace":
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (
-                alias.name.removeprefix("headrace.")
-                for alias in node.names
-                if alias.name.startswith("headrace.")
-            )
+    for names in (node.names for node in module.nodes(ast.Import)):
+        yield from (
+            alias.name.removeprefix("headrace.") for alias in names if alias.name.startswith("headrace.")
+        )
 
 
 @pytest.mark.parametrize("room", ALLOWED)
 def test_the_client_tower_sees_of_the_node_tower_only(room: str) -> None:
+    assert imports.findings_in(f"{PACKAGE}{room}/")
     violations = {
-        f"{path.relative_to(SOURCE)}: {name}"
-        for path in sorted((SOURCE / room).rglob("*.py"))
-        for name in imports(path)
+        f"{module.removeprefix(PACKAGE)}: {name}"
+        for module, names in imports.findings().items()
+        if module.startswith(f"{PACKAGE}{room}/")
+        for name in names
         if name.split(".")[0] in NODE_TOWER and name not in ALLOWED[room]
     }
     assert violations == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -49,8 +50,9 @@ FRAGMENTS = {
 }
 
 
-def spoken_verbs() -> set[str]:
+@functools.cache
+def spoken_verbs() -> frozenset[str]:
     """Return verbs as docstrings begin with them: "Return", "Returns"."""
     verbs = set(VERBS_FILE.read_text().split())
     thirds = {verb[:-1] + "ies" for verb in verbs if verb.endswith("y")} | {verb + "es" for verb in verbs}
-    return {word.capitalize() for word in verbs | thirds | {verb + "s" for verb in verbs}}
+    return frozenset(word.capitalize() for word in verbs | thirds | {verb + "s" for verb in verbs})
