@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests import fork_server
+
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
 WARM_UP_S = 0.5
@@ -24,7 +26,7 @@ class JobForkServer:
     """Starts training jobs; `close` ends those left. Each job is a session of its own, so its workers end with it."""
 
     def __init__(self, log: Path) -> None:
-        paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         # jobs are killed, and torch's workers leave sockets then
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(log.parent)}
         with log.open("wb") as sink:
@@ -69,13 +71,12 @@ class JobForkServer:
             *extra,
         ]
         environment = {**self.environment, **({"HEADRACE_RUN_FOLDER": run_folder} if run_folder else {})}
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-m", "headrace", *words],
             env=environment,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         report: dict[str, Any] = json.loads(done.stdout)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.integration.diagnose.job_fork_server import SCRIPTS, JobForkServer
 
 pytestmark = pytest.mark.timeout(90)
@@ -22,12 +23,8 @@ STEPS = 16
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", "diagnose", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    return fork_server.run(
+        [sys.executable, "-m", "headrace", "diagnose", *words], capture_output=True, text=True, timeout=60
     )
 
 

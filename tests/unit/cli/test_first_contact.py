@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from headrace.cli.up import check_has_origin
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
 from headrace.store.index import Index
+from tests import fork_server
 
 
 def completed(*words: str) -> list[str]:
@@ -30,8 +30,10 @@ def completed(*words: str) -> list[str]:
         "COMP_CWORD": str(len(words)),
     }
     command = [sys.executable, "-c", "import sys; from headrace.cli.main import main; sys.exit(main())"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.split()
+    done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    offered: list[str] = done.stdout.split()
+    return offered
 
 
 def test_a_shell_completes_commands_and_options() -> None:

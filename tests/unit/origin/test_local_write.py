@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.local_write import STALE_S, put_file, sweep
 from headrace.origin.origin import HIDDEN, Absent, Condition
 from headrace.origin.source import BytesPutSource, FilePutSource
+from tests import fork_server
 from tests.conformance.origin.origin_suite import listing_of, opened
 
 NEVER = Deadline.never()
@@ -279,10 +279,9 @@ asyncio.run(origin.put("f", ours, condition=None, attributes=Attributes(), deadl
 @pytest.mark.parametrize(("step", "expected"), [("origin.filled", b"old"), ("origin.named", b"ours")])
 async def test_a_killed_put_leaves_the_old_or_the_new(tmp_path: Path, step: str, expected: bytes) -> None:
     path, _ = old_file(tmp_path)
-    died = subprocess.run(
+    died = fork_server.run(
         [sys.executable, "-c", _PUT, str(tmp_path)],
         env={**os.environ, "HEADRACE_FAILPOINT": step},
-        check=False,
         timeout=100,
     )
     assert died.returncode == -signal.SIGKILL

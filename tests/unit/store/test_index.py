@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.store.index import Index
 from headrace.store.listing import ListingWriter
 from headrace.store.schema import pack_cached, pack_entry, unpack_cached, unpack_entry
+from tests import fork_server
 from tests.unit.store.conftest import cached_file
 
 V1, V2 = Version(1, 1, "a"), Version(2, 2, "b")
@@ -231,10 +231,8 @@ def test_one_writer_many_readers(folder: str) -> None:
         "index = Index.open(sys.argv[1], writable=False)\n"
         "print(index.lookup(1, b'a').id)"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
-    ).stdout
-    assert int(out) == id
+    done = fork_server.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+    assert int(done.stdout) == id
     index.close(clean=True)
 
 

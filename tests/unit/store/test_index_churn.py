@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,6 +16,7 @@ from headrace.store import compaction
 from headrace.store.growth import reusable_pages
 from headrace.store.index import Index
 from headrace.store.schema import FOREVER_NS
+from tests import fork_server
 from tests.unit.store.conftest import cached_file
 
 ROUNDS = 100 * int(os.environ.get("HEADRACE_EXAMPLES", "1"))
@@ -145,7 +145,7 @@ def start_elsewhere(folder: str, failpoint: str = "", boot_id: str | None = None
         f"Index.open(sys.argv[1], writable=True, boot_id={boot_id!r}).close(clean=True)"
     )
     environment = {**os.environ, "HEADRACE_FAILPOINT": failpoint}
-    return subprocess.run([sys.executable, "-c", code, folder], env=environment, timeout=60).returncode
+    return fork_server.run([sys.executable, "-c", code, folder], env=environment, timeout=60).returncode
 
 
 def files_removed_and_open(folder: str) -> list[str]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import CorruptIndexError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from tests import fork_server
 from tests.unit.store.conftest import crash
+from tests.unit.store.kill_scenario import BODIES, SMALL, entry_of, open_at
+
+ROOT = Path(__file__).parents[3]
 
 FAILPOINTS = [
     "create.files", "writer.created", "writer.bytes", "writer.bits", "complete.renamed", "small.written",
@@ -22,43 +25,16 @@ FAILPOINTS = [
     "index.committed:9", "discard.records", "repair.record", "sync.volumes", "checkpoint.synced:2",
     "checkpoint.written:2", "checkpoint.renamed:2",
 ]  # fmt: skip
-LARGE, SMALL = b"L" * (2 * BLOCK_SIZE_BYTES + 9), b"S" * 1000
-BODIES = {b"large": LARGE, b"small": SMALL, b"freed": SMALL, b"bad": LARGE}
-
-
-def scenario(folder: str) -> None:
-    """Every commit there is, once."""
-    store = open_at(folder)
-    for name in (b"large", b"bad"):
-        writer = store.create(entry_of(store, name))
-        writer.write(0, LARGE[: 2 * BLOCK_SIZE_BYTES])
-        writer.write(2 * BLOCK_SIZE_BYTES, LARGE[2 * BLOCK_SIZE_BYTES :])
-        store.complete(writer)
-    store.complete_small_many([(entry_of(store, b"small"), SMALL), (entry_of(store, b"freed"), SMALL)])
-    store.free(entry_of(store, b"freed").id)
-    bad = entry_of(store, b"bad").id
-    with open(store.volumes[0].data_path(bad), "r+b") as file:
-        file.write(b"rotten")
-    store.verifier.verify(bad)
-    store.sync()
-    store.close()
-
-
-def open_at(folder: str) -> Store:
-    return Store.open(f"{folder}/index", [Volume(0, folder, 1 << 30, "")])
-
-
-def entry_of(store: Store, name: bytes):  # type: ignore[no-untyped-def]
-    body = BODIES[name]
-    return store.index.entry(store.index.names.put_file(ROOT_ID, name, Version(len(body), 1, "t"))[0])
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
 def test_kill(tmp_path: Path, failpoint: str) -> None:
     folder = str(tmp_path)
-    code = "import sys; from tests.unit.store.test_kill import scenario; scenario(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, folder], env={**os.environ, "HEADRACE_FAILPOINT": failpoint}, timeout=20
+    done = fork_server.run(
+        [sys.executable, "-m", "tests.unit.store.kill_scenario", folder],
+        env={**os.environ, "HEADRACE_FAILPOINT": failpoint},
+        cwd=ROOT,
+        timeout=20,
     )
     assert done.returncode == -signal.SIGKILL, "the failpoint was not reached"
     if failpoint in ("index.commit", "index.committed"):
@@ -119,7 +95,7 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
         "Store.open(sys.argv[1] + '/index', [Volume(0, sys.argv[1], 1 << 30, '')], boot_id='after')"
     )
     for point in ("recover.marked", "checkpoint.synced", "checkpoint.written"):
-        killed = subprocess.run(
+        killed = fork_server.run(
             [sys.executable, "-c", code, folder], env={**os.environ, "HEADRACE_FAILPOINT": point}, timeout=20
         )
         assert killed.returncode == -signal.SIGKILL, point
@@ -134,10 +110,11 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
 
 def test_a_start_killed_before_its_first_checkpoint_is_made_anew(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    code = "import sys; from tests.unit.store.test_kill import open_at; open_at(sys.argv[1])"
-    killed = subprocess.run(
+    code = "import sys; from tests.unit.store.kill_scenario import open_at; open_at(sys.argv[1])"
+    killed = fork_server.run(
         [sys.executable, "-c", code, folder],
         env={**os.environ, "HEADRACE_FAILPOINT": "recover.marked"},
+        cwd=ROOT,
         timeout=20,
     )
     assert killed.returncode == -signal.SIGKILL

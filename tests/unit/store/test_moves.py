@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from headrace.store.staged_copy import CopyMismatchError
 from headrace.store.store import Store
 from headrace.store.tiered_files import MISPLACED_MAX
 from headrace.store.volume import Volume
+from tests import fork_server
 from tests.unit.store.conftest import cached, crash, named
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -394,8 +394,11 @@ def scenario(folder: str) -> None:
 def test_kill(tmp_path: Path, step: str) -> None:
     folder = str(tmp_path)
     code = "import sys; from tests.unit.store.test_moves import scenario; scenario(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, folder], env={**os.environ, "MOVE_FAILPOINT": step}, timeout=20
+    done = fork_server.run(
+        [sys.executable, "-c", code, folder],
+        env={**os.environ, "MOVE_FAILPOINT": step},
+        cwd=Path(__file__).parents[3],
+        timeout=20,
     )
     assert done.returncode == -signal.SIGKILL, "the failpoint was not reached"
     check_files(folder, boot_id="boot-1", trusted=True)

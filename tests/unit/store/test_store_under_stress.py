@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
 from headrace.store.store import Store
 from headrace.store.transactions import Transactions
+from tests import fork_server
 from tests.unit.store.conftest import cached, fill
 
 from .conftest import OpenStore, crash, named
@@ -275,7 +275,7 @@ def test_slots_of_killed_readers_are_given_back(open_store: OpenStore) -> None:
         "txn = index._env.begin(); os.kill(os.getpid(), 9)"
     )
     for _ in range(3):
-        subprocess.run([sys.executable, "-c", code, store.index.folder], timeout=20)
+        fork_server.run([sys.executable, "-c", code, store.index.folder], timeout=20)
     assert store.index._env.info()["num_readers"] >= 2
     store.sync()
     assert all(line.split()[0] == str(os.getpid()) for line in store.index._env.readers().splitlines()[1:])
