@@ -29,6 +29,7 @@ from .cases import Bench
 LINK_SHARE = 1.1
 ORIGIN_DELAY_S = 0.03
 """Seconds after which the object store sees a request: S3's first byte takes 20 to 100 ms."""
+TOKEN_FILES, TOKENS_AT_ONCE = 6, 1 << 20
 COLD = "AU of the cold epoch, of the warm one's:"
 STEADY = "the same, from the first batch on:"
 WARM = "AU of the warm epoch:"
@@ -38,13 +39,15 @@ ORIGIN = "bytes from the origin, in data sets:"
 
 @dataclass(frozen=True)
 class Workload:
-    """size_bytes: of a file. batch: files a step. step_s: of the accelerator, longer than a real one's, so that two
-    cores can serve it. count: of the files at scale 1."""
+    """size_bytes: of a sample. batch: samples a step. step_s: of the accelerator, longer than a real one's, so that two
+    cores can serve it. count: of the samples at scale 1. kind: "files", a file each; "tokens", windows of token files;
+    "arrow", rows of Arrow files as Hugging Face's `save_to_disk` makes them."""
 
     size_bytes: int
     batch: int
     step_s: float
     count: int
+    kind: str = "files"
 
     @property
     def demand_bytes_s(self) -> float:
@@ -54,7 +57,12 @@ class Workload:
 WORKLOADS = {
     "retinanet": Workload(322_957, 24, 0.19, 6000),
     "imagefolder": Workload(110_000, 64, 0.2, 16_000),
+    "tokens": Workload(16_384, 64, 0.05, 24_576, "tokens"),
+    "arrow": Workload(2048, 512, 0.05, 196_608, "arrow"),
 }
+PARTS_OF_FILES = ("tokens", "arrow")
+"""Workloads of samples that are parts of large files. A sample takes an extent of 1 MiB, so the first batches of a
+shuffled epoch need about all bytes, and no order of fetches helps: their goal is another one."""
 
 
 CONTENDERS = ("plan", "predictions", "no plan")
@@ -66,7 +74,7 @@ def epochs(bench: Bench) -> None:
     for name, load in WORKLOADS.items():
         count = max(40 * load.batch, round(load.count * bench.scale))
         folder = bench.place.folder(name)
-        make_files(folder, load.size_bytes, count)
+        make_data(folder, load, count)
         s5cmd(store, ["cp", f"{folder}/", f"s3://{store.bucket}/{name}/"], timeout_s=600)
         rate_bits_s = round(LINK_SHARE * load.demand_bytes_s * 8)
         bench.results.note(
@@ -77,6 +85,35 @@ def epochs(bench: Bench) -> None:
             for contender in CONTENDERS:
                 with bench.attempt(f"{COLD} {name}", contender), limited(bench, store, rate_bits_s) as place:
                     add(bench, name, load, contender, *run_job(bench, store, name, load, contender, place))
+
+
+def make_data(folder: str, load: Workload, count: int) -> None:
+    if load.kind == "files":
+        make_files(folder, load.size_bytes, count)
+    elif load.kind == "tokens":
+        make_tokens(folder, load.size_bytes * count)
+    else:
+        make_arrow(folder, load.size_bytes, count)
+
+
+def make_tokens(folder: str, size_bytes: int) -> None:
+    """Make 6 files of random tokens of 2 bytes."""
+    for number in range(TOKEN_FILES):
+        with open(f"{folder}/{number}.bin", "wb") as file:
+            for start in range(0, size_bytes // TOKEN_FILES, TOKENS_AT_ONCE):
+                file.write(os.urandom(min(TOKENS_AT_ONCE, size_bytes // TOKEN_FILES - start)))
+
+
+def make_arrow(folder: str, size_bytes: int, count: int) -> None:
+    """Make a data set of Hugging Face of random texts."""
+    import datasets  # type: ignore[import-untyped]
+
+    def rows() -> Iterator[dict[str, str]]:
+        for _ in range(count):
+            yield {"text": os.urandom(size_bytes // 2).hex()}
+
+    data = datasets.Dataset.from_generator(rows, cache_dir=f"{folder}-cache")
+    data.save_to_disk(folder, num_shards=TOKEN_FILES)
 
 
 def make_files(folder: str, size_bytes: int, count: int) -> None:
@@ -153,7 +190,7 @@ def run_job(
         mount.start()
         drop_page_cache()
         trainer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trainer.py")
-        words = [tool("python"), trainer, mount.root, str(load.batch), str(load.step_s), "2"]
+        words = [tool("python"), trainer, mount.root, str(load.batch), str(load.step_s), "2", load.kind]
         before = [tool("headrace"), "run", "--"] if contender == "plan" else []
         out = run([*before, *words], timeout_s=900, env=mount.environment())
         return json.loads(out.strip().splitlines()[-1]), int(mount.status()["origin"]["bytes_read"])

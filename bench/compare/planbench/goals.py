@@ -6,7 +6,10 @@ from nodebench.report import Goal
 from nodebench.results import Results
 
 from .cases import ALL_MISSES, HITS, JOINT, OF_THE_JOB, PEAK, SUBSTITUTED
-from .epochs import COLD, FIRST, WORKLOADS
+from .epochs import COLD, FIRST, PARTS_OF_FILES, WORKLOADS
+from .extents import MEMORY
+from .extents import OF_THE_JOB as OF_THE_JOB_WITH_EXTENTS
+from .waits import BESIDE, RATIO
 
 
 def goals(results: Results) -> list[Goal]:
@@ -49,10 +52,27 @@ def goals(results: Results) -> list[Goal]:
                 results.median(f"{COLD} {name}", "plan"),
             )
             for name in WORKLOADS
+            if name not in PARTS_OF_FILES
         ),
+        *(
+            goal
+            for kind in ("windows of 16 KiB", "Megatron")
+            for goal in (
+                Goal(f"{MEMORY}, {kind}", 8.0, False, results.median(MEMORY, kind), "B a sample"),
+                Goal(
+                    f"{OF_THE_JOB_WITH_EXTENTS}, {kind}",
+                    1.0,
+                    False,
+                    results.median(OF_THE_JOB_WITH_EXTENTS, kind),
+                    "s",
+                ),
+            )
+        ),
+        Goal(f"{RATIO}, {BESIDE}", 2.0, False, results.median(RATIO, BESIDE)),
         *(
             Goal(f"{FIRST} {name}", 1.0, False, results.median(f"{FIRST} {name}", "plan"), "steps")
             for name in WORKLOADS
+            if name not in PARTS_OF_FILES
         ),
         Goal("the same: memory", 8.0, False, results.median("a plan: memory", "plan"), "B a sample"),
     ]

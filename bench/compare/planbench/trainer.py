@@ -1,4 +1,6 @@
-"""Train on files with torch and nothing else: `trainer.py FOLDER BATCH STEP_S EPOCHS`. A step is a sleep.
+"""Train on files with torch: `trainer.py FOLDER BATCH STEP_S EPOCHS [KIND]`. A step is a sleep.
+
+KIND: "files", with torch alone; "tokens", our TokenWindows; "arrow", a data set that Hugging Face saved to disk.
 
 Prints a line of JSON: of each epoch its seconds, steps, samples and bytes, the wait for its first batch, and the
 longest of the first four.
@@ -10,12 +12,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 WORKERS = 4
+WINDOW = 8192
 FIRST_BATCHES = 4
 
 
@@ -46,17 +50,39 @@ def identity(samples: list[int]) -> list[int]:
     return samples
 
 
+def bytes_of_windows(windows: list[torch.Tensor]) -> list[int]:
+    return [window.nbytes for window in windows]
+
+
+def bytes_of_rows(rows: list[dict[str, str]]) -> list[int]:
+    return [len(row["text"]) for row in rows]
+
+
+def data_set_of(folder: str, kind: str) -> tuple[Any, Callable[[Any], list[int]]]:
+    """Return a data set, and what makes the sizes of a batch's samples of it."""
+    if kind == "tokens":
+        from headrace.integrations.torch_data import TokenWindows
+
+        return TokenWindows(folder, window=WINDOW, suffixes=(".bin",)), bytes_of_windows
+    if kind == "arrow":
+        import datasets  # type: ignore[import-untyped]
+
+        return datasets.load_from_disk(folder), bytes_of_rows
+    return Files(folder), identity
+
+
 def main() -> None:
     folder, batch, step_s, epochs = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     torch.manual_seed(7)
+    data_set, sizes_of = data_set_of(folder, sys.argv[5] if len(sys.argv) > 5 else "files")
     loader = DataLoader(
-        Files(folder),
+        data_set,
         batch_size=batch,
         shuffle=True,
         num_workers=WORKERS,
         persistent_workers=True,
         drop_last=True,
-        collate_fn=identity,
+        collate_fn=sizes_of,
         multiprocessing_context="fork",
     )
     print(json.dumps([run_epoch(loader, step_s) for _ in range(epochs)]))

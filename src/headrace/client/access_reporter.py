@@ -2,7 +2,8 @@
 harm.
 
 `touch` is on the hot path of an open: it costs an append and a comparison. The thread starts with the first touch,
-also in a child after a fork. It sleeps without waking up while nothing is touched.
+also in a child after a fork. It sleeps without waking up while nothing is touched. It also finds out which job each
+process belongs to that opened a file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 
 from headrace.base.errors import HeadraceError
 from headrace.client.connection import Connections
+from headrace.client.job_numbers import job_numbers
 from headrace.wire.messages import TOUCHED_MAX, Touch
 
 log = logging.getLogger(__name__)
@@ -30,18 +32,20 @@ class AccessReporter:
     def __init__(self, connections: Connections, *, is_job: bool = True) -> None:
         self._connections = connections
         self._is_job = is_job
-        self._ids: list[int] = []
+        self._opens: list[tuple[int, int]] = []
         self._thread: threading.Thread | None = None
         self._reset()
 
-    def touch(self, id: int) -> None:
-        ids = self._ids
-        ids.append(id)
-        count = len(ids)
+    def touch(self, id: int, pid: int = 0) -> None:
+        """Note that a file was opened. pid: of the process or thread that did it, as a session sees it; 0: this one,
+        or not known."""
+        opens = self._opens
+        opens.append((id, pid))
+        count = len(opens)
         if count == 1 or count == BATCH:
             self._wake(count)
         elif count > WAITING_MAX:
-            self._ids = []
+            self._opens = []
 
     def close(self) -> None:
         """Let the thread send the remaining ids, if the node answers, and end. Does not wait for it."""
@@ -50,7 +54,7 @@ class AccessReporter:
         self._has_batch.set()
 
     def reset_after_fork(self) -> None:
-        self._ids = []
+        self._opens = []
         self._reset()
 
     def _reset(self) -> None:
@@ -70,12 +74,15 @@ class AccessReporter:
             self._has_ids.clear()
             self._has_batch.wait(INTERVAL_S)
             self._has_batch.clear()
-            ids, self._ids = self._ids, []
-            if ids:
-                self._send(ids)
+            opens, self._opens = self._opens, []
+            if opens:
+                self._send(opens)
 
-    def _send(self, ids: list[int]) -> None:
+    def _send(self, opens: list[tuple[int, int]]) -> None:
+        numbers = job_numbers({pid for _, pid in opens}) if self._is_job else {}
+        streams = (numbers[pid] for _, pid in opens) if any(numbers.values()) else ()
+        touch = Touch(ids=[id for id, _ in opens], process=self._process, streams=tuple(streams))
         try:
-            self._connections.ask(Touch(ids=ids, process=self._process), patience_s=0)
+            self._connections.ask(touch, patience_s=0)
         except HeadraceError as error:
-            log.debug("accesses were not reported count=%d error=%s", len(ids), error)
+            log.debug("accesses were not reported count=%d error=%s", len(opens), error)

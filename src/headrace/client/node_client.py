@@ -82,7 +82,7 @@ class NodeClient:
         self._renewing = threading.Lock()
         self._connections = Connections(socket_path, role=role, patience_s=patience_s, on_welcome=self._renew)
         self._touches = AccessReporter(self._connections, is_job=role in ("session", "sdk"))
-        self.touch: Callable[[FileId], None] = self._touches.touch
+        self.touch: Callable[..., None] = self._touches.touch
         """Records an access for the eviction policy. Records are sent in batches, and may be lost without harm."""
         self.local = LocalCache(first.welcome, self.touch)
         """Replaced as soon as an id, a volume's number or a path's write mode may mean something else."""

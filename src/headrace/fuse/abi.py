@@ -108,6 +108,7 @@ _ENTRY = "QQQQII" + _ATTR  # nodeid generation entry_valid attr_valid, their nse
 IN_HEADER = Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 HOT_HEADER = Struct("<4xIQQ")  # opcode unique nodeid
 CALLER = Struct("<24xI4xI")  # uid; pid: of the thread
+CALLER_PID = Struct("<32xI")
 OUT_HEADER = Struct("<IiQ")  # len error unique
 INIT_IN = Struct("<IIIII")  # major minor max_readahead flags flags2 (+ 11 unused words)
 INIT_OUT = Struct("<IIIIHHIIHHIIH22x")

@@ -68,9 +68,9 @@ class HandleCache:
         self._lock = threading.Lock()
         self._handles: OrderedDict[int, Handle] = OrderedDict()
 
-    def acquire(self, id: FileId) -> Handle | None:
+    def acquire(self, id: FileId, pid: int = 0) -> Handle | None:
         """Acquire the handle of a complete cache file, without blocking on the node. Return None if only
-        `acquire_blocking` can open it. The caller releases it by `release`."""
+        `acquire_blocking` can open it. The caller releases it by `release`. pid: of the reader; 0: not known."""
         with self._lock:
             handle = self._handles.get(id)
             if handle is not None:
@@ -84,23 +84,23 @@ class HandleCache:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # evicted just now
             return None
-        return self.put(id, Handle(fd, None, os.fstat(fd).st_size))
+        return self.put(id, Handle(fd, None, os.fstat(fd).st_size), pid)
 
-    def acquire_blocking(self, id: FileId, cancel: Cancel) -> Handle:
-        handle = self.acquire(id)
+    def acquire_blocking(self, id: FileId, cancel: Cancel, pid: int = 0) -> Handle:
+        handle = self.acquire(id, pid)
         if handle is not None:
             return handle
-        return self.put(id, self.wrap(id, self._client.open(id, cancel)))
+        return self.put(id, self.wrap(id, self._client.open(id, cancel)), pid)
 
     def wrap(self, id: FileId, file: CacheFile) -> Handle:
         entry = self._client.entry(id)
         return Handle(-1, file, os.fstat(file.fd).st_size if entry is None else entry.version.size_bytes)
 
-    def put(self, id: FileId, new: Handle) -> Handle:
+    def put(self, id: FileId, new: Handle, pid: int = 0) -> Handle:
         """Return the handle to use: the new one, or the one that another thread put first."""
         surplus = []
         if self._reports_use:
-            self._client.touch(id)
+            self._client.touch(id, pid)
         with self._lock:
             handle = self._handles.setdefault(id, new)
             handle.users += 1

@@ -167,12 +167,12 @@ class Operations:
     def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         backing_id = self._inodes.open_hit(node)
         if backing_id:
-            self._client.touch(FileId(node & FILE_ID_MAX))
+            self._client.touch(FileId(node & FILE_ID_MAX), *abi.CALLER_PID.unpack_from(request))
             return abi.OPEN_REPLY.pack(32, 0, unique, FH_PASSTHROUGH, _PASSTHROUGH_FLAGS, backing_id)
         if self.mode is Mode.NOOPEN:
             return errno.ENOSYS
         id = FileId(node & FILE_ID_MAX)
-        self._client.touch(id)
+        self._client.touch(id, *abi.CALLER_PID.unpack_from(request))
         path = self._client.complete_path(id)
         if path is None:
             return lambda cancel: self._open_blocking(unique, node, cancel)
@@ -229,16 +229,17 @@ class Operations:
         them."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
         extent = (offset, size)
+        (pid,) = abi.CALLER_PID.unpack_from(request)
         if self.mode is Mode.NOOPEN and size <= PENDING_READ_BYTES_MAX:
-            pending = self._begin_read(unique, node, extent)
+            pending = self._begin_read(unique, node, extent, pid)
             if pending is not None:
                 return pending
-        return DiskTask(lambda: self._read_present(unique, node, extent))
+        return DiskTask(lambda: self._read_present(unique, node, extent, pid))
 
-    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> PendingRead | None:
+    def _begin_read(self, unique: int, node: int, extent: tuple[int, int], pid: int) -> PendingRead | None:
         """Start the read of a complete file, or return None. A read that must wait may be cancelled, so the pool
         acquires its own handle for it."""
-        handle = self._files.acquire(FileId(node & FILE_ID_MAX))
+        handle = self._files.acquire(FileId(node & FILE_ID_MAX), pid)
         if handle is None:
             return None
         if handle.file is not None:
@@ -247,15 +248,17 @@ class Operations:
         os.posix_fadvise(handle.fd, *extent, os.POSIX_FADV_WILLNEED)
         return PendingRead(lambda: self._answer_read(unique, handle, extent))
 
-    def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
+    def _read_present(self, unique: int, node: int, extent: tuple[int, int], pid: int) -> Answer | Deferred:
         """Reply with bytes that are present; defer the others, so that an origin that hangs delays no cached file."""
-        handle = self._files.acquire(FileId(node & FILE_ID_MAX))
+        handle = self._files.acquire(FileId(node & FILE_ID_MAX), pid)
         if handle is not None and self._files.check_present(handle, *extent):
             return self._answer_read(unique, handle, extent)
-        return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+        return lambda cancel: self._read_blocking(unique, node, extent, pid, cancel)
 
-    def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
-        handle = self._files.acquire_blocking(FileId(node & FILE_ID_MAX), cancel)
+    def _read_blocking(
+        self, unique: int, node: int, extent: tuple[int, int], pid: int, cancel: Cancel
+    ) -> Answer:
+        handle = self._files.acquire_blocking(FileId(node & FILE_ID_MAX), cancel, pid)
         return self._answer_read(unique, handle, extent, cancel)
 
     def _answer_read(

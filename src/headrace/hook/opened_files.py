@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import parent_process
 from typing import Any
 
@@ -43,7 +44,8 @@ class OpenedSampleFiles:
     def __init__(self, socket_path: str, mounts: MountedPaths) -> None:
         self._socket_path = socket_path
         self._mounts = mounts
-        self._index: int | None = None
+        self.index: int | None = None
+        """The sample that this process loads; None: none, or its files are not noted."""
         self._opened: list[tuple[int, str]] = []
         self._is_hooked = False
         self._silent_until_s = 0.0
@@ -55,16 +57,16 @@ class OpenedSampleFiles:
             return data_set
         if not self._is_hooked:
             self._is_hooked = True
-            sys.addaudithook(self._audit)
+            sys.addaudithook(_audit_hook(self))
         return _MarkedDataSet(data_set, self)
 
     def load(self, data_set: Any, index: Any) -> Any:
         """Load a sample, and note the files that are opened meanwhile."""
-        self._index = index if isinstance(index, int) and index >= 0 else None
+        self.index = index if isinstance(index, int) and index >= 0 else None
         try:
             return data_set[index]
         finally:
-            self._index = None
+            self.index = None
 
     def take(self) -> list[tuple[int, str]]:
         """Return the (index, path) of all noted files, and forget them."""
@@ -93,15 +95,26 @@ class OpenedSampleFiles:
             return False
         return True
 
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._index is None or event != "open":
-            return
-        path, _, flags = arguments
+    def note_open(self, index: int, path: object, flags: object) -> None:
+        """Note a file that was opened for a sample, if it was opened to be read."""
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         is_read = isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY
         if isinstance(path, str) and is_read and len(self._opened) < OPENED_MAX:
-            self._opened.append((self._index, path))
+            self._opened.append((index, path))
+
+
+def _audit_hook(files: OpenedSampleFiles) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return an audit hook. It is a function, not a bound method: at each event Python looks for an attribute that the
+    hook does not have, which takes a method longer than all else here."""
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        index = files.index
+        if index is not None and event == "open":
+            path, _, flags = arguments
+            files.note_open(index, path, flags)
+
+    return audit
 
 
 class _MarkedDataSet:

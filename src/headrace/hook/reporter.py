@@ -25,6 +25,8 @@ from .samplers import next_epoch
 
 INTERVAL_S = 0.25
 """Seconds between two reports of the position."""
+IDLE_INTERVAL_S = 5.0
+"""The same while the node knows no file of any loader in a mount. A report wakes this thread beside the program's."""
 RETRY_S = 5.0
 """Seconds after which a node that could not be reached is tried again."""
 TIMEOUT_S = 30.0
@@ -86,11 +88,13 @@ class ReportedStream:
 
 class _SentState:
     """Says what the node knows of a stream. epoch: the last whose order it has. later: the order of the epoch after
-    `epoch`, empty if only its sampler will know it, None if nobody has looked yet."""
+    `epoch`, empty if only its sampler will know it, None if nobody has looked yet. is_used: a file of the data set is
+    in a mount, as far as the node knows."""
 
     def __init__(self) -> None:
         self.epoch = -1
         self.later: array[int] | None = None
+        self.is_used = True
 
 
 class Reporter:
@@ -136,8 +140,10 @@ class Reporter:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                self._report_all()
-                self._wake.wait(INTERVAL_S)
+                self._wake.clear()
+                if not self._ending.is_set():  # `stop` may have woken it before that
+                    self._report_all()
+                    self._wake.wait(self._interval_s())
             except OSError:
                 self._disconnect()
                 self._ending.wait(RETRY_S)
@@ -145,7 +151,10 @@ class Reporter:
                 self.say_once(f"the job runs without a plan: {error!r}")
                 self._disconnect()
                 return
-            self._wake.clear()
+
+    def _interval_s(self) -> float:
+        is_idle = self._sent and not any(sent.is_used for sent in self._sent.values())
+        return IDLE_INTERVAL_S if is_idle else INTERVAL_S
 
     def _report_all(self) -> None:
         streams = list(self._streams)
@@ -193,7 +202,8 @@ class Reporter:
             if sent.later and stream.current[0] == epoch:
                 self._send_order(stream.id, epoch + 1, sent.later)
         try:
-            self._ask("PlanProgress", stream=stream.id, epoch=epoch, position=position)
+            answer = self._ask("PlanProgress", stream=stream.id, epoch=epoch, position=position)
+            sent.is_used = bool(answer.get("used", True))
         except PlanRefusedError:
             # a node forgets a process that was stopped for a minute: it is told all again
             del self._sent[stream.id]
@@ -317,9 +327,8 @@ class _ExtentNames:
                     },
                 )
                 first += count
-        for start in range(0, self._extents.samples, EXTENTS_AT_ONCE):
-            width, numbers = self._extents.part(start, start + EXTENTS_AT_ONCE)
-            yield "PlanSamples", {"first": start, "width": width, "extents": numbers}
+        for start, width, rows, counts in self._extents.parts(EXTENTS_AT_ONCE):
+            yield "PlanSamples", {"first": start, "width": width, "extents": rows, "counts": counts}
 
 
 def _named(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .megatron import document_parts
@@ -43,10 +43,22 @@ class SampleExtents:
     def count(self) -> int:
         return sum(len(bounds) - 1 for _, bounds in self.files)
 
-    def part(self, start: int, end: int) -> tuple[int, bytes]:
-        """Return how many numbers each of some consecutive samples has, and these numbers, of 4 bytes."""
-        rows = self.pick(sys.modules["numpy"].arange(start, min(end, self.samples)))
-        return rows.shape[1], rows.astype("<u4").tobytes()
+    def parts(self, samples_at_once: int) -> Iterator[tuple[int, int, bytes, bytes]]:
+        """Yield (first sample, width, rows, counts). rows: `width` numbers each, for samples that follow each other and
+        lie in the same extents. counts: the samples of each row; empty in all parts if few samples share rows. Numbers
+        have 4 bytes."""
+        numpy = sys.modules["numpy"]
+        has_counts: bool | None = None
+        for start in range(0, self.samples, samples_at_once):
+            rows = self.pick(numpy.arange(start, min(start + samples_at_once, self.samples)))
+            begins = numpy.flatnonzero(numpy.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
+            if has_counts is None:
+                has_counts = 2 * len(begins) <= len(rows)
+            counts = b""
+            if has_counts:
+                counts = numpy.diff(begins, append=len(rows)).astype("<u4").tobytes()
+                rows = rows[begins]
+            yield start, rows.shape[1], rows.astype("<u4").tobytes(), counts
 
     def digest(self) -> bytes:
         """Return what two processes with the same data set agree on: a hash of its extents, and of some samples."""

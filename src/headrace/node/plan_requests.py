@@ -16,6 +16,7 @@ from headrace.wire.messages import (
     PlanLearn,
     PlanList,
     PlanNames,
+    PlanNoted,
     PlanOrder,
     PlanProgress,
     PlanRow,
@@ -64,9 +65,8 @@ class PlanRequests:
         await self._plans.order(request)
         return Done()
 
-    async def _progress(self, request: PlanProgress) -> Done:
-        self._plans.progress(request)
-        return Done()
+    async def _progress(self, request: PlanProgress) -> PlanNoted:
+        return PlanNoted(used=self._plans.progress(request))
 
     async def _learn(self, request: PlanLearn) -> Done:
         await self._plans.learn(request)
@@ -115,6 +115,7 @@ class PlanRequests:
 
 def _predicted_row(data_set: PredictedDataSet) -> PlanRow:
     predictor, path = data_set.predictor, data_set.directory.decode("utf-8", "replace")
+    issued, right, wrong = data_set.streams.counts
     return PlanRow(
         stream="",
         job=path,
@@ -132,7 +133,7 @@ def _predicted_row(data_set: PredictedDataSet) -> PlanRow:
         hits=0,
         misses=0,
         model=predictor.model_name,
-        issued=predictor.issued,
-        right=predictor.right,
-        wrong=predictor.wrong,
+        issued=issued,
+        right=right,
+        wrong=wrong,
     )

@@ -140,7 +140,7 @@ class ReadRequests:
         self._store.touch(ids)
         self._statistics.note_opens(ids)
         if request.process:
-            await self._predictions.note_opens(ids, request.process)
+            await self._predictions.note_opens(ids, request.process, request.streams)
         return Done()
 
     async def open_many(self, request: OpenMany) -> AsyncIterator[Answer]:

@@ -102,14 +102,16 @@ class PlannedVictims:
         bytes_needed: int = 1,
         is_pinned: Callable[[int], bool] | None = None,
         *,
+        deadline_s: float | None = None,
         count_max: int = COUNT_MAX,
         must_suffice: bool = False,
     ) -> bool:
         """Return whether a file may be prefetched into a full volume: no planned file is evicted for it that is needed
         sooner, or as soon, and fewer than count_max. False for a file without a known use. True where no planned file
-        is resident: others are left to the policy. must_suffice: the victims must have the bytes, as more may be known
-        later."""
-        deadline_s = self._orders.next_use_s(file)
+        is resident: others are left to the policy. deadline_s: of the next use, where no order tells it. must_suffice:
+        the victims must have the bytes, as more may be known later."""
+        if deadline_s is None:
+            deadline_s = self._orders.next_use_s(file)
         if deadline_s is None:
             return False
         victims = self.victims(bytes_needed, is_pinned or _is_never_pinned, count_max)
@@ -200,7 +202,7 @@ class PlannedVictims:
         streams = self._orders.streams
         for stream in streams:
             for epoch in stream.epochs:
-                if epoch.is_built:
+                if epoch.has_table and epoch.is_built:
                     self._marks_of(stream, epoch)
         for marked in list(self._marked.values()):
             is_planned = marked.stream in streams

@@ -11,11 +11,12 @@ import heapq
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
 from headrace.base.errors import UsageError
+from headrace.plan.extent_map import ExtentOrder
 from headrace.plan.inverse import STEP_SAMPLES, DirectTable, HashedTable
 
 STEP_S_UNKNOWN = 1.0
@@ -26,14 +27,20 @@ class KnownEpoch:
     """The order of one epoch of one reader, with the table that finds a file in it.
 
     start: the position of its first sample. 8 bytes a sample where each file of a range is read once: 4 of the order, 4
-    of the table. Up to 8.5 bytes for an order of a few of many files, and 4 more where files are read twice.
+    of the table. Up to 8.5 bytes for an order of a few of many files, and 4 more where files are read twice. An order
+    of extents (`ExtentOrder`) has no table: nobody asks for the next use of a part of a file.
     """
 
-    def __init__(self, start: int, order: array[int]) -> None:
+    def __init__(self, start: int, order: array[int] | ExtentOrder) -> None:
         self.start, self.end = start, start + len(order)
         self.order = order
         self._table: DirectTable | HashedTable | None = None
-        self._steps: Iterator[None] | None = self._build_steps()
+        self._steps = None if isinstance(order, ExtentOrder) else self._build_steps(order)
+
+    @property
+    def has_table(self) -> bool:
+        """Return whether files can be found in the order, now or when the table is complete."""
+        return not isinstance(self.order, ExtentOrder)
 
     @property
     def is_built(self) -> bool:
@@ -56,27 +63,28 @@ class KnownEpoch:
     def has(self, file: int) -> bool:
         return self._steps is None and self._table is not None and self._table.has(file)
 
-    def _build_steps(self) -> Iterator[None]:
+    def _build_steps(self, order: array[int]) -> Iterator[None]:
         first_file, last_file = 0xFFFFFFFF, 0
-        for start in range(0, len(self.order), 8 * STEP_SAMPLES):
-            part = self.order[start : start + 8 * STEP_SAMPLES]
+        for start in range(0, len(order), 8 * STEP_SAMPLES):
+            part = order[start : start + 8 * STEP_SAMPLES]
             first_file, last_file = min(first_file, min(part)), max(last_file, max(part))
             yield
         file_count = last_file - first_file + 1
-        if file_count <= len(self.order):
-            self._table = DirectTable(self.order, first_file, file_count)
+        if file_count <= len(order):
+            self._table = DirectTable(order, first_file, file_count)
         else:
-            self._table = HashedTable(self.order)
+            self._table = HashedTable(order)
         yield from self._table.steps()
 
 
 class PlannedStream:
     """The known order of one reader, in one epoch or in several that follow each other.
 
-    order: file numbers of 4 bytes (`array("I")`), which the stream keeps without a copy. batch_size: samples a step.
+    order: file numbers of 4 bytes (`array("I")`), which the stream keeps without a copy, or an order of extents.
+    batch_size: numbers a step.
     """
 
-    def __init__(self, order: array[int], batch_size: int) -> None:
+    def __init__(self, order: array[int] | ExtentOrder, batch_size: int) -> None:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} of a plan", why="it must be at least 1")
         self.batch_size = batch_size
@@ -94,9 +102,9 @@ class PlannedStream:
     def is_built(self) -> bool:
         return all(epoch.is_built for epoch in self.epochs)
 
-    def extend(self, order: array[int]) -> None:
+    def extend(self, order: array[int] | ExtentOrder) -> None:
         """Append the order of the next epoch. It can be asked for files when `build` is done with it."""
-        if order.typecode != "I" or order.itemsize != 4:
+        if isinstance(order, array) and (order.typecode != "I" or order.itemsize != 4):
             raise UsageError(
                 "the order of a plan", why=f"its type is {order.typecode!r}", hint="use array('I')"
             )
@@ -141,13 +149,13 @@ class PlannedStream:
         """Return whether an epoch that is kept reads the file, before the present position or after it."""
         return any(epoch.has(file) for epoch in self.epochs)
 
-    def upcoming(self, start: int, count: int) -> memoryview[int]:
+    def upcoming(self, start: int, count: int) -> Sequence[int]:
         """Return up to `count` files from position `start` on. Fewer where an epoch ends; none beyond what is kept."""
         for epoch in self.epochs:
             if epoch.start <= start < epoch.end:
                 index = start - epoch.start
-                return memoryview(epoch.order)[index : index + max(0, count)]
-        return memoryview(array("I"))
+                return epoch.order[index : index + max(0, count)]
+        return ()
 
     def seconds_until(self, position: int) -> float:
         """Return the seconds until the batch of a position begins: 0 for the next batch, and for what was drawn."""

@@ -80,14 +80,23 @@ class PlannedFiles:
             for victims in self._victims.values() if number else ():
                 victims.insert(number)
 
-    def may_admit(self, number: int, size_bytes: int, *, is_caught_up: bool = True) -> bool:
+    def may_admit(
+        self, number: int, size_bytes: int, *, deadline_s: float, is_caught_up: bool = True
+    ) -> bool:
         """Return whether a file may be prefetched into a full cache: nothing that is needed sooner goes for it, nor
-        very many files. is_caught_up: the last `catch_up` returned True. Before that, the victims that are known must
-        be enough."""
+        very many files. deadline_s: of an extent; that of a file is its soonest next use. is_caught_up: the last
+        `catch_up` returned True. Before that, the victims that are known must be enough."""
         with self.lock:
             count_max = max(1, VICTIMS_OF_A_FETCH // max(1, len(self.orders.streams)))
+            is_extent = self.numbers.extent_of(number) is not None
             return all(
-                victims.may_admit(number, size_bytes, count_max=count_max, must_suffice=not is_caught_up)
+                victims.may_admit(
+                    number,
+                    size_bytes,
+                    deadline_s=deadline_s if is_extent else None,
+                    count_max=count_max,
+                    must_suffice=not is_caught_up,
+                )
                 for victims in self._victims.values()
             )
 

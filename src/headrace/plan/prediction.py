@@ -325,6 +325,11 @@ class AccessPredictor:
         return None
 
     @property
+    def has_order(self) -> bool:
+        """Return whether the model that predicts now knows the order of the files."""
+        return self.model not in (None, self.shuffled)
+
+    @property
     def model_name(self) -> str:
         """Return "sequential", "repeated" or "shuffled"; "" while no model predicts."""
         names = ("sequential", "repeated", "shuffled")
@@ -382,6 +387,10 @@ class AccessPredictor:
                     break
         self.has_more = scanned == scan_max
         return files
+
+    def close(self) -> None:
+        """Count what was predicted and not opened as wrong: no open follows."""
+        self._give_up()
 
     def _issuer_now(self) -> tuple[PredictionModel, int] | None:
         model = self.model

@@ -158,7 +158,7 @@ class PlannedFetcher:
         """Return the rate at which a reader reads, by its step time and the sizes of its next files; 0: not known."""
         if reader.stream is None or reader.step_s is None:
             return 0.0
-        if reader.sample_map.extents:
+        if len(reader.sample_map.extents):
             return reader.sample_map.sample_bytes * reader.request.batch_size / reader.step_s
         numbers = [
             number for number in reader.stream.upcoming(reader.stream.position, SAMPLED_FILES) if number
@@ -258,7 +258,7 @@ class PlannedFetcher:
             if self._reads.load_budget.has_debt(part.entry):
                 return False
             surplus_bytes = self._surplus_bytes(part.size_bytes)
-            if surplus_bytes > 0 and not self._may_admit(number, surplus_bytes):
+            if surplus_bytes > 0 and not self._may_admit(reader, number, surplus_bytes):
                 return False
             self._in_flight[number] = part.size_bytes
             self._waiting[number] = {}
@@ -304,8 +304,12 @@ class PlannedFetcher:
         extent = self._planned.numbers.extent_of(number)
         return extent is not None and self._reads.has(id, *extent)
 
-    def _may_admit(self, number: int, surplus_bytes: int) -> bool:
-        return self._planned.may_admit(number, surplus_bytes, is_caught_up=self._is_caught_up)
+    def _may_admit(self, reader: PlannedReader, number: int, surplus_bytes: int) -> bool:
+        assert reader.stream is not None
+        deadline_s = reader.stream.seconds_until(reader.cursor)
+        return self._planned.may_admit(
+            number, surplus_bytes, deadline_s=deadline_s, is_caught_up=self._is_caught_up
+        )
 
     def _surplus_bytes(self, size_bytes: int) -> int:
         """Return the bytes that are evicted sooner or later for a file of this size, and for those in flight."""

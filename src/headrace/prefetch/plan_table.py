@@ -14,6 +14,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import UsageError
 from headrace.base.model import FileId
 from headrace.namespace.namespace import Namespace
+from headrace.plan.extent_map import ExtentOrder, spaced_range
 from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
@@ -142,9 +143,9 @@ class PlannedReader:
         order, self._received_epoch, self._received = self._received, -1, array("I")
         return order
 
-    def adopt(self, epoch: int, files: array[int], width: int) -> bool:
-        """Take the order of an epoch, with width files for each sample. Return whether the stream is another object
-        than before."""
+    def adopt(self, epoch: int, files: array[int] | ExtentOrder, width: int) -> bool:
+        """Take the order of an epoch, with width files or extents for each sample. Return whether the stream is another
+        object than before."""
         known = self._order_of(epoch)
         if known is not None and known == files:
             return False
@@ -220,7 +221,7 @@ class PlannedReader:
         self.hits, self.misses = self.hits + hit_samples, self.misses + missed_samples
         self.all_hits, self.all_misses = self.all_hits + hit_samples, self.all_misses + missed_samples
 
-    def _order_of(self, epoch: int) -> array[int] | None:
+    def _order_of(self, epoch: int) -> array[int] | ExtentOrder | None:
         start = self._starts.get(epoch)
         if start is None or self.stream is None:
             return None
@@ -292,7 +293,7 @@ class PlanTable:
         """Take the extents of a data set's files. Raise UsageError for a data set that no stream has announced."""
         sample_map = self._named_map(request.digest)
         counts = numbers_of_bytes("I", request.counts)
-        if sample_map.has_extents(request.first, sum(counts)):
+        if sample_map.extents.has(request.first, sum(counts)):
             return
         self._check_samples(sum(counts))
         ids = await self._finder.ids_of(request.names.split(b"\0"))
@@ -300,19 +301,22 @@ class PlanTable:
         for count, id, offsets in zip(
             counts, ids, bounds_by_file(request.counts, request.bounds), strict=True
         ):
-            sample_map.divide(first, id, offsets)
+            sample_map.extents.divide(first, id, offsets)
             first += count
 
     async def place(self, request: PlanSamples) -> None:
         """Take the extents of consecutive samples. Raise UsageError as `divide`."""
         sample_map = self._named_map(request.digest)
         extents, width = numbers_of_bytes("I", request.extents), request.width
-        if sample_map.is_named(request.first, len(extents) // width):
+        counts = numbers_of_bytes("I", request.counts)
+        if sample_map.is_named(request.first, sum(counts) if counts else len(extents) // width):
             return
         self._check_samples(max(0, width - sample_map.width) * sample_map.samples)
-        step = EXTENTS_A_TURN // width
-        for first in range(0, len(extents) // width, step):
-            sample_map.place(request.first + first, width, extents[first * width : (first + step) * width])
+        first, rows = request.first, EXTENTS_A_TURN // width
+        for row in range(0, len(extents) // width, rows):
+            part, part_counts = extents[row * width : (row + rows) * width], counts[row : row + rows]
+            sample_map.extents.place(first, width, part, part_counts if counts else None)
+            first += sum(part_counts) if counts else len(part) // width
             await asyncio.sleep(0)
 
     def _named_map(self, digest: bytes) -> SampleMap:
@@ -341,12 +345,11 @@ class PlanTable:
 
     async def _adopt(self, reader: PlannedReader, epoch: int, samples: array[int]) -> None:
         """Make the order of samples one of files. A stream that ends meanwhile is left alone."""
-        files, width = array("I"), reader.sample_map.width
+        width = reader.sample_map.width
+        in_order = _extents_in_order if len(reader.sample_map.extents) else _files_in_order
         self._adopted_samples += len(samples) * (width + 1)
         try:
-            for start in range(0, len(samples), SAMPLES_A_TURN // width):
-                files += reader.sample_map.files_of(samples[start : start + SAMPLES_A_TURN // width], width)
-                await asyncio.sleep(0)
+            files = await in_order(reader.sample_map, samples, width)
         finally:
             self._adopted_samples -= len(samples) * (width + 1)
         if self._readers.get(reader.key) is not reader:
@@ -357,8 +360,9 @@ class PlanTable:
                 self.planned.orders.add(reader.key, reader.stream)
         self.changed.set()
 
-    def progress(self, request: PlanProgress) -> None:
-        """Take the position of a stream. Raise UsageError for an unknown one: its process then sends all again."""
+    def progress(self, request: PlanProgress) -> bool:
+        """Take the position of a stream. Return whether a file of its data set is known to be in a mount. Raise
+        UsageError for an unknown stream: its process then sends all again."""
         reader = self._reader(request.stream)
         with self.planned.lock:
             taken = reader.advance(request, monotonic_s())
@@ -367,6 +371,7 @@ class PlanTable:
                 if reader.stream is not None and reader.step_s is not None:
                     reader.stream.set_step_s(reader.step_s)
         self.changed.set()
+        return reader.sample_map.has_files
 
     async def learn(self, request: PlanLearn) -> None:
         """Take what a worker opened. A data set that no stream has is forgotten."""
@@ -418,7 +423,7 @@ class PlanTable:
             divided = {id for id in ids if numbers.is_divided(id)}
             for reader in readers if divided else ():
                 reader.look_again(
-                    reader.next_extent(lambda number: numbers.id_of(number) in divided, lookups)
+                    reader.next_extent(lambda number: numbers.id_of(number) in divided, lookups // 2)
                 )
 
     def end_silent(self) -> None:
@@ -444,7 +449,7 @@ class PlanTable:
     def _count_samples(self) -> int:
         """Return the samples of all orders and data sets, times the files of each, and the extents."""
         maps = {id(reader.sample_map): reader.sample_map for reader in self.readers}
-        samples = sum(kept.samples * kept.width + kept.extents for kept in maps.values())
+        samples = sum(kept.samples * kept.width + len(kept.extents) for kept in maps.values())
         return samples + sum(reader.held_samples for reader in self.readers) + self._adopted_samples
 
     def _reader(self, stream: str) -> PlannedReader:
@@ -452,3 +457,24 @@ class PlanTable:
         if reader is None:
             raise UsageError("a message of a plan", why="this node does not know its stream")
         return reader
+
+
+async def _files_in_order(sample_map: SampleMap, samples: array[int], width: int) -> array[int]:
+    """Return the files of samples, `width` for each. Let others have their turn on the loop."""
+    files = array("I")
+    for start in range(0, len(samples), SAMPLES_A_TURN // width):
+        files += sample_map.files_of(samples[start : start + SAMPLES_A_TURN // width], width)
+        await asyncio.sleep(0)
+    return files
+
+
+async def _extents_in_order(sample_map: SampleMap, samples: array[int], width: int) -> ExtentOrder:
+    """Return the order of the extents of samples, as `_files_in_order`. Evenly spaced samples take no memory."""
+    spaced = spaced_range(samples)
+    for start in range(0, len(samples), SAMPLES_A_TURN):
+        part = samples[start : start + SAMPLES_A_TURN]
+        sample_map.check_order(part)
+        if spaced is not None and part != array("I", spaced[start : start + SAMPLES_A_TURN]):
+            spaced = None
+        await asyncio.sleep(0)
+    return ExtentOrder(samples if spaced is None else spaced, sample_map.extents, width)

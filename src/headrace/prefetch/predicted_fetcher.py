@@ -103,14 +103,21 @@ class PredictedFetcher:
 
     async def _fetch(self, data_set: PredictedDataSet) -> None:
         """Begin the fetches of a data set that may begin now."""
-        predictor = data_set.predictor
         while self._may_fetch(data_set):
-            files = predictor.predictions(1, partial(self._is_wanted, data_set), scan_max=SCAN_FILES)
-            for file in files:
-                self._begin(data_set, file)
-            if not files and not predictor.has_more:
+            predictors = data_set.streams.predicting
+            has_begun = has_more = False
+            for predictor in predictors:  # one file of each job in turn
+                files = predictor.predictions(
+                    int(self._may_fetch(data_set)),
+                    partial(self._is_wanted, data_set),
+                    scan_max=SCAN_FILES // len(predictors),
+                )
+                for file in files:
+                    self._begin(data_set, file)
+                has_begun, has_more = has_begun or bool(files), has_more or predictor.has_more
+            if not has_begun and not has_more:
                 return
-            await asyncio.sleep(0 if files else SCAN_PAUSE_S)
+            await asyncio.sleep(0 if has_begun else SCAN_PAUSE_S)
 
     def _may_fetch(self, data_set: PredictedDataSet) -> bool:
         """Return whether a file may be fetched now: no reader waits for the origin or a peer, and there are space and
@@ -174,15 +181,15 @@ class PredictedFetcher:
 
 def _row(data_set: PredictedDataSet) -> dict[str, object]:
     """Return the state of one data set."""
-    predictor = data_set.predictor
-    precision = predictor.precision_of_issued
+    issued, right, wrong = data_set.streams.counts
     return {
         "path": data_set.directory.decode("utf-8", "replace"),
-        "model": predictor.model_name,
+        "model": data_set.predictor.model_name,
+        "streams": len(data_set.streams),
         "files": len(data_set.numbers),
-        "issued": predictor.issued,
-        "right": predictor.right,
-        "wrong": predictor.wrong,
-        "precision": None if precision is None else round(precision, 3),
+        "issued": issued,
+        "right": right,
+        "wrong": wrong,
+        "precision": round(right / (right + wrong), 3) if right + wrong else None,
         "bytes_fetched": data_set.fetched_bytes,
     }

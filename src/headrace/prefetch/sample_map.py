@@ -10,6 +10,7 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import FileId, Kind
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
+from headrace.plan.extent_map import ExtentMap
 from headrace.plan.file_numbers import NO_FILE, FileNumbers
 from headrace.plan.mapped import mapped_numbers
 
@@ -65,8 +66,8 @@ class FileFinder:
 
 
 class SampleMap:
-    """The files of the samples of one data set, or their extents, by number. is_reliable: no sample has opened other
-    files than the map says.
+    """The files of the samples of one data set, by number. is_reliable: no sample has opened other files than the map
+    says. extents: of samples that are parts of files; empty if they are whole files.
 
     Each sample has equally many places for files, `width`; places without a file have NO_FILE. Their memory is used
     as they are written: whoever announces many samples and names none takes none.
@@ -79,12 +80,11 @@ class SampleMap:
         self._columns = [mapped_numbers(samples)]
         self._unknown = samples
         self._named = 0  # samples before it are named
-        self._extents = array("I", [NO_FILE])  # their numbers in plans, by those in the data set
-        self._extent_bytes = 0
+        self.extents = ExtentMap(numbers)
 
     @property
     def width(self) -> int:
-        return len(self._columns)
+        return max(len(self._columns), self.extents.width)
 
     @property
     def is_complete(self) -> bool:
@@ -92,20 +92,29 @@ class SampleMap:
         return self._unknown == 0
 
     @property
+    def has_files(self) -> bool:
+        """Return whether a file or an extent of the data set is known."""
+        return self._unknown < self.samples or len(self.extents) > 0
+
+    @property
     def all_named(self) -> bool:
         """Return whether the job has named the files of all samples, though some may not exist."""
-        return self._named >= self.samples
+        return self._samples_named >= self.samples
+
+    @property
+    def _samples_named(self) -> int:
+        return max(self._named, self.extents.samples)
 
     def is_named(self, first: int, count: int) -> bool:
         """Return whether these samples are named already: processes of a job name the same data set at once. Raise
         UsageError for samples that the data set does not have, or that do not follow those which are named."""
         if first + count > self.samples:
             raise UsageError(f"names of samples from {first} on", why=f"the data set has {self.samples}")
-        if first > self._named:
+        if first > self._samples_named:
             raise UsageError(
-                f"names of samples from {first} on", why=f"those from {self._named} on come next"
+                f"names of samples from {first} on", why=f"those from {self._samples_named} on come next"
             )
-        return first + count <= self._named
+        return first + count <= self._samples_named
 
     def name(self, first: int, ids: Sequence[FileId | None]) -> None:
         """Set the files of consecutive samples. What was named first stays."""
@@ -116,43 +125,9 @@ class SampleMap:
                     self.learn(index, id, width_max=1)
 
     @property
-    def extents(self) -> int:
-        """Return how many extents of files are known. The samples of such a data set are parts of files."""
-        return len(self._extents) - 1
-
-    @property
     def sample_bytes(self) -> float:
         """Return the mean bytes of a sample, if samples are parts of files."""
-        return self._extent_bytes / max(1, self.samples)
-
-    def has_extents(self, first: int, count: int) -> bool:
-        """Return whether these extents are known already. Raise UsageError if others come next."""
-        if first > len(self._extents):
-            raise UsageError(f"extents from {first} on", why=f"those from {len(self._extents)} on come next")
-        return first + count <= len(self._extents)
-
-    def divide(self, first: int, id: FileId | None, offsets: array[int]) -> None:
-        """Append the extents of a file, the first of which has a number in this data set. Those that are known stay.
-        No plan is made for samples of a file without an id."""
-        known, count = len(self._extents) - first, len(offsets) - 1
-        if known >= count:
-            return
-        numbers = range(0) if id is None else self._numbers.divide(id, offsets)
-        self._extents.extend(array("I", numbers or [NO_FILE] * count)[known:])
-        self._extent_bytes += offsets[-1] - offsets[known]
-
-    def place(self, first: int, width: int, extents: array[int]) -> None:
-        """Set the extents of consecutive samples, `width` for each. Raise UsageError for an unknown extent."""
-        if max(extents, default=0) >= len(self._extents):
-            raise UsageError(
-                f"extents of samples from {first} on", why=f"the data set has {len(self._extents) - 1}"
-            )
-        while len(self._columns) < width:
-            self._columns.append(mapped_numbers(self.samples))
-        for column, place in zip(self._columns, range(width), strict=False):
-            numbers = array("I", map(self._extents.__getitem__, extents[place::width]))
-            column[first : first + len(numbers)] = memoryview(numbers)
-        self._named = max(self._named, first + len(extents) // width)
+        return self.extents.bytes / max(1, self.samples)
 
     def learn(self, index: int, id: FileId, *, width_max: int = FILES_A_SAMPLE_MAX) -> None:
         """Note that a sample opened a file. width_max: files of a sample for which there is memory.
@@ -160,7 +135,9 @@ class SampleMap:
         The map is unreliable from then on if a sample that was known, and has no free place, opens another one. Without
         numbers for more files nothing is learned.
         """
-        is_whole = index < self.samples and not self.extents  # else the same file is opened for many samples
+        is_whole = index < self.samples and not len(
+            self.extents
+        )  # else the same file is opened for many samples
         number = self._numbers.add(id) if is_whole else NO_FILE
         if number == NO_FILE:
             return
@@ -184,6 +161,12 @@ class SampleMap:
                 return array("I", map(columns[0].__getitem__, samples))
             return array("I", (column[sample] for sample in samples for column in columns))
         except IndexError:
-            raise UsageError(
-                "the order of a plan", why=f"the data set has only {self.samples} samples"
-            ) from None
+            raise self._beyond() from None
+
+    def check_order(self, samples: array[int]) -> None:
+        """Raise UsageError for a sample that does not exist."""
+        if max(samples, default=0) >= max(1, self.samples):
+            raise self._beyond()
+
+    def _beyond(self) -> UsageError:
+        return UsageError("the order of a plan", why=f"the data set has only {self.samples} samples")

@@ -28,6 +28,16 @@ def bounds_by_file(counts: bytes, bounds: bytes) -> Iterator[array[int]]:
         start += count + 1
 
 
+def count_samples(rows: int, counts: bytes) -> int:
+    """Return how many samples some rows of extents are of. Raise ValueError for counts that do not fit, and for 0."""
+    if not counts:
+        return rows
+    samples = numbers_of_bytes("I", counts) if len(counts) % 4 == 0 else array("I")
+    if len(samples) != rows or min(samples) < 1:
+        raise ValueError("each row of extents needs the count of its samples")
+    return sum(samples)
+
+
 def count_extents(files: int, counts: bytes, bounds: bytes) -> int:
     """Return how many extents some files have. Raise ValueError for tables that do not fit, and for bounds that do not
     ascend."""

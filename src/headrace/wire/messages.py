@@ -15,7 +15,7 @@ from headrace.base.model import FILE_ID_MAX
 from headrace.base.namespace_path import check_long_names
 from headrace.plan.estimates import PlanEstimate
 from headrace.wire.event_messages import ReportChanges
-from headrace.wire.extents import count_extents
+from headrace.wire.extents import count_extents, count_samples
 from headrace.wire.location_messages import LocationAsk, LocationShown
 from headrace.wire.message import Message
 from headrace.wire.policy_messages import (
@@ -51,6 +51,7 @@ TOUCHED_MAX = 100_000
 """Most files of one report."""
 PROCESS_MAX = (1 << 48) - 1
 TouchedId = Annotated[int, msgspec.Meta(ge=0, le=FILE_ID_MAX)]
+StreamNumber = Annotated[int, msgspec.Meta(ge=0, le=PROCESS_MAX)]
 
 
 def check_plan_range(first: int, count: int) -> None:
@@ -108,10 +109,16 @@ class FillRange(Message, frozen=True):
 
 class Touch(Message, frozen=True):
     """Report that the client opened these files, in this order: for eviction, and for predictions. process: a random
-    number of the process; 0: opens that are not predicted. → Done."""
+    number of the process; 0: opens that are not predicted. streams: for each open the number of the job that made it, 0
+    if it is not known; empty: all are of one job. → Done."""
 
     ids: Annotated[list[TouchedId], msgspec.Meta(max_length=TOUCHED_MAX)]
     process: Annotated[int, msgspec.Meta(ge=0, le=PROCESS_MAX)] = 0
+    streams: Annotated[tuple[StreamNumber, ...], msgspec.Meta(max_length=TOUCHED_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        if self.streams and len(self.streams) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} opens have {len(self.streams)} streams")
 
 
 class Forgot(Message, frozen=True):
@@ -333,18 +340,24 @@ class PlanExtents(Message, frozen=True):
 
 
 class PlanSamples(Message, frozen=True):
-    """Say in which extents consecutive samples lie, from `first` on. extents: `width` numbers of extents for each
-    sample, of 4 bytes, little-endian; 0: no further one. → Done. Since protocol 2."""
+    """Say in which extents consecutive samples lie, from `first` on. Samples that follow each other and lie in the same
+    extents have one row.
+
+    extents: rows of `width` numbers of extents; 0: no further one. counts: the samples of each row; empty: one. Either
+    all messages of a data set have counts, or none. Numbers have 4 bytes, little-endian. → Done. Since protocol 2.
+    """
 
     digest: bytes
     first: int
     width: int
     extents: bytes
+    counts: bytes = b""
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= PLAN_SAMPLE_EXTENTS_MAX or len(self.extents) % (4 * self.width):
             raise ValueError("the extents of samples are divided in the middle of one, or too many")
-        check_plan_range(self.first, len(self.extents) // 4)
+        rows = len(self.extents) // (4 * self.width)
+        check_plan_range(self.first, max(rows * self.width, count_samples(rows, self.counts)))
 
 
 class PlanOrder(Message, frozen=True):
@@ -364,7 +377,7 @@ class PlanOrder(Message, frozen=True):
 
 
 class PlanProgress(Message, frozen=True):
-    """Report how many samples of an epoch a loader has taken from its sampler. → Done."""
+    """Report how many samples of an epoch a loader has taken from its sampler. → PlanNoted."""
 
     stream: str
     epoch: int
@@ -431,6 +444,12 @@ class PlanStarted(Message, frozen=True):
     """known: the node has the names of this data set, so they need not be sent."""
 
     known: bool
+
+
+class PlanNoted(Message, frozen=True):
+    """used: the node knows a file of the data set in a mount. Otherwise the loader need not report often."""
+
+    used: bool
 
 
 class PlanRow(msgspec.Struct, frozen=True):
@@ -670,6 +689,7 @@ Answer = (
     | SealRows
     | SealOpened
     | PlanStarted
+    | PlanNoted
     | PlanRows
     | PolicyShown
     | PolicyExplained

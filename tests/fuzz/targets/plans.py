@@ -163,6 +163,13 @@ _DIVIDED = [
     messages.PlanOrder("s", 0, 0, _ORDER, True),
     messages.PlanProgress("s", 0, 4),
 ]
+_SHARED_ROWS = [
+    *_DIVIDED[:2],
+    messages.PlanSamples(b"d", 0, 2, array("I", [1, 2, 3, 0]).tobytes(), array("I", [3, 2]).tobytes()),
+    messages.PlanSamples(b"d", 5, 1, array("I", [2]).tobytes(), array("I", [_FILES - 5]).tobytes()),
+    messages.PlanOrder("s", 0, 0, _ORDER, True),
+    messages.PlanOrder("s", 1, 0, array("I", range(_FILES)).tobytes(), True),
+]
 
 FUZZERS = [
     Fuzzer(
@@ -176,6 +183,7 @@ FUZZERS = [
             _seed(*_KNOWN, *_LEARNED, messages.PlanEnd("s"), messages.PlanList()),
             _seed(*_KNOWN, _START, *_KNOWN[2:], *_LEARNED[2:]),
             _seed(*_DIVIDED),
+            _seed(*_SHARED_ROWS),
             _seed(*_DIVIDED, *_LEARNED, *_DIVIDED[1:]),
         ],
         words=[b"/d/1", b"/d", b"..", b"\0", b"s", b"t", b"k", b"d"],

@@ -12,7 +12,8 @@ import msgspec
 
 from headrace.base.errors import ProtocolError
 from headrace.base.model import FileId, Kind
-from headrace.prefetch.prediction_table import DATA_SETS_MAX, PROCESSES_MAX, PredictionTable
+from headrace.plan.job_streams import STREAMS_MAX as JOBS_MAX
+from headrace.prefetch.prediction_table import DATA_SETS_MAX, STREAMS_MAX, PredictionTable
 from headrace.wire import frame
 from headrace.wire.message import Message
 from headrace.wire.messages import Open, Touch
@@ -68,11 +69,13 @@ async def _answer(table: PredictionTable, requests: list[Message]) -> None:
         if isinstance(request, Open):
             table.note_misses([FileId(request.id)])
         elif isinstance(request, Touch):
-            await table.note_opens([FileId(id) for id in request.ids], request.process)
+            await table.note_opens([FileId(id) for id in request.ids], request.process, request.streams)
         assert len(table.data_sets) <= DATA_SETS_MAX
-        assert len(table._first_misses) <= PROCESSES_MAX
+        assert len(table._first_misses) <= STREAMS_MAX
         for data_set in table.data_sets:
-            for file in data_set.predictor.predictions(4):
+            assert len(data_set.streams) <= JOBS_MAX
+            predictors = [*data_set.streams.predicting, data_set.predictor]
+            for file in [file for predictor in predictors for file in predictor.predictions(4)]:
                 assert table._tree.index.path_of(data_set.numbers.id_of(file + 1)) is not None
                 data_set.begin(file, 4096)
         issued, right, wrong = table.counts()
@@ -80,10 +83,13 @@ async def _answer(table: PredictionTable, requests: list[Message]) -> None:
         assert table.budget.outstanding_bytes >= 0
 
 
-def _seed(ids: list[int], process: int, *, step: int = 8) -> list[Message]:
+def _seed(ids: list[int], process: int, *, step: int = 8, streams: int = 0) -> list[Message]:
+    """Return the messages of a process that opens files. streams: as many jobs make the opens in turn."""
     messages: list[Message] = [Open(id=id) for id in ids[:16]]
+    numbers = tuple(1 + place % streams for place in range(len(ids))) if streams else ()
     return messages + [
-        Touch(ids=ids[first : first + step], process=process) for first in range(0, len(ids), step)
+        Touch(ids=ids[first : first + step], process=process, streams=numbers[first : first + step])
+        for first in range(0, len(ids), step)
     ]
 
 
@@ -103,6 +109,8 @@ FUZZERS = [
                     *_seed([3000, 4001] * 9, 2),
                 ]
             ),
+            msgspec.msgpack.encode(_seed([*range(1000, 1064), *range(1000, 1064)], 1, streams=2)),
+            msgspec.msgpack.encode(_seed([1000 + 29 * number % 64 for number in range(256)], 1, streams=12)),
         ],
         words=[],
         mutate=mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode),

@@ -23,7 +23,8 @@ def simulate(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, 
     results: Any = importlib.import_module("nodebench.results").Results()
     bench = cases.Bench(SimpleNamespace(root=str(folder)), results, 0.05, 1)
     for name in names:
-        getattr(cases, name)(bench)
+        module = importlib.import_module(f"planbench.{name}") if name == "extents" else cases
+        getattr(module, name)(bench)
     verdicts = {goal.text: goal.verdict for goal in goals.goals(results)}
     return {text: verdict for text, verdict in verdicts.items() if verdict != "not measured"}
 
@@ -32,6 +33,12 @@ def test_hits_of_one_job_and_origin_bytes_of_four(tmp_path: Path, monkeypatch: p
     verdicts = simulate(tmp_path, monkeypatch, "single", "joint", "substitution")
     has_libcachesim = importlib.util.find_spec("libcachesim") is not None  # Linux on x86_64 has wheels
     assert len(verdicts) == 3 + has_libcachesim
+    assert set(verdicts.values()) == {"met"}, verdicts
+
+
+def test_plans_of_parts_of_files_take_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = simulate(tmp_path, monkeypatch, "extents")
+    assert len(verdicts) == 4
     assert set(verdicts.values()) == {"met"}, verdicts
 
 

@@ -172,7 +172,7 @@ class MemoryClient:
             target.write(source.read())
         os.rename(part, f"{self.folder}/cache/{id:x}")
 
-    def touch(self, id: FileId) -> None:
+    def touch(self, id: FileId, pid: int = 0) -> None:
         pass
 
     def acknowledge(self, receipt: int) -> None:

@@ -59,7 +59,7 @@ class WritingMemoryClient(MemoryClient):
     def key_fits(self, path: bytes) -> bool:
         return len(path) <= 1024
 
-    def touch(self, id: FileId) -> None:
+    def touch(self, id: FileId, pid: int = 0) -> None:
         self.touched.append(id)
 
     def acknowledge(self, receipt: int) -> None:

@@ -61,7 +61,7 @@ class CacheOfNode:
         self.on_open(id)
         return cast("OpenFile", _Closable())
 
-    def touch(self, id: FileId) -> None:
+    def touch(self, id: FileId, pid: int = 0) -> None:
         self.opened.append(-id)
 
     def acknowledge(self, receipt: int) -> None: ...

@@ -19,12 +19,14 @@ from headrace.wire.frame import decode_request
 
 
 class Node:
-    """Answers plans with Done. refused: kinds of messages that it refuses so often."""
+    """Answers plans with Done. refused: kinds of messages that it refuses so often. is_used: what it says of data
+    sets."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.received: list[str] = []
         self.refused: dict[str, int] = {}
+        self.is_used = True
         self.heard = threading.Condition()
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
@@ -52,7 +54,11 @@ class Node:
                 kind = type(decode_request(stream.read(int.from_bytes(head, "little")))).__name__
                 left = self.refused.get(kind, 0)
                 self.refused[kind] = left - 1
-                answer = encoded("Failure", what="it", why="is unknown") if left > 0 else encoded("Done")
+                answer = (
+                    encoded("PlanNoted", used=self.is_used) if kind == "PlanProgress" else encoded("Done")
+                )
+                if left > 0:
+                    answer = encoded("Failure", what="it", why="is unknown")
                 with self.heard:
                     self.received.append(kind)
                     self.heard.notify_all()
@@ -95,6 +101,25 @@ def test_a_node_that_refuses_each_time_is_left_alone(node: Node, capsys: pytest.
     reporter.stop()
     assert node.received.count("PlanStart") <= 9
     assert "the node takes no plan" in capsys.readouterr().err
+
+
+def test_a_data_set_outside_of_all_mounts_is_reported_rarely(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "IDLE_INTERVAL_S", 60.0)
+    node.is_used = False
+    reporter = Reporter(str(node.path), "job", MountedPaths([]))
+    reporter.add(stream_of())
+    for count in range(1, 5):
+        node.wait_for("PlanProgress", count)
+        reporter.wake()
+    node.wait_for("PlanProgress", 5)
+    node.is_used = True
+    assert node.received.count("PlanProgress") == 5
+    reporter.wake()
+    node.wait_for("PlanProgress", 10)
+    reporter.stop()
+    node.wait_for("PlanEnd")
 
 
 def test_a_data_set_that_fails_ends_its_own_stream_only(

@@ -28,12 +28,26 @@ def extents_by_sample(extents: SampleExtents) -> list[list[tuple[str, int, int]]
         numbered += [(path, start, end) for start, end in itertools.pairwise(bounds)]
     assert len(numbered) == extents.count + 1
     samples: list[list[tuple[str, int, int]]] = []
-    for start in range(0, extents.samples, 7):
-        width, body = extents.part(start, start + 7)
-        numbers = array("I", body)
-        for first in range(0, len(numbers), width):
-            samples.append([numbered[number] for number in numbers[first : first + width] if number])
+    have_counts = set()
+    for start, width, rows, counts in extents.parts(7):
+        assert start == len(samples)
+        numbers, samples_of_rows = array("I", rows), array("I", counts)
+        have_counts.add(bool(counts))
+        for row, first in enumerate(range(0, len(numbers), width)):
+            sample = [numbered[number] for number in numbers[first : first + width] if number]
+            samples += [sample] * (samples_of_rows[row] if counts else 1)
+    assert len(have_counts) <= 1
     return samples
+
+
+def test_samples_of_the_same_extents_are_sent_as_one_row() -> None:
+    numbers = np.asarray([1, 1, 1, 1, 2, 2, 2, 3, 3, 3]).reshape(-1, 1)
+    extents = SampleExtents([("/a", array("Q", [0, 1, 2, 3]))], 10, lambda samples: numbers[samples])
+    rows = [
+        (start, width, list(array("I", numbers)), list(array("I", counts)))
+        for start, width, numbers, counts in extents.parts(6)
+    ]
+    assert rows == [(0, 1, [1, 2], [4, 2]), (6, 1, [2, 3], [1, 3])]
 
 
 def stored_rows(folder: Path, rows: int, text_bytes: int) -> Any:

@@ -100,15 +100,15 @@ def test_a_fetch_for_which_very_many_files_would_go_waits() -> None:
     cache.planned.orders.advance("job", len(ids))
     while not cache.planned.catch_up():
         pass
-    assert cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH - 1))
-    assert not cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH + 50))
+    assert cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH - 1), deadline_s=0)
+    assert not cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH + 50), deadline_s=0)
 
 
 def test_without_plans_nothing_changes() -> None:
     planned = PlannedFiles()
     assert planned.choose(0, [FileId(7)], lambda _: False) == [7]
     planned.note_resident(FileId(7))
-    assert planned.may_admit(1, 10)
+    assert planned.may_admit(1, 10, deadline_s=0)
 
 
 def test_the_step_is_what_it_takes_when_nothing_holds_the_job_up() -> None:

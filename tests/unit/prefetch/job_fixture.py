@@ -108,8 +108,8 @@ class PlannedNode:
         """Return how many files were fetched ahead."""
         return self.fetcher.fetched_files + self.predicted.fetched_files
 
-    async def open(self, numbers: Iterable[int], process: int = 1) -> int:
-        """Open files as a process without a plan does, and report it. Return how many were not cached."""
+    async def open(self, numbers: Iterable[int], process: int = 1, stream: int = 0) -> int:
+        """Open files as a stream of a process without a plan does, and report it. Return how many were not cached."""
         misses = 0
         for number in numbers:
             entry = await self.reads.namespace.resolver.resolve(self.paths[number])
@@ -118,7 +118,7 @@ class PlannedNode:
                 misses += 1
                 self.predictions.note_misses([entry.id])
                 await self.reads.reads.open(entry.id)
-            await self.predictions.note_opens([entry.id], process)
+            await self.predictions.note_opens([entry.id], process, [stream])
         return misses
 
 

@@ -197,6 +197,57 @@ def test_bounds_that_are_no_extents_are_not_decoded(counts: list[int], bounds: l
         PlanExtents(b"d", 1, b"/d/0", array("I", counts).tobytes(), array("Q", bounds).tobytes())
 
 
+@pytest.mark.parametrize("counts", [[1], [1, 0], [1, 1, 1], [1, 0xFFFFFFFF]])
+def test_counts_that_do_not_fit_their_rows_are_not_decoded(counts: list[int]) -> None:
+    rows = array("I", [1, 2]).tobytes()
+    with pytest.raises(ValueError, match=r"count|plan"):
+        PlanSamples(b"d", 0, 1, rows, array("I", counts).tobytes())
+    with pytest.raises(ValueError, match="count"):
+        PlanSamples(b"d", 0, 1, rows, b"123")
+
+
+async def test_rows_of_several_samples_are_fetched_as_those_of_each(node: LargeFiles) -> None:
+    order = random.Random(3).sample(range(SAMPLES), 12)
+    async with node.running():
+        job = ExtentJob(node)
+        node.plans.start(job.start)
+        await node.plans.divide(node.extents())
+        rows = array("I", range(1, SAMPLES // PER_EXTENT + 1))
+        counts = array("I", [PER_EXTENT] * len(rows))
+        samples = PlanSamples(b"digest", 0, 1, rows.tobytes(), counts.tobytes())
+        await node.plans.place(samples)
+        await node.plans.place(samples)  # of another process of the job
+        await job.order(order, 0)
+        await node.settle()
+        assert node.present() == {place_of(sample) for sample in order}
+
+
+async def test_extents_after_the_samples_and_orders_beyond_them_are_refused(node: LargeFiles) -> None:
+    async with node.running():
+        job = ExtentJob(node)
+        await job.begin_extents([0])
+        with pytest.raises(UsageError, match="come before the samples"):
+            last = len(job.reader.sample_map.extents) + 1
+            await node.plans.divide(
+                PlanExtents(b"digest", last, b"/d/0", b"\1\0\0\0", array("Q", [0, 1]).tobytes())
+            )
+        with pytest.raises(UsageError, match="only"):
+            await job.order([0, SAMPLES], 1)
+
+
+async def test_a_full_cache_takes_extents_that_are_needed_before_its_files(tmp_path: Path) -> None:
+    """A table of next uses has no extents: the reader's position says when an extent is needed."""
+    node = LargeFiles(tmp_path, capacity_bytes=20 * MIB)
+    async with node.running():
+        job = ExtentJob(node)
+        await job.begin_extents(list(range(SAMPLES)))
+        await node.settle()
+        job.progress(SAMPLES // 2)
+        await node.settle(10)
+        assert (FILES // 2, 0) in node.present()
+        assert node.fetcher.failed_files == 0
+
+
 async def test_extents_count_as_samples(tmp_path: Path) -> None:
     node = LargeFiles(tmp_path)
     node.plans._samples_max = 2 * SAMPLES

@@ -137,6 +137,32 @@ async def test_files_that_are_all_cached_are_not_watched(node: PlannedNode) -> N
         assert node.predictions.counts() == (node.predicted.fetched_files, node.predicted.fetched_files, 0)
 
 
+async def test_two_jobs_of_one_session_are_both_fetched_ahead(node: PlannedNode) -> None:
+    async with node.running():
+        walk, half = by_path(), FILES // 2
+        for start in range(0, 100, 2):
+            await node.open(walk[start : start + 2], stream=11)
+            await node.open(walk[half + start : half + start + 2], stream=12)
+        await node.settle()
+        (data_set,) = node.predictions.data_sets
+        predictors = data_set.streams.predicting
+        assert [predictor.model_name for predictor in predictors] == ["sequential"] * 2
+        assert {walk[100], walk[110], walk[half + 100], walk[half + 110]} <= node.cached()
+        assert node.predictions.counts()[2] <= 8
+
+
+async def test_jobs_of_one_session_have_the_data_sets_that_each_of_them_reads(tmp_path: Path) -> None:
+    """Together, their first misses would have the directory above both."""
+    node = PlannedNode(tmp_path, FILES)
+    for number in range(FILES):
+        node.paths[number] = b"/%s/%d" % (b"ab"[number % 2 : number % 2 + 1], number)
+        node.reads.origin.hold(node.paths[number][1:].decode(), number.to_bytes(4, "little") * 250)
+    async with node.running():
+        for number in range(40):
+            await node.open([number], stream=1 + number % 2)
+        assert {data_set.directory for data_set in node.predictions.data_sets} == {b"/a", b"/b"}
+
+
 async def test_two_processes_are_two_jobs(node: PlannedNode) -> None:
     async with node.running():
         walk, order = by_path(), shuffled(1)
