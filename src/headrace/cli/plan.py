@@ -11,7 +11,7 @@ from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say
 
 if TYPE_CHECKING:
-    from headrace.wire.messages import PlanRow
+    from headrace.wire.plan_answers import PlanRow
 
 BAR_WIDTH = 20
 
@@ -32,7 +32,8 @@ def show(
     import msgspec
 
     from headrace.cli.request import ask
-    from headrace.wire.messages import PlanList, PlanRows
+    from headrace.wire.messages import PlanList
+    from headrace.wire.plan_answers import PlanRows
 
     answer = ask(PlanList(), socket, cache)
     assert isinstance(answer, PlanRows)

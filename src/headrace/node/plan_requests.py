@@ -16,15 +16,12 @@ from headrace.wire.messages import (
     PlanLearn,
     PlanList,
     PlanNames,
-    PlanNoted,
     PlanOrder,
     PlanProgress,
-    PlanRow,
-    PlanRows,
     PlanSamples,
     PlanStart,
-    PlanStarted,
 )
+from headrace.wire.plan_answers import PlanNoted, PlanRow, PlanRows, PlanStarted
 
 
 class PlanRequests:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, islice, repeat
 from typing import overload
 
 from headrace.base.errors import UsageError
@@ -112,9 +112,8 @@ class ExtentMap:
             map(sum, zip(*(map(bool, extents[place::width]) for place in range(width)), strict=True))
         )
         starts = accumulate(sizes, initial=len(self._row_extents))
-        row = len(self._row_sizes)
-        skipped = -row % _ROWS_A_START
-        self._row_starts.extend(list(starts)[skipped : len(sizes) : _ROWS_A_START])
+        skipped = -len(self._row_sizes) % _ROWS_A_START
+        self._row_starts.extend(islice(starts, skipped, len(sizes), _ROWS_A_START))
         self._row_sizes += sizes
         self._row_extents.extend(array(self._row_extents.typecode, filter(None, extents)))
 

@@ -56,8 +56,9 @@ from headrace.wire.api import (
 )
 from headrace.wire.api import ApiJobs as JobsReply
 from headrace.wire.location_messages import LocationAsk, LocationShown
-from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, PlanList, PlanRow, PlanRows
+from headrace.wire.messages import Done, MountAdd, MountList, MountRemove, PlanList
 from headrace.wire.messages import Mounts as MountRows
+from headrace.wire.plan_answers import PlanRow, PlanRows
 from headrace.wire.policy_messages import (
     PolicyAdvise,
     PolicyAdvised,

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
 from headrace.wire.location_messages import FileLocation
-from headrace.wire.messages import PlanRow
+from headrace.wire.plan_answers import PlanRow
 from headrace.wire.policy_messages import (
     PolicyAdvice,
     PolicyDecision,

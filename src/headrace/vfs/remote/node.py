@@ -43,11 +43,11 @@ from headrace.wire.messages import (
     MountRemove,
     MountRow,
     PlanList,
-    PlanRows,
     Report,
     StatusAsk,
 )
 from headrace.wire.messages import Mounts as MountsAnswer
+from headrace.wire.plan_answers import PlanRows
 from headrace.wire.policy_messages import (
     PolicyAdvise,
     PolicyAdvised,
