@@ -24,9 +24,9 @@ from headrace.wire.messages import (
     PlanOrder,
     PlanProgress,
     PlanStart,
-    PlanStarted,
     Welcome,
 )
+from headrace.wire.plan_answers import PlanStarted
 
 MESSAGES: list[Message] = [
     Hello(protocol=PROTOCOL, pid=7, role="plan"),
