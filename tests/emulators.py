@@ -110,11 +110,11 @@ def fake_gcs() -> Iterator[GcsServer]:
             yield GcsServer("gs", front.endpoint, bucket, None, options, process.pid, port, front)
 
 
-def _azure_signature(method: str, path: str, query: dict[str, str], date: str) -> str:
-    """Return the Shared Key signature of a request without a body ("Authorize with Shared Key" in Azure's REST
-    reference)."""
+def _azure_signature(method: str, path: str, query: dict[str, str], date: str, length: str = "") -> str:
+    """Return the Shared Key signature of a request ("Authorize with Shared Key" in Azure's REST reference). length: of
+    its body; "" for none."""
     canonical_query = "".join(f"\n{name}:{query[name]}" for name in sorted(query))
-    text = f"{method}{chr(10) * 12}x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    text = f"{method}{chr(10) * 3}{length}{chr(10) * 9}x-ms-date:{date}\nx-ms-version:2021-08-06\n"
     text += f"/{_AZURITE_ACCOUNT}{path}{canonical_query}"
     mac = hmac.new(base64.b64decode(_AZURITE_KEY), text.encode(), hashlib.sha256)
     return f"SharedKey {_AZURITE_ACCOUNT}:{base64.b64encode(mac.digest()).decode()}"
@@ -155,6 +155,50 @@ def azurite() -> Iterator[Server]:
             client_options={"allow_http": True},
         )
         yield Server("az", endpoint, container, store, options, process.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class AzuriteQueue:
+    """Azurite's queue service. options: of a mount that reads its queues."""
+
+    port: int
+    options: dict[str, str]
+
+    def make_queue(self, name: str) -> str:
+        """Create a queue, and return its URL."""
+        assert self._ask("PUT", f"/{name}", b"") in (201, 204)
+        return f"http://127.0.0.1:{self.port}/{_AZURITE_ACCOUNT}/{name}"
+
+    def put(self, queue: str, text: str) -> None:
+        body = f"<QueueMessage><MessageText>{text.replace('<', '&lt;')}</MessageText></QueueMessage>".encode()
+        assert self._ask("POST", f"/{queue}/messages", body) == 201
+
+    def _ask(self, method: str, path: str, body: bytes) -> int:
+        date, path = formatdate(usegmt=True), f"/{_AZURITE_ACCOUNT}{path}"
+        length = str(len(body)) if body else ""
+        headers = {
+            "x-ms-date": date,
+            "x-ms-version": "2021-08-06",
+            "Authorization": _azure_signature(method, path, {}, date, length),
+        }
+        return http_status(self.port, method, path, body, headers)
+
+
+@contextlib.contextmanager
+def azurite_queue() -> Iterator[AzuriteQueue]:
+    """Run Azurite's queue service, in memory. It checks credentials."""
+    find_program("node", hint="Debian: apt-get install nodejs npm")
+    program = os.path.join(sys.prefix, "npm/node_modules/.bin/azurite-queue")
+    if not os.access(program, os.X_OK):
+        program = find_program("azurite-queue", hint="npm install azurite")
+    port = free_ports(1)[0]
+    argv = [program, "--inMemoryPersistence", "--queueHost", "127.0.0.1", "--queuePort", str(port)]
+    argv += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+    options = {"account_name": _AZURITE_ACCOUNT, "account_key": _AZURITE_KEY}
+    server = AzuriteQueue(port, options)
+    with server_folder(None) as where, running(argv, where) as process:
+        wait_until(lambda: server._ask("PUT", "/ready", b"") in (201, 204), process, where)
+        yield server
 
 
 class _RangeHandler(http.server.SimpleHTTPRequestHandler):

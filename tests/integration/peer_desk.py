@@ -46,6 +46,8 @@ from headrace.wire.peer_messages import (
     ReplicateAhead,
     ReportCorruption,
     ResolveVersion,
+    TrialAnswer,
+    TryPolicy,
     VersionResolved,
 )
 
@@ -198,6 +200,9 @@ class FileDesk:
     async def pending_names(
         self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
     ) -> PendingNamesPage | VersionResolved | Done:
+        raise NotImplementedError
+
+    async def try_policy(self, request: TryPolicy) -> TrialAnswer:
         raise NotImplementedError
 
     async def take_over(self, request: OfferHandover, *, peer: str) -> HandoverAnswer:

@@ -194,10 +194,12 @@ async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
         gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
         assert gone.rows == []
         await peers.invalidate_listing(node, b"/data", relist=True, below=True, deadline=soon())
-        await peers.report_origin_changes(node, [b"/data", b"/d"], below=False, deadline=soon())
+        await peers.report_origin_changes(node, OriginChanged([b"/data", b"/d"]), soon())
+        await peers.report_origin_changes(node, OriginChanged([b"/data/x"], names=True), soon())
         assert desk.forgotten == [
             InvalidateListing(b"/data", relist=True, below=True),
             OriginChanged([b"/data", b"/d"]),
+            OriginChanged([b"/data/x"], names=True),
         ]
         here = desk.add("f", 10)
         away = msgspec.structs.replace(here, path=b"/away")

@@ -28,7 +28,9 @@ from headrace.base.errors import (
 from headrace.base.model import Version
 from headrace.events.changes import ReportedChanges
 from headrace.origin.far_cluster import FarClusterOrigin, build_far_cluster
+from headrace.origin.far_trace import FarTrace
 from headrace.origin.options import parse_options
+from headrace.receivers import far_changes
 from headrace.receivers.far_changes import FarChanges
 from headrace.testing.waiting import until
 
@@ -438,3 +440,28 @@ async def test_a_gap_in_a_feed_is_everything() -> None:
         (message,) = await feed.receive()
         assert isinstance(message.content, ReportedChanges)
         assert message.content.is_everything
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"leads_back": "no"}', b'{"leads_back": 1}', b"[]", b"\xff", b""])
+async def test_an_answer_about_a_trace_that_is_none_is_refused(body: bytes) -> None:
+    with far(lambda handler: handler.send(200, body)) as node:
+        url = f"headrace://{node}/top"
+        trace = FarTrace(url, parse_options(url, {"allow_http": "true"}))
+        with pytest.raises(OriginError):
+            await trace.leads_back("", instance="i", mount="/m", hops=0, deadline=soon())
+        trace.close()
+
+
+async def test_the_feed_follows_the_next_node_when_one_hangs_or_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_changes, "REQUEST_LIMIT_S", 2.0)
+    with hanging() as hang, far(hang) as first, far(changes(is_complete=False)) as second:
+        for nodes in (f"{first},{second}", f"127.0.0.1:1,{second}"):
+            url = f"headrace://{nodes}/top"
+            feed = FarChanges(url, parse_options(url, {"allow_http": "true", "events": "on"}))
+            if nodes.startswith(first):
+                with pytest.raises(DeadlineExceededError):
+                    await feed.receive()
+                await until(lambda feed=feed: not feed._nodes._requests)  # type: ignore[misc]
+            (message,) = await feed.receive()
+            assert isinstance(message.content, ReportedChanges) and message.content.is_everything
+            await feed.close()

@@ -176,3 +176,48 @@ def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
             assert requests <= 3 * listed + 50, (requests, listed)
     finally:
         origin.__exit__(None, None, None)
+
+
+def handshake(api: Api, **headers: str) -> Any:
+    return api.ask("OPTIONS", "/v1/events", token="", **headers)
+
+
+def test_a_sender_of_cloud_events_is_confirmed(api: Api) -> None:
+    """As Azure Event Grid asks. The posts that follow need the token."""
+    answer = handshake(api, WebHook_Request_Origin="eventgrid.azure.net", WebHook_Request_Rate="120")
+    assert answer.status == 200 and answer.body == b""
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert headers["webhook-allowed-origin"] == "eventgrid.azure.net"
+    assert headers["webhook-allowed-rate"] == "120"
+    event = {
+        "specversion": "1.0",
+        "type": "Microsoft.Storage.BlobCreated",
+        "subject": "/blobServices/default/containers/b/blobs/k",
+    }
+    body = json.dumps(event).encode()
+    kind = "application/cloudevents+json; charset=utf-8"
+    assert api.ask("POST", "/v1/events", body=body, token=OF_EVENTS, Content_Type=kind).json["changes"] == 1
+    batch = json.dumps([event, event]).encode()
+    kind = "application/cloudevents-batch+json"
+    assert api.ask("POST", "/v1/events", body=batch, token=OF_EVENTS, Content_Type=kind).json["changes"] == 2
+
+
+@pytest.mark.parametrize("rate", ["", "*", "0", "-1", "9" * 50, "1e9", "999999999"])
+def test_the_rate_of_posts_has_a_limit(api: Api, rate: str) -> None:
+    answer = handshake(api, WebHook_Request_Origin="a.example", WebHook_Request_Rate=rate)
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert headers["webhook-allowed-rate"] == "6000"
+
+
+@pytest.mark.parametrize("origin", ["", "x" * 256, "a b", "<script>", "a,b", "\u00e9"])
+def test_a_handshake_of_something_else_permits_nothing(api: Api, origin: str) -> None:
+    answer = handshake(api, WebHook_Request_Origin=origin)
+    assert answer.status == 200
+    names = {name.lower() for name in answer.headers}
+    assert not any(name.startswith(("webhook", "access-control")) for name in names)
+
+
+def test_other_paths_have_no_handshake(api: Api) -> None:
+    for path in ("/v1/status", "/v1/content", "/v1/mounts"):
+        answer = api.ask("OPTIONS", path, token="", WebHook_Request_Origin="a.example")
+        assert answer.status == 405

@@ -72,6 +72,16 @@ class TokenBucket:
             self._refill(now_s)
             self._rate_per_s, self._soon_per_s = rate_per_s, soon_per_s
 
+    def scale_rate(self, rate_per_s: float, now_s: float) -> None:
+        """Change the rate because the limit changes. The bucket is as full afterwards as before, and debt stays."""
+        with self._lock:
+            if rate_per_s == self._rate_per_s:
+                return
+            self._refill(now_s)
+            if self._level > 0:
+                self._level *= rate_per_s / self._rate_per_s
+            self._rate_per_s, self._soon_per_s = rate_per_s, 0.0
+
     def _refill(self, now_s: float) -> None:
         full = max(self._rate_per_s * self._burst_s, 1.0)
         self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)

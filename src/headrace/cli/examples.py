@@ -202,7 +202,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "policy history": _fields("number author set_at_s"),
     "policy explain": _fields("effect value source rule line"),
-    "policy try": _fields("effect before after files bytes example copies"),
+    "policy try": _fields("outcomes unanswered"),
     "policy check": _fields("rules tenants origins"),
     "policy advise": _fields("outlooks advice"),
     "mount add": _fields("path url"),

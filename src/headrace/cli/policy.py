@@ -65,13 +65,14 @@ def set_(
 ) -> None:
     """Put a policy in force on all nodes.
 
-    A policy with faults is refused, and all of them are printed.
+    A policy with faults is refused, and all of them are printed. All nodes check it.
     """
     from headrace.wire.policy_messages import PolicySet
 
     text = _read(file)
     check_text(text, file)
     shown = _ask(PolicySet(text, author=_author(), base=base), socket, cache)
+    _warn_of(shown.unanswered, "it did not check the policy")
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
 
@@ -127,6 +128,7 @@ def change_policy(
     text = change(before.text)
     check_text(text, "rule")
     shown = _ask(PolicySet(text, author=_author(), base=before.number), socket, cache)
+    _warn_of(shown.unanswered, "it did not check the policy")
     if json is not None:
         _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
@@ -238,7 +240,7 @@ def try_(
 ) -> None:
     """Print what a policy would change for cached files.
 
-    Nothing changes.
+    Nothing changes. The files of all nodes count: one that two nodes have cached counts twice.
     """
     import msgspec
 
@@ -249,8 +251,9 @@ def try_(
     check_text(text, file)
     answer = ask(PolicyTry(text), socket, cache)
     assert isinstance(answer, PolicyTried)
+    _warn_of(answer.unanswered, "its files are not counted")
     if json:
-        print_json([msgspec.to_builtins(outcome) for outcome in answer.outcomes])
+        print_json({"outcomes": msgspec.to_builtins(answer.outcomes), "unanswered": answer.unanswered})
     elif answer.outcomes:
         print_rows(
             [_columns(outcome) for outcome in answer.outcomes],
@@ -317,12 +320,23 @@ def _ask(request: Message, socket: str | None, cache: str | None) -> PolicyShown
     return answer
 
 
+def _warn_of(unanswered: dict[str, str], effect: str) -> None:
+    """Name the nodes that did not answer."""
+    for node, why in sorted(unanswered.items()):
+        warn(f"node {node} does not answer: {effect} ({why})")
+
+
 def _print(shown: PolicyShown, text: str, *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
         print_json(
-            {"number": shown.number, "text": shown.text, "versions": msgspec.to_builtins(shown.versions)}
+            {
+                "number": shown.number,
+                "text": shown.text,
+                "versions": msgspec.to_builtins(shown.versions),
+                **({"unanswered": shown.unanswered} if shown.unanswered else {}),
+            }
         )
     else:
         for line in text.expandtabs().splitlines():

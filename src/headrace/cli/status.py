@@ -176,7 +176,9 @@ def _event_lines(events: dict[str, Any]) -> list[tuple[str, str]]:
             line += f", the last one {_duration(row['since_s'])} ago"
         lines.append(("events", line))
         if row["error"]:
-            lines.append(("", f"the queue can't be read: {row['error']}"))
+            lines.append(
+                ("", f"the queue can't be read: {row['error']}, next try in {row['retry_s'] or 0:.0f} s")
+            )
     posts = events.get("posts", {})
     if posts.get("posts"):
         lines.append(

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
@@ -20,6 +21,7 @@ from headrace.dataplane.intent import PEERS
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.read_queue import ReadClass
 from headrace.namespace.namespace import Namespace
+from headrace.namespace.reported_paths import Scope
 from headrace.overlay.content_type_codes import extras_by
 from headrace.overlay.object_metadata import extras_of
 from headrace.overlay.pending_version import PREFIX
@@ -47,6 +49,8 @@ from headrace.wire.peer_messages import (
     Replicate,
     ReportCorruption,
     ResolveVersion,
+    TrialAnswer,
+    TryPolicy,
     VersionResolved,
 )
 from headrace.writeback.coherence.service import CoherenceService
@@ -149,12 +153,27 @@ class ReplicationService:
     offers: ReplicaOffers
 
 
+class TrialService(Protocol):
+    """Says what a policy would mean for this node."""
+
+    async def answer(self, request: TryPolicy) -> TrialAnswer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParts:
+    """Hold the parts of a node, besides its cache, that peers call. copies: None on a node without replication. shared:
+    answers for names that are not persisted; None on a node without writes. trial: None on a node without policies."""
+
+    copies: ReplicationService | None = None
+    shared: CoherenceService | None = None
+    trial: TrialService | None = None
+
+
 class NodePeerService:
     """Answer peers.
 
     owns: returns whether this node owns a range of a path, by its own view. on_invalidate: lists directories again
-    whose listings are invalid. hot: counts what peers read. copies: None on a node without replication. shared:
-    answers for names that are not persisted; None on a node without writes.
+    whose listings are invalid. hot: counts what peers read. parts: what else the node has.
     """
 
     def __init__(
@@ -166,11 +185,9 @@ class NodePeerService:
         owns: Callable[[bytes, int], bool],
         on_invalidate: Callable[[bytes, bool], None],
         hot: ReadCounts | None = None,
-        copies: ReplicationService | None = None,
-        shared: CoherenceService | None = None,
+        parts: ClusterParts = ClusterParts(),
     ) -> None:
-        self._copies = copies
-        self._shared = shared
+        self._parts = parts
         window = Window(maximum=HANDOVERS_MAX, start=1, least=1, tolerance=HANDOVER_TOLERANCE)
         self._handovers = Gate(window, bytes_max=HANDOVER_BYTES_MAX)
         self._namespace = namespace
@@ -227,7 +244,10 @@ class NodePeerService:
         self._namespace.tree.check_mounted(request.path)
         directory = self._namespace.tree.make_directories(request.path)
         if isinstance(request, LookupShared):
-            await self._namespace.resolver.lookup(directory, request.name, for_peer=True)
+            if request.anew:
+                await self._namespace.checks.check_for_peer(request.path, request.name)
+            else:
+                await self._namespace.resolver.lookup(directory, request.name, for_peer=True)
             return [self._namespace.owner_names.page_of(directory, request.name)]
         if request.anew:
             await self._namespace.listings.refresh(directory, for_peer=True)
@@ -280,9 +300,14 @@ class NodePeerService:
         return await self._replication().failover.report(request.writer, done=request.done)
 
     def _replication(self) -> ReplicationService:
-        if self._copies is None:
+        if self._parts.copies is None:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
-        return self._copies
+        return self._parts.copies
+
+    async def try_policy(self, request: TryPolicy) -> TrialAnswer:
+        if self._parts.trial is None:
+            raise UsageError("a policy", why="this node has none")
+        return await self._parts.trial.answer(request)
 
     async def pending_names(self, request: PendingNamesRequest) -> PendingNamesAnswer:
         shared = self._shared_writes()
@@ -299,9 +324,9 @@ class NodePeerService:
         return Done()
 
     def _shared_writes(self) -> CoherenceService:
-        if self._shared is None:
+        if self._parts.shared is None:
             raise UsageError("written files", why="this node publishes no pending names")
-        return self._shared
+        return self._parts.shared
 
     async def check_corruption(self, request: ReportCorruption) -> None:
         entry = await self._entry_of(request.file)
@@ -309,8 +334,9 @@ class NodePeerService:
 
     async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None:
         if isinstance(request, OriginChanged):
+            scope = Scope.BELOW if request.below else Scope.NAME if request.names else Scope.DIRECTORY
             for path in request.paths:
-                self._namespace.changed_directories.add(path, below=request.below)
+                self._namespace.changed_directories.add(path, scope)
         elif request.relist:
             self._on_invalidate(request.path, request.below)
         elif request.below:

@@ -35,9 +35,10 @@ VALIDATION_CODE_MAX = 512
 SEAWEED_BUCKETS = "/buckets/"
 """The directory of a SeaweedFS filer that has the buckets of S3."""
 _BLOBS = "/blobServices/default/containers/"
+_AZURE_RENAMED = "Microsoft.Storage.BlobRenamed"
 _AZURE_KINDS = {
     "Microsoft.Storage.BlobCreated": False,
-    "Microsoft.Storage.BlobRenamed": False,
+    _AZURE_RENAMED: False,
     "Microsoft.Storage.BlobDeleted": True,
 }
 _GCS_KINDS = {"OBJECT_FINALIZE": False, "OBJECT_DELETE": True, "OBJECT_ARCHIVE": True}
@@ -174,19 +175,23 @@ def _blobs(events: list[GridEvent]) -> Iterator[_Change]:
         container, separator, key = event.subject.removeprefix(_BLOBS).partition("/blobs/")
         if not event.subject.startswith(_BLOBS) or not separator:
             raise EventFormatError("the subject of an event is no blob")
+        if kind == _AZURE_RENAMED:  # it names one of two places: the whole directory may have changed
+            key = f"{key}/"
         yield "az", container, key, _AZURE_KINDS[kind], _seconds(event.event_time or event.time)
 
 
 def _seaweed(event: SeaweedEvent) -> Iterator[_Change]:
-    """Yield the changes of the filer's entry; a rename changes two places."""
+    """Yield the changes of the filer's entry; a rename changes two places. A directory gets the slash of a marker."""
     now_s = time.time()
     is_removal = event.event_type == "delete"
-    keys = {event.key: is_removal}
     target = event.notification.get("new_parent_path")
-    entry = event.notification.get("new_entry")
-    name = entry.get("name") if isinstance(entry, dict) else None
+    old, new = (event.notification.get(name) for name in ("old_entry", "new_entry"))
+    is_directory = any(isinstance(entry, dict) and entry.get("is_directory") is True for entry in (old, new))
+    slash = "/" if is_directory else ""
+    keys = {event.key + slash: is_removal}
+    name = new.get("name") if isinstance(new, dict) else None
     if isinstance(target, str) and isinstance(name, str) and target:
-        keys.setdefault(f"{target.rstrip('/')}/{name}", False)
+        keys.setdefault(f"{target.rstrip('/')}/{name}{slash}", False)
     for path, removed in keys.items():
         if path.startswith(SEAWEED_BUCKETS):
             bucket, _, key = path.removeprefix(SEAWEED_BUCKETS).partition("/")

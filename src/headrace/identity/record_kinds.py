@@ -12,6 +12,7 @@
     rates/NODE              what a node takes of the budgets of origins; leased
     hot/NODE                which nodes hold copies of a node's hot segments; leased
     costs/NODE              what a node read from origins in this month
+    spent/departed          what nodes read that left the cluster, by months
 
 A directory lease is not sealed, because anybody who can write to etcd could as well delete the record; its owner
 checks that the record exists. A key of any other kind is neither written nor accepted.
@@ -51,11 +52,12 @@ _KINDS = {
     "rates": RecordKind(is_leased=True, is_ordered=False),
     "hot": RecordKind(is_leased=True, is_ordered=False),
     "costs": RecordKind(is_lasting=True),
+    "spent": RecordKind(is_lasting=True),
     "rights": RecordKind(is_leased=True, is_ordered=False, is_object=False, is_sealed=False),
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
 _OWNED = ("nodes", "written", "copies", "rates", "hot", "costs")
-_NAMED = (*_OWNED, "jobs", "claims", "rights", "policies")
+_NAMED = (*_OWNED, "jobs", "claims", "rights", "policies", "spent")
 """Kinds whose keys need a name. The root directory has a mount and a pin as any path may, so those kinds need none."""
 
 

@@ -1,9 +1,10 @@
-"""List directories again that origins report as changed.
+"""Look up names that origins report as changed, and list directories again with many such names.
 
 A report is a hint that anyone who can write at the origin causes, and it may be late, repeated or false. So what it
-costs is bounded: reports of a directory are joined, at most REFRESHES_MAX directories are listed at a time and
-REFRESHES_S a second, and a directory rests after each listing for some times as long as that took. More than
-WAITING_MAX directories are not kept apart: then their whole mount is listed again, at most once in SYNC_REST_S.
+costs is bounded. Reports of a name or a directory are joined. At most CHECKS_MAX names are looked up at a time and
+CHECKS_S a second, and at most REFRESHES_MAX directories are listed at a time and REFRESHES_S a second. Each rests
+afterwards for some times as long as that took. More than WAITING_MAX are not kept apart: then their whole mount is
+listed again, at most once in SYNC_REST_S.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
 from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
 from headrace.base.token_bucket import TokenBucket, wait_for_turn
-from headrace.events.changes import OriginChange
 from headrace.namespace.changes import NameChanges
 from headrace.namespace.listings import Listings
-from headrace.namespace.mounts import Mount
+from headrace.namespace.name_checks import NameChecks
+from headrace.namespace.reported_paths import ReportedPaths, Scope, Target
 from headrace.namespace.tree import NameTree
 
 log = logging.getLogger(__name__)
@@ -29,74 +29,66 @@ log = logging.getLogger(__name__)
 WAITING_MAX = 10_000
 REFRESHES_MAX = 8
 REFRESHES_S = 100.0
+CHECKS_MAX = 32
+CHECKS_S = 400.0
+"""A name costs a HEAD, and stores answer thousands of them a second."""
 REST_FACTOR = 4.0
-"""Times of its last listing for which a directory rests. Reports cause listings a fifth of the time at most."""
+"""Times of its last lookup for which a name or a directory rests: reports cause lookups a fifth of the time at most."""
 RESTS_MAX = 10_000
 SYNC_REST_S = 60.0
 
-Target = tuple[bytes, bool]
-"""A directory, and whether all below it is meant, too."""
-
-
-class ReportedPaths:
-    """Maps reported objects to the directories of the namespace that have them. mounts: of a moment."""
-
-    def __init__(self, tree: NameTree) -> None:
-        self._mounts = tree.mounts
-
-    def directories(self, changes: Iterable[OriginChange]) -> set[bytes]:
-        """Return the directories whose names changed. An object that no mount shows changes nothing."""
-        tops: dict[tuple[str, str], list[tuple[Mount, bytes]]] = {}
-        for mount in self._mounts.all():
-            scheme, _, rest = mount.url.partition("://")
-            bucket, _, above = rest.partition("/")
-            tops.setdefault((scheme, bucket), []).append((mount, os.fsencode(above)))
-        paths = set()
-        for change in changes:
-            key = change.key.rstrip(b"/")  # an object `a/` stands for the directory
-            for mount, prefix in tops.get((change.scheme, change.bucket), ()):
-                if prefix and not key.startswith(prefix + b"/"):
-                    continue
-                path = os.fsencode(mount.path).rstrip(b"/") + b"/" + key[len(prefix) :].lstrip(b"/")
-                place = self._mounts.find(path)
-                if place is not None and place[0] is mount:
-                    paths.add(split(path)[0])
-        return paths
-
-    def top_of(self, path: bytes) -> bytes:
-        """Return the path of the mount that answers for a path."""
-        place = self._mounts.find(path)
-        return b"/" if place is None else os.fsencode(place[0].path)
-
 
 class ChangedDirectories:
-    """The directories that wait, and those that are listed now. Belongs to the node's loop."""
+    """The names and directories that wait, and those that are looked up or listed now. Belongs to the node's loop."""
 
-    def __init__(self, tree: NameTree, changes: NameChanges, listings: Listings) -> None:
+    def __init__(self, tree: NameTree, changes: NameChanges, listings: Listings, checks: NameChecks) -> None:
         self._tree = tree
         self._changes = changes
         self._listings = listings
+        self._checks = checks
         self.reported = ReportedPaths(tree)
         self._waiting: dict[Target, asyncio.Future[None]] = {}
+        self._names_waiting: dict[bytes, int] = {}  # by their directories
         self._rests_until_s: dict[Target, float] = {}
-        self._gate = asyncio.Semaphore(REFRESHES_MAX)
-        self._rate = TokenBucket(REFRESHES_S, monotonic_s(), burst_s=1.0)
+        self._listing_lane = _Lane(REFRESHES_MAX, REFRESHES_S)
+        self._checking_lane = _Lane(CHECKS_MAX, CHECKS_S)
         self._tasks = OwnedTasks()
-        self._refreshed = self._failed = self._overflows = 0
+        self._refreshed = self._checked = self._failed = self._overflows = 0
 
-    def add(self, path: bytes, *, below: bool = False) -> asyncio.Future[None]:
-        """List a directory again soon, or the nearest one above that the index has; below: also all that lies below it.
-        The future ends after a listing that began later than this call, with a HeadraceError if that failed. A
-        directory that nobody has listed needs no listing."""
-        target = self._nearest(path), below
-        if not below and not self._is_known(target[0]):
+    def add(self, path: bytes, scope: Scope = Scope.DIRECTORY) -> asyncio.Future[None]:
+        """Look a name up again soon, or list a directory again: the nearest one above that the index has. The future
+        ends after a lookup or a listing that began later than this call, with a HeadraceError if that failed. A
+        directory that nobody has listed needs none."""
+        if scope is Scope.NAME:
+            return self._add_name(path)
+        target = self._nearest(path), scope
+        if scope is Scope.DIRECTORY and not self._is_known(target[0]):
             return _done()
         if target not in self._waiting and len(self._waiting) >= WAITING_MAX:
             self._overflows += 1
-            target = self.reported.top_of(path), True
-        known = self._waiting.get(target)
-        if known is not None:
-            return known
+            target = self.reported.top_of(path), Scope.BELOW
+        return self._waiting.get(target) or self._begin(target)
+
+    def _add_name(self, path: bytes) -> asyncio.Future[None]:
+        directory, name = split(path)
+        target = path, Scope.NAME
+        if target in self._waiting:
+            return self._waiting[target]
+        if not name or self._nearest(directory) != directory:
+            return self.add(directory)
+        if not self._is_known(directory):
+            return _done()
+        count = self._names_waiting.get(directory, 0) + 1
+        if (
+            (directory, Scope.DIRECTORY) in self._waiting
+            or len(self._waiting) >= WAITING_MAX
+            or count > self.reported.names_max(directory, count)
+        ):
+            return self.add(directory)
+        self._names_waiting[directory] = count
+        return self._begin(target)
+
+    def _begin(self, target: Target) -> asyncio.Future[None]:
         future = self._waiting[target] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve)
         self._tasks.start(self._refresh_in_turn(target, future))
@@ -107,10 +99,14 @@ class ChangedDirectories:
         for future in self._waiting.values():
             future.cancel()
         self._waiting.clear()
+        self._names_waiting.clear()
 
     def statistics(self) -> dict[str, int]:
+        names = sum(self._names_waiting.values())
         return {
-            "directories_waiting": len(self._waiting),
+            "names_waiting": names,
+            "names_checked": self._checked,
+            "directories_waiting": len(self._waiting) - names,
             "directories_listed": self._refreshed,
             "directories_failed": self._failed,
             "overflows": self._overflows,
@@ -126,37 +122,74 @@ class ChangedDirectories:
         return directory is not None and self._listings.is_known(directory)
 
     async def _refresh_in_turn(self, target: Target, future: asyncio.Future[None]) -> None:
-        await asyncio.sleep(max(0.0, self._rests_until_s.get(target, 0.0) - monotonic_s()))
-        async with self._gate:
-            await wait_for_turn([self._rate.reserve(1, monotonic_s())])
-            del self._waiting[target]  # what is reported from now on may be missing in this listing
+        try:
+            await asyncio.sleep(max(0.0, self._rests_until_s.get(target, 0.0) - monotonic_s()))
+            directory = await self._refresh_in_lane(target)
+            if directory is not None:
+                await self.add(directory)
+        except HeadraceError as error:
+            self._failed += 1
+            log.info("a reported change is not looked up path=%s error=%s", os.fsdecode(target[0]), error)
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(None)
+        finally:
+            future.cancel()
+
+    async def _refresh_in_lane(self, target: Target) -> bytes | None:
+        """Return the directory that must be listed, too; None: there is none."""
+        lane = self._checking_lane if target[1] is Scope.NAME else self._listing_lane
+        async with lane.gate:
+            await wait_for_turn([lane.rate.reserve(1, monotonic_s())])
+            self._take(target)  # what is reported from now on may be missing in this answer
             begun_s = monotonic_s()
             try:
-                await self._refresh(*target)
-            except HeadraceError as error:
-                self._failed += 1
-                log.info("a reported directory is not listed path=%s error=%s", os.fsdecode(target[0]), error)
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                self._refreshed += 1
-                if not future.done():
-                    future.set_result(None)
+                return await self._refresh(*target)
             finally:
-                future.cancel()
                 self._rest(target, begun_s)
+
+    def _take(self, target: Target) -> None:
+        """Remove a target from those that wait."""
+        del self._waiting[target]
+        if target[1] is Scope.NAME:
+            directory = split(target[0])[0]
+            self._names_waiting[directory] -= 1
+            if not self._names_waiting[directory]:
+                del self._names_waiting[directory]
 
     def _rest(self, target: Target, begun_s: float) -> None:
         now_s = monotonic_s()
         if len(self._rests_until_s) >= RESTS_MAX:
             self._rests_until_s = {key: end for key, end in self._rests_until_s.items() if end > now_s}
         rest_s = REST_FACTOR * (now_s - begun_s)
-        self._rests_until_s[target] = now_s + (max(rest_s, SYNC_REST_S) if target[1] else rest_s)
+        is_below = target[1] is Scope.BELOW
+        self._rests_until_s[target] = now_s + (max(rest_s, SYNC_REST_S) if is_below else rest_s)
 
-    async def _refresh(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - a target
-        if not below:
-            await self._refresh_one(path)
-            return
+    async def _refresh(self, path: bytes, scope: Scope) -> bytes | None:
+        if scope is Scope.NAME:
+            directory = await self._check(path)
+            self._checked += 1
+            return directory
+        await (self._refresh_below(path) if scope is Scope.BELOW else self._refresh_one(path))
+        self._refreshed += 1
+        return None
+
+    async def _check(self, path: bytes) -> bytes | None:
+        """Look a name up. Return its directory if that can't tell, or if it was the last name there."""
+        directory_path, name = split(path)
+        try:
+            is_right = await self._checks.check(directory_path, name)
+        except HeadraceError:
+            self._changes.invalidate(directory_path)  # the next access repeats it
+            raise
+        directory = self._tree.directory_at(directory_path)
+        is_empty = directory is not None and next(iter(self._tree.index.children(directory)), None) is None
+        is_top = directory_path in (self.reported.top_of(path), b"/")
+        return directory_path if not is_right or (is_empty and not is_top) else None
+
+    async def _refresh_below(self, path: bytes) -> None:
         failure: HeadraceError | None = None
         is_away = False
         async for directory_path in self._tree.directories_below(path):
@@ -182,6 +215,14 @@ class ChangedDirectories:
             if path in tops or has_names:
                 return
             path = split(path)[0]
+
+
+class _Lane:
+    """Limits how many run at a time, and how many begin in a second."""
+
+    def __init__(self, running_max: int, starts_s: float) -> None:
+        self.gate = asyncio.Semaphore(running_max)
+        self.rate = TokenBucket(starts_s, monotonic_s(), burst_s=1.0)
 
 
 def _done() -> asyncio.Future[None]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection
 
 from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
-from headrace.base.namespace_path import names_of, split
+from headrace.base.namespace_path import join, names_of, split
 from headrace.namespace.pending_rows import PendingRows
 from headrace.namespace.tree import NameTree
 from headrace.origin.origin import ListPage
@@ -86,6 +86,11 @@ class NameChanges:
 
     def remove_in_flight(self, paths: Collection[bytes]) -> None:
         self._in_flight = [collection for collection in self._in_flight if collection is not paths]
+
+    def is_uploading(self, directory_path: bytes, name: bytes) -> bool:
+        """Return whether this node uploads a name, so that it may be at the origin without being in the index."""
+        path = join(directory_path, name)
+        return any(path in paths for paths in self._in_flight)
 
     def without_own(self, directory: FileId, path: bytes, page: ListPage) -> ListPage:
         """Return the page without new names that this node may have uploaded itself. Such a name may be removed here

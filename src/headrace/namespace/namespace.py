@@ -10,6 +10,7 @@ from headrace.namespace.freshness import Freshness
 from headrace.namespace.listings import Listings, OthersNames
 from headrace.namespace.mount_points import MountPoints
 from headrace.namespace.mounts import MountTable
+from headrace.namespace.name_checks import NameChecks
 from headrace.namespace.owner_listing import OwnerListingClient, OwnerNames
 from headrace.namespace.pending_rows import NamesChanged, PendingRows
 from headrace.namespace.refresh_queue import RefreshQueue
@@ -32,6 +33,7 @@ class Namespace:
     owner_names: OwnerNames
     refreshes: RefreshQueue
     freshness: Freshness
+    checks: NameChecks
     changed_directories: ChangedDirectories
 
     @classmethod
@@ -57,6 +59,9 @@ class Namespace:
             shared=shared,
             others=others,
         )
+        checks = NameChecks(
+            *(tree, pending, changes, listings, on_changed), timeout_s=timeout_s, shared=shared
+        )
         return cls(
             tree,
             listings,
@@ -66,5 +71,6 @@ class Namespace:
             OwnerNames(index, pending),
             RefreshQueue(listings.refresh_pending, tree.directories_below),
             freshness,
-            ChangedDirectories(tree, changes, listings),
+            checks,
+            ChangedDirectories(tree, changes, listings, checks),
         )

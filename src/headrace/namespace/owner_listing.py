@@ -84,14 +84,17 @@ class OwnerListingClient:
         deadline = Deadline.after(self._timeout_s)
         return self._peers.list(owner, path, anew=anew, epoch=self._view().epoch, deadline=deadline)
 
-    async def lookup(self, path: bytes, name: bytes) -> Names | None:
-        """Return one name from the owner; None if the caller must ask the origin."""
+    async def lookup(self, path: bytes, name: bytes, *, anew: bool = False) -> Names | None:
+        """Return one name from the owner; None if the caller must ask the origin. anew: the owner looks it up at the
+        origin, however fresh its listing is."""
         owner = self._owner(path)
         if owner is None:
             return None
         deadline = Deadline.after(self._timeout_s / 10)
         try:
-            return await self._peers.lookup(owner, path, name, epoch=self._view().epoch, deadline=deadline)
+            return await self._peers.lookup(
+                owner, path, name, epoch=self._view().epoch, anew=anew, deadline=deadline
+            )
         except HeadraceError as error:
             log.info("lookup at the owner of the directory failed path=%s error=%s", os.fsdecode(path), error)
             return None

@@ -22,11 +22,13 @@ from headrace.config.secret_options import resolve_options
 from headrace.entry.rpc.server import Subscribers
 from headrace.namespace.mounts import Mount, normal_path
 from headrace.namespace.namespace import Namespace
+from headrace.node.mount_traces import MountTraces
 from headrace.node.origin_events import OriginEvents
 from headrace.origin.allowed import AllowedOrigins
-from headrace.origin.factory import build_origin, parse_origin
+from headrace.origin.factory import FAR_CLUSTER, build_origin, parse_origin
+from headrace.origin.far_trace import FarTrace
 from headrace.origin.object_check import check_origin
-from headrace.origin.options import verifies_opens
+from headrace.origin.options import parse_options, verifies_opens
 from headrace.origin.pace import OriginPace, OriginPaces
 from headrace.origin.reserved import NamespaceOrigin
 from headrace.receivers.factory import check_events
@@ -58,6 +60,7 @@ class Attachments:
         *,
         paces: OriginPaces,
         events: OriginEvents,
+        traces: MountTraces,
         has_written: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -66,6 +69,7 @@ class Attachments:
         self._subscribers = subscribers
         self._paces = paces
         self._events = events
+        self.traces = traces
         self._has_written = has_written
         self.allowed = AllowedOrigins(config.allowed_origins, config.mounts)
 
@@ -128,6 +132,7 @@ class Attachments:
         self._index.mounts.drop(path)
         self._paces.remove(mount.url)
         self._events.remove(path)
+        self.traces.remove(path)
         await mount.origin.close()
 
     async def _attach(
@@ -152,14 +157,31 @@ class Attachments:
                 if not (known and self._has_written()):
                     raise
                 log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
+        trace = await self._trace(path, parsed, options, check=check)
         shown = NamespaceOrigin(origin)
         mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
         self._namespace.mount_points.attach(mount, known=known)
         self._paces.add(pace)
         self._events.add(path, parsed, options)
+        if trace is not None:
+            self.traces.add(path, trace)
         if verifies_opens(options):
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)
+
+    async def _trace(self, path: str, url: str, options: dict[str, str], *, check: bool) -> FarTrace | None:
+        """Return what asks the cluster behind a mount; None for another origin. check: raise UsageError if it leads
+        back to the mount."""
+        if not url.startswith(f"{FAR_CLUSTER}://"):
+            return None
+        trace = FarTrace(url, parse_options(url, options))
+        try:
+            if check:
+                await self.traces.check(path, trace)
+        except BaseException:
+            trace.close()
+            raise
+        return trace
 
     def _invalidate(self, path: str) -> None:
         """Have kernels forget the first name on the path to a mount: they may have cached it as absent."""

@@ -63,6 +63,10 @@ class ClusterLink:
         owners = self.copies.ownership.owners(self.view(), path, segment)
         return any(owner.id == self.info.id for owner in owners)
 
+    def is_primary(self, path: bytes) -> bool:
+        """Return whether this node is the primary owner of a file's first segment."""
+        return [owner.id for owner in self.view().owners(path)] == [self.info.id]
+
     def welcome(self) -> PeerWelcome:
         """Return the description of this node for a peer that connects."""
         return PeerWelcome(

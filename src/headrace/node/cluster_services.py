@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import ClusterUnavailableError, UsageError
+from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
 from headrace.dataplane.fresh_copies import FreshCopies
-from headrace.dataplane.peer_service import NodePeerService, ReplicationService
+from headrace.dataplane.peer_service import ClusterParts, NodePeerService, ReplicationService, TrialService
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.entry.peer.server import PeerServer
@@ -199,10 +200,6 @@ class ClusterServices:
         all_owners = [owner.id for owner in self._link.copies.ownership.owners(view, path)]
         return owners, all_owners[len(owners) :], copies
 
-    def is_primary(self, path: bytes) -> bool:
-        """Return whether this node is the primary owner of a file's first segment."""
-        return self.owners_of(path)[0][:1] == [self.node_id]
-
     def will_offer(self, id: FileId) -> bool:
         """Return whether a file waits to be offered to other owners, also because a walk of all files is running."""
         return self._copies.fresh.is_waiting(id) or self._rebalance.running
@@ -264,10 +261,12 @@ def build_services(
     reads: ReadPath,
     jobs: Jobs,
     writing: ClusterWriting | None,
+    trial: TrialService,
+    adopted: Listeners[[list[FileId]]],
     persister: Callable[[str], WriteBack],
 ) -> ClusterServices:
-    """Build a node's services in its cluster, on its loop. persister: builds the write-back of the replicas in a
-    directory."""
+    """Build a node's services in its cluster, on its loop. adopted: called with demoted files, which then get
+    their copies. persister: builds the write-back of the replicas in a directory."""
     me, dirty = link.info.id, link.dirty
 
     async def forget_writer(writer: str) -> None:
@@ -293,10 +292,12 @@ def build_services(
         owns=lambda path, start: link.owns(path, start // SEGMENT_BYTES),
         on_invalidate=relisting.schedule,
         hot=copies.hot,
-        copies=_replication_service(dirty, failover, writing),
-        shared=_coherence_service(me, dirty, writing),
+        parts=ClusterParts(
+            _replication_service(dirty, failover, writing), _coherence_service(me, dirty, writing), trial
+        ),
     )
     reads.fetched.add(copies.fresh.note)
+    adopted.add(copies.fresh.note)
     dirty.elsewhere.changed.add(namespace.refreshes.schedule)
     cluster_jobs = ClusterJobs(me, link.records, jobs, view=link.view, replicas=link.copies.of)
     link.copies.changed.add(copies.rebalance.on_policy)

@@ -20,6 +20,7 @@ from headrace.base.errors import (
     HeadraceError,
 )
 from headrace.base.kept_file import KeptFile
+from headrace.base.listeners import Listeners
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
@@ -46,9 +47,12 @@ from headrace.node.cache import (
     move_index_away,
     open_store,
 )
+from headrace.node.cluster_spending import ClusterSpending
+from headrace.node.cluster_trial import build_trial
 from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import report_failed, report_ready, stop_on_signals
 from headrace.node.location_requests import LocationRequests
+from headrace.node.mount_traces import MountTraces
 from headrace.node.origin_budgets import OriginBudgets
 from headrace.node.origin_costs import OriginCosts
 from headrace.node.origin_events import OriginEvents
@@ -56,7 +60,6 @@ from headrace.node.plan_requests import PlanRequests
 from headrace.node.policies import Policies, PolicyFile, load_policy
 from headrace.node.policy_advice import ReadStatistics
 from headrace.node.policy_requests import PolicyRequests
-from headrace.node.policy_trial import ClusterCopies
 from headrace.node.requests import (
     Handlers,
     JobRequests,
@@ -157,6 +160,7 @@ class Node:
             others=None if link is None else link.dirty.elsewhere,
         )
         self.origin_events = OriginEvents(self.namespace.changed_directories, link)
+        self.trial = build_trial(store, policies, config.replicas, link)
         # writes, then reads, which take a file of the upper layer before they ask an origin
         cache = CacheOfLayer(store, self.sources.owns)
         writing = None if link is None else self._build_cluster_writing(link, cache)
@@ -172,13 +176,12 @@ class Node:
         self.regrouping = Regrouping(store.space, policies.current)
         self.expiry = Expiry(store, policies.current, lives, self.disk, forget=self.reads.forget)
         store.space.evicted.add(self._evicted)
-        store.space.evicted.add(self.plans.note_evicted)
         # parts that work on whole directories, and on the whole cache
-        self.attachments = _build_attachments(self)
+        self.attachments = _build_attachments(self, link)
         self.jobs = _build_jobs(self)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.tier_mover = _build_tier_mover(self)
-        self.cluster = None if link is None else self._build_cluster(link, writing)
+        self.cluster = None if link is None else self._build_cluster(link, writing, cache.adopted)
         self.upkeep = Upkeep(
             *(store, self.reads, self.disk),
             write=self.write,
@@ -254,8 +257,9 @@ class Node:
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,
             **self.origin_events.handlers,
+            **self.attachments.traces.handlers,
             **PolicyRequests(
-                self.policies, self.mounts, self.store, self.config, _cluster_copies(self), statistics
+                self.policies, self.mounts, self.store, self.config, self.trial, statistics
             ).handlers,
             **LocationRequests(self.namespace.tree, self.store, self.policies.current, self.cluster).handlers,
             StatusAsk: self._report,
@@ -273,7 +277,9 @@ class Node:
             written=None if self.write is None else self.write.for_scrub(),
         )
 
-    def _build_cluster(self, link: ClusterLink, writing: ClusterWriting | None) -> ClusterServices:
+    def _build_cluster(
+        self, link: ClusterLink, writing: ClusterWriting | None, adopted: Listeners[[list[FileId]]]
+    ) -> ClusterServices:
         from headrace.node.cluster_services import build_services
         from headrace.node.shared_mounts import SharedMounts
         from headrace.writeback.coherence.invalidation import InvalidationObserver
@@ -292,6 +298,8 @@ class Node:
             reads=self.reads,
             jobs=self.jobs,
             writing=writing,
+            trial=self.trial.own,
+            adopted=adopted,
             persister=lambda directory: build_persister(
                 self.config, self.namespace, directory, link.dirty.resolve_version, observers
             ),
@@ -422,6 +430,7 @@ class Node:
         if self.cluster is not None:
             await self.cluster.stop()
         await self.reads.close()
+        await self.attachments.traces.stop()
         for mount in self.mounts.all():
             await mount.origin.close()
         self.disk.shutdown()
@@ -586,12 +595,13 @@ def _build_costs(node: Node, link: ClusterLink | None) -> OriginCosts:
     return OriginCosts(
         *(node.policies.current, node.policies.capacity),
         KeptFile(node.config.cache[0].folder, "costs.json", bytes_max=RECORD_BYTES_MAX),
-        node="" if link is None else link.info.id,
-        records=None if link is None else link.records,
+        cluster=None
+        if link is None
+        else ClusterSpending(link.info.id, link.records, lambda: link.view().nodes),
     )
 
 
-def _build_attachments(node: Node) -> Attachments:
+def _build_attachments(node: Node, link: ClusterLink | None) -> Attachments:
     return Attachments(
         node.config,
         node.store.index,
@@ -599,16 +609,8 @@ def _build_attachments(node: Node) -> Attachments:
         node.subscribers,
         paces=node.paces,
         events=node.origin_events,
+        traces=MountTraces(node.mounts, link),
         has_written=lambda: node.write is not None and node.write.has_written,
-    )
-
-
-def _cluster_copies(node: Node) -> ClusterCopies:
-    cluster = node.cluster
-    if cluster is None:
-        return ClusterCopies()
-    return ClusterCopies(
-        node.config.replicas, lambda: node.policies.capacity.members or 1, cluster.is_primary
     )
 
 
@@ -630,6 +632,7 @@ def _build_tier_mover(node: Node) -> TierMover:
 
 
 def _build_planned_fetcher(node: Node) -> PlannedFetcher:
+    node.store.space.evicted.add(node.plans.note_evicted)
     parts = (node.plans, node.reads, node.store, node.namespace.tree)
     return PlannedFetcher(*parts, watermark_low=node.config.watermark_low)
 

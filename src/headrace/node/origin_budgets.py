@@ -25,12 +25,13 @@ from headrace.node.space_policy import NodeCapacity
 from headrace.origin.factory import parse_origin
 from headrace.origin.pace import BudgetRates, OriginPaces
 from headrace.policy.current import CurrentPolicy
-from headrace.policy.document import ORIGINS_MAX
+from headrace.policy.document import ORIGINS_MAX, OriginBudget
 from headrace.policy.rate_shares import LEAST_FACTOR, NodeBudget, NodeRate, OverloadFactor
 
 log = logging.getLogger(__name__)
 
 PREFIX = "rates"
+KINDS = ("requests", "bytes")
 EXCHANGE_S = 0.5
 STEADY_SHARE = 0.02
 """Changes of a rate that are too small to publish."""
@@ -73,6 +74,11 @@ class _Part:
         self.budget = NodeBudget(node, rate)
         self._asked = self._demand = 0.0
         self._asked_s = monotonic_s()
+
+    def scale(self, limit: float) -> None:
+        """Follow a change of the limit."""
+        self.budget.scale(limit / self.limit)
+        self.limit = limit
 
     def demand(self, asked: float, debt: float, now_s: float) -> float:
         """Return what the node needs a second. asked: the sum of all calls so far. debt: what waits for the next
@@ -138,25 +144,47 @@ class OriginBudgets:
         return None if part is None else round(part.budget.rate, 1)
 
     def _apply(self) -> None:
-        """Put the budgets of the policy in force. In a cluster a node begins with an equal part of each limit."""
+        """Put the budgets of the policy in force. In a cluster a node begins with an equal part of a new limit, and
+        keeps its part of one that changes. What was saved or is owed stays: a policy gives no burst."""
         nodes = 1 if self._records is None else self._capacity.members or NODES_ASSUMED
-        self._rates, self._parts, overloads = {}, {}, self._overloads
-        self._overloads = {}
+        budgets = self._budgets()
+        for url in self._rates.keys() - budgets.keys():
+            self._rates.pop(url).limit(None, None)
+            del self._overloads[url]
+            for kind in KINDS:
+                self._parts.pop(f"{kind} {url}", None)
+        for url, budget in budgets.items():
+            if url not in self._rates:
+                self._rates[url] = BudgetRates(None, None)
+                self._rates[url].overloaded.add(partial(self._note_overload, url))
+                self._overloads[url] = OverloadFactor()
+            limits = (budget.requests_s, budget.bytes_s)
+            self._rates[url].limit(
+                *(
+                    self._part(f"{kind} {url}", limit, nodes)
+                    for kind, limit in zip(KINDS, limits, strict=True)
+                )
+            )
+        self._paces.apply(self._rates)
+
+    def _budgets(self) -> dict[str, OriginBudget]:
+        budgets = {}
         for budget in self._policy.resolver.document.origins.values():
             try:
-                url = parse_origin(budget.url)
+                budgets[parse_origin(budget.url)] = budget
             except UsageError as error:  # another release may have set it
                 log.warning("a budget of the policy is for no origin error=%s", error)
-                continue
-            limits = {"requests": budget.requests_s, "bytes": budget.bytes_s}
-            parts = {kind: None if limit is None else limit / nodes for kind, limit in limits.items()}
-            self._rates[url] = BudgetRates(parts["requests"], parts["bytes"])
-            self._overloads[url] = overloads.get(url) or OverloadFactor()
-            self._rates[url].overloaded.add(partial(self._note_overload, url))
-            for kind, limit in limits.items():
-                if limit is not None:
-                    self._parts[f"{kind} {url}"] = _Part(self._node, limit, limit / nodes)
-        self._paces.apply(self._rates)
+        return budgets
+
+    def _part(self, name: str, limit: float | None, nodes: int) -> float | None:
+        """Return this node's part of a limit, which may have changed; None without one."""
+        if limit is None:
+            self._parts.pop(name, None)
+            return None
+        part = self._parts.setdefault(name, _Part(self._node, limit, limit / nodes))
+        if part.limit != limit:
+            part.scale(limit)
+        return part.budget.rate
 
     def _note_overload(self, url: str) -> None:
         if self._overloads[url].record_overload(monotonic_s()):

@@ -1,6 +1,6 @@
 """Count what is read from origins, and for whom; slow background work when the budget of a month runs out.
 
-In a cluster each node publishes what it read in this month, as the record `costs/NODE`. A budget is that of all nodes.
+In a cluster a budget is that of all nodes: `cluster_spending.py` has what the others read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headrace.base.kept_file import KeptFile
 from headrace.base.printable import printable
 from headrace.base.tasks import OwnedTasks
 from headrace.base.token_bucket import TokenBucket, wait_for_turn
-from headrace.cluster.records import Records
 from headrace.dataplane.intent import PEERS
 from headrace.dataplane.read_queue import NO_TENANT, ReadClass
 from headrace.namespace.mounts import Mount
+from headrace.node.cluster_spending import ClusterSpending, canonical
 from headrace.node.space_policy import NodeCapacity
 from headrace.origin.factory import parse_origin
 from headrace.origin.pace import budget_above
 from headrace.policy.current import CurrentPolicy
-from headrace.policy.document import OriginBudget
+from headrace.policy.document import ORIGINS_MAX, OriginBudget
 from headrace.policy.spending import (
     GIB,
     Month,
@@ -35,12 +35,12 @@ from headrace.policy.spending import (
     background_rate,
     decode_spending,
     encode_spending,
+    larger,
     month_of,
 )
 
 log = logging.getLogger(__name__)
 
-PREFIX = "costs"
 EXCHANGE_S = 5.0
 JOBS_MAX = 256
 """Jobs with an account of their own. The rest of them shares one."""
@@ -85,9 +85,11 @@ class _Account:
 
 
 class _PricedOrigin:
-    """An origin with a price, and what background work may read of it. bucket: None while that is unlimited."""
+    """An origin with a price, and what background work may read of it. url: canonical. bucket: None while that is
+    unlimited."""
 
-    def __init__(self, budget: OriginBudget) -> None:
+    def __init__(self, url: str, budget: OriginBudget) -> None:
+        self.url = url
         self.budget = budget
         self.bucket: TokenBucket | None = None
         self.is_spent = False
@@ -116,8 +118,8 @@ class _PricedOrigin:
 
 
 class OriginCosts:
-    """Accounts of a node. capacity: knows how many nodes there are. node: the id of this node. records: of the cluster;
-    None without one. wall_s: returns the seconds since 1970. Belongs to the node's loop."""
+    """Accounts of a node. capacity: knows how many nodes there are. cluster: what its other nodes spend; None without
+    one. wall_s: returns the seconds since 1970. Belongs to the node's loop."""
 
     def __init__(
         self,
@@ -125,23 +127,19 @@ class OriginCosts:
         capacity: NodeCapacity,
         file: KeptFile,
         *,
-        node: str,
-        records: Records | None,
+        cluster: ClusterSpending | None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._policy = policy
         self._capacity = capacity
         self._file = file
-        self._node = node
-        self._records = records
+        self._cluster = cluster
         self._wall_s = wall_s
         self._month = month_of(wall_s())
-        self._own: dict[str, int] = {}
+        self._own: dict[str, int] = {}  # by the canonical URLs of budgets
+        self._remembered: dict[str, int] = {}  # of it, what the file had at the start
         self._past: dict[str, dict[str, int]] = {}  # what it spent in other months, by their names
-        self._others: dict[str, Spending] = {}
         self._kept: Spending | None = None
-        self._published: Spending | None = None
-        self._may_publish = False
         self._mounts: dict[str, _Account] = {}
         self._tenants: dict[str, _Account] = {}
         self._jobs: dict[str, _Account] = {}
@@ -162,11 +160,13 @@ class OriginCosts:
             log.error("what was spent in this month can't be read, it counts from now on error=%s", error)
             kept = None
         if kept is not None and kept.month == self._month.name:
-            for url, size_bytes in kept.bytes.items():
+            self._remembered = canonical(kept.bytes)
+            for url, size_bytes in self._remembered.items():
                 self._own[url] = self._own.get(url, 0) + size_bytes
             self._kept = kept
         self._limit()
-        self._tasks.start(self._follow(joined))
+        if self._cluster is not None:
+            self._tasks.start(self._follow(self._cluster, joined))
         self._tasks.start(self._run())
 
     async def stop(self) -> None:
@@ -190,7 +190,7 @@ class OriginCosts:
         priced = self._priced(mount.url)
         price = 0.0 if priced is None else priced.budget.egress_per_gib
         if priced is not None:
-            self._own[priced.budget.url] = self._own.get(priced.budget.url, 0) + size_bytes
+            self._own[priced.url] = self._own.get(priced.url, 0) + size_bytes
         self._mounts.setdefault(mount.path, _Account()).charge(size_bytes, price)
         tenant = self._policy.of(path).tenant
         if tenant:
@@ -259,8 +259,8 @@ class OriginCosts:
         }
 
     def _origin_status(self, origin: _PricedOrigin) -> dict[str, object]:
-        price, own_bytes = origin.budget.egress_per_gib, self._own.get(origin.budget.url, 0)
-        all_bytes = self._month_bytes(origin.budget.url)
+        price, own_bytes = origin.budget.egress_per_gib, self._own.get(origin.url, 0)
+        all_bytes = self._month_bytes(origin.url)
         return {
             "bytes": own_bytes,
             "cost": round(own_bytes / GIB * price, 4),
@@ -281,7 +281,7 @@ class OriginCosts:
             except UsageError:  # told by OriginBudgets
                 continue
             if budget.egress_per_gib:
-                origin = self._origins.get(url) or before.pop(url, None) or _PricedOrigin(budget)
+                origin = self._origins.get(url) or before.pop(url, None) or _PricedOrigin(url, budget)
                 origin.follow(budget)
                 self._origins[url] = origin
         for origin in before.values():
@@ -297,10 +297,8 @@ class OriginCosts:
         return self._by_url[url]
 
     def _month_bytes(self, url: str) -> int:
-        others = [
-            other.bytes.get(url, 0) for other in self._others.values() if other.month == self._month.name
-        ]
-        return self._own.get(url, 0) + sum(others)
+        others = 0 if self._cluster is None else self._cluster.month_bytes(self._month.name, url)
+        return self._own.get(url, 0) + others
 
     def _limit(self) -> None:
         """Limit background work by what is left of each budget."""
@@ -310,24 +308,37 @@ class OriginCosts:
             rate = None
             if budget.budget_month is not None:
                 budget_bytes = budget.budget_month / budget.egress_per_gib * GIB
-                rate = background_rate(budget_bytes, self._month_bytes(budget.url), left_s)
+                rate = background_rate(budget_bytes, self._month_bytes(url), left_s)
             origin.limit(rate if rate is None else rate / max(1, self._capacity.members or 1), now_s)
             if origin.state != state:
                 log.warning(
                     "background work at an origin is limited by budget_month url=%s state=%s spent=%.2f of=%g",
                     *(url, origin.state),
-                    self._month_bytes(budget.url) / GIB * budget.egress_per_gib,
+                    self._month_bytes(url) / GIB * budget.egress_per_gib,
                     budget.budget_month or 0.0,
                 )
 
-    async def _follow(self, joined: asyncio.Event | None) -> None:
-        """Learn what other nodes spend, and publish from then on. Until then this node counts alone."""
-        if self._records is None:
-            return
-        if joined is not None:
-            await joined.wait()
-        await self._records.follow(f"{PREFIX}/", self._on_record)
-        self._may_publish = True
+    async def _follow(self, cluster: ClusterSpending, joined: asyncio.Event | None) -> None:
+        """Learn what other nodes spend, and what the cluster knows of this one. Until then this node counts alone."""
+        await cluster.follow(joined)
+        while not await self._recalled(cluster):  # noqa: ASYNC110 - the records have no event for this
+            await asyncio.sleep(EXCHANGE_S)
+        cluster.may_publish()
+
+    async def _recalled(self, cluster: ClusterSpending) -> bool:
+        """Add what the cluster knows beyond the file of this node, which may be that of a new disk."""
+        month = self._month.name
+        try:
+            recorded = await cluster.own(month)
+        except HeadraceError as error:
+            log.info("what this node spent in this month can't be read yet error=%s", error)
+            return False
+        if month == self._month.name:
+            for url, size_bytes in recorded.items():
+                forgotten = max(0, size_bytes - self._remembered.get(url, 0))
+                self._own[url] = self._own.get(url, 0) + forgotten
+            self._remembered = larger(self._remembered, recorded)
+        return month == self._month.name
 
     async def _run(self) -> None:
         while True:
@@ -335,7 +346,9 @@ class OriginCosts:
             self._turn_month(month_of(self._wall_s()))
             self._limit()
             await self._keep()
-            await self._publish()
+            if self._cluster is not None:
+                await self._cluster.publish(self._spending())
+                await self._cluster.fold_departed()
 
     def _turn_month(self, month: Month) -> None:
         """Begin a month if it is another one. Those before stay known, for a clock that was set wrong for a while."""
@@ -345,10 +358,12 @@ class OriginCosts:
         while len(self._past) > MONTHS_KEPT:
             del self._past[next(iter(self._past))]
         self._month, self._own = month, self._past.pop(month.name, {})
+        self._remembered = {}
 
     def _spending(self) -> Spending:
-        urls = {origin.budget.url for origin in self._origins.values()}
-        return Spending(self._month.name, {url: count for url, count in self._own.items() if url in urls})
+        """Return what this node spent: at origins that have a price now, and at others as far as a record goes."""
+        urls = sorted(self._own, key=lambda url: (url not in self._origins, -self._own[url]))[:ORIGINS_MAX]
+        return Spending(self._month.name, {url: self._own[url] for url in sorted(urls)})
 
     async def _keep(self) -> None:
         spending = self._spending()
@@ -359,27 +374,3 @@ class OriginCosts:
             self._kept = spending
         except OSError as error:
             log.warning("what was spent in this month can't be kept error=%s", error)
-
-    async def _publish(self) -> None:
-        spending = self._spending()
-        if self._records is None or not self._may_publish:
-            return
-        if spending == self._published or not (spending.bytes or self._published):
-            return
-        try:
-            await self._records.put(f"{PREFIX}/{self._node}", encode_spending(spending))
-            self._published = spending
-        except HeadraceError as error:
-            log.info("what was spent in this month can't be published error=%s", error)
-
-    def _on_record(self, key: str, value: bytes | None) -> None:
-        node = key.removeprefix(f"{PREFIX}/")
-        if node == self._node:
-            return
-        self._others.pop(node, None)
-        if not value:
-            return
-        try:
-            self._others[node] = decode_spending(value)
-        except msgspec.DecodeError as error:
-            log.warning("the spending of a node is invalid node=%s error=%s", node, error)

@@ -1,4 +1,4 @@
-"""Receive what origins report about changes, and have all nodes list again what changed.
+"""Receive what origins report about changes, and have all nodes look again at what changed.
 
 Each queue has one receiver in the cluster: on the node that owns the path of its mount. During a change of the members
 two nodes may receive for a moment, which is harmless, as each message is handled by one of them.
@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.clock import monotonic_s
@@ -19,11 +20,13 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.tasks import OwnedTasks
 from headrace.events.changes import OriginChange
 from headrace.namespace.changed_directories import ChangedDirectories
+from headrace.namespace.reported_paths import Scope, Target
+from headrace.origin.options import OPTION_EVENTS
 from headrace.receivers.factory import build_queue, check_events
 from headrace.receivers.receiver import QueueReceiver
 from headrace.wire.event_messages import ReportChanges
 from headrace.wire.messages import Done
-from headrace.wire.peer_messages import REPORTED_MAX
+from headrace.wire.peer_messages import REPORTED_MAX, OriginChanged
 
 if TYPE_CHECKING:
     from headrace.node.cluster_link import ClusterLink
@@ -40,29 +43,29 @@ CHANGES_AT_ONCE = 256
 PLACE_S = 1.0
 """Seconds between two checks which receivers belong to this node."""
 UNSENT_MAX = 4096
-"""Most directories that wait for one node; for more, their common parent and all below it is meant."""
+"""Most names and directories that wait for one node; for more, their common parent and all below it is meant."""
 
 
 class ReportSender:
-    """Passes reported directories on to the other nodes. A node that does not answer gets them again until it answers
-    or leaves the cluster."""
+    """Passes reported changes on to the other nodes. A node that does not answer gets them again until it answers or
+    leaves the cluster."""
 
     def __init__(self, link: ClusterLink) -> None:
         self._me = link.info.id
         self._peers = link.peers
         self._view = link.view
-        self._unsent: dict[str, dict[bytes, bool]] = {}
+        self._unsent: dict[str, dict[Target, None]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._tasks = OwnedTasks()
 
-    async def send(self, directories: Iterable[bytes], *, below: bool = False) -> None:
-        """Return when each node was notified, or did not answer once. below: also what lies below them changed."""
+    async def send(self, targets: Iterable[Target]) -> None:
+        """Return when each node was notified, or did not answer once."""
         others = [node for node in self._view().nodes.values() if node.id != self._me]
-        wanted = list(directories)
+        wanted = dict.fromkeys(targets)
         if not others or not wanted:
             return
         for node in others:
-            self._unsent.setdefault(node.id, {}).update(dict.fromkeys(wanted, below))
+            self._unsent.setdefault(node.id, {}).update(wanted)
             self._bound(node.id)
         await asyncio.wait([self._begin(node.id) for node in others], timeout=SEND_LIMIT_S)
 
@@ -71,15 +74,15 @@ class ReportSender:
 
     @property
     def unsent(self) -> int:
-        """Return how many directories wait for nodes that do not answer."""
+        """Return how many names and directories wait for nodes that do not answer."""
         return sum(map(len, self._unsent.values()))
 
     def _bound(self, node_id: str) -> None:
-        directories = self._unsent[node_id]
-        if len(directories) > UNSENT_MAX:
-            common_parent = os.path.commonpath(list(directories))
-            directories.clear()
-            directories[common_parent] = True
+        targets = self._unsent[node_id]
+        if len(targets) > UNSENT_MAX:
+            common_parent = os.path.commonpath([path for path, _ in targets])
+            targets.clear()
+            targets[common_parent, Scope.BELOW] = None
 
     def _begin(self, node_id: str) -> asyncio.Future[None]:
         """Return a future that ends after the first attempt, or, while others are being made, when the node has all."""
@@ -108,18 +111,18 @@ class ReportSender:
                 first.set_result(None)
 
     async def _attempt(self, node: NodeInfo) -> bool:
-        directories = self._unsent[node.id]
-        below = next(iter(directories.values()))
-        paths = [path for path, is_below in directories.items() if is_below == below][:REPORTED_MAX]
+        targets = self._unsent[node.id]
+        scope = next(iter(targets))[1]
+        paths = [path for path, other in targets if other is scope][:REPORTED_MAX]
         for path in paths:
-            del directories[path]
+            del targets[path, scope]
+        request = OriginChanged(paths, below=scope is Scope.BELOW, names=scope is Scope.NAME)
         try:
-            deadline = Deadline.after(SEND_LIMIT_S)
-            await self._peers.report_origin_changes(node, paths, below=below, deadline=deadline)
+            await self._peers.report_origin_changes(node, request, Deadline.after(SEND_LIMIT_S))
         except HeadraceError as error:
             log.info("reported changes wait for a node node=%s error=%s", node.id, error)
             for path in paths:
-                directories[path] = below or directories.get(path, False)
+                targets[path, scope] = None
             return False
         return True
 
@@ -161,7 +164,9 @@ class OriginEvents:
     def add(self, path: str, url: str, options: dict[str, str]) -> None:
         """Note a mount. Raise UsageError if its option `events` is invalid."""
         check_events(url, options)
-        self._queues[path] = QueueSource(url, options)
+        self._queues.pop(path, None)
+        if options.get(OPTION_EVENTS):
+            self._queues[path] = QueueSource(url, options)
 
     def remove(self, path: str) -> None:
         self._queues.pop(path, None)
@@ -183,18 +188,18 @@ class OriginEvents:
     async def handle(self, changes: Sequence[OriginChange], *, everything_of: str = "") -> None:
         """Have all nodes list again what changed; everything_of: all below a mount. Raise HeadraceError if this node
         could not: of the others, one that does not answer now is notified later."""
-        directories, below = await self._directories(changes), bool(everything_of)
-        if below:
-            directories = {os.fsencode(everything_of)}
-        listed = await self._add(directories, below=below)
+        targets = await self._targets(changes)
+        if everything_of:
+            targets = {(os.fsencode(everything_of), Scope.BELOW)}
+        listed = await self._add(targets)
         if self._sender is not None:
-            await self._sender.send(directories, below=below)
+            await self._sender.send(targets)
         if not listed:
             return
         ended, late = await asyncio.wait(listed, timeout=HANDLED_WITHIN_S)
         unlisted = len(late) + sum(future.cancelled() for future in ended)
         if unlisted:
-            raise DeadlineExceededError("reported changes", why=f"{unlisted} directories are not listed yet")
+            raise DeadlineExceededError("reported changes", why=f"{unlisted} of them are not looked up yet")
         for future in ended:
             if (error := future.exception()) is not None:
                 raise error
@@ -205,25 +210,25 @@ class OriginEvents:
         self._posted += len(request.changes)
         self._refused += request.refused
         self._posted_s = monotonic_s()
-        directories = await self._directories(request.changes)
-        await self._add(directories)
+        targets = await self._targets(request.changes)
+        await self._add(targets)
         if self._sender is not None:
-            self._tasks.start(self._sender.send(directories))
+            self._tasks.start(self._sender.send(targets))
         return Done()
 
-    async def _directories(self, changes: Sequence[OriginChange]) -> set[bytes]:
-        """Return the directories that changed. Other tasks of the loop run in between."""
-        directories: set[bytes] = set()
+    async def _targets(self, changes: Sequence[OriginChange]) -> set[Target]:
+        """Return the names and directories that changed. Other tasks of the loop run in between."""
+        targets: set[Target] = set()
         for start in range(0, len(changes), CHANGES_AT_ONCE):
-            directories |= self._changed.reported.directories(changes[start : start + CHANGES_AT_ONCE])
+            targets |= self._changed.reported.targets(changes[start : start + CHANGES_AT_ONCE])
             await asyncio.sleep(0)
-        return directories
+        return self._changed.reported.joined(targets)
 
-    async def _add(self, directories: Iterable[bytes], *, below: bool = False) -> list[asyncio.Future[None]]:
-        """Have this node list directories. Other tasks of the loop run in between."""
+    async def _add(self, targets: Iterable[Target]) -> list[asyncio.Future[None]]:
+        """Have this node look names up and list directories. Other tasks of the loop run in between."""
         listed = []
-        for path in directories:
-            listed.append(self._changed.add(path, below=below))
+        for target in targets:
+            listed.append(self._changed.add(*target))
             if len(listed) % CHANGES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return listed
@@ -239,22 +244,12 @@ class OriginEvents:
                     await receiver.stop()
             for path, source in list(self._queues.items()):
                 if path not in self._receivers and self._is_own(path):
-                    self._start_receiver(path, source)
+                    receiver = QueueReceiver(
+                        path, partial(build_queue, source.url, source.options), self.handle
+                    )
+                    self._receivers[path] = source, receiver
+                    receiver.start()
             await asyncio.sleep(PLACE_S)
-
-    def _start_receiver(self, path: str, source: QueueSource) -> None:
-        try:
-            queue = build_queue(source.url, source.options)
-        except HeadraceError as error:  # such as a missing profile; the mount itself works
-            log.warning("events of a mount can't be received mount=%s error=%s", path, error)
-            del self._queues[path]
-            return
-        if queue is None:
-            del self._queues[path]
-            return
-        receiver = QueueReceiver(path, queue, self.handle)
-        self._receivers[path] = source, receiver
-        receiver.start()
 
     def _is_own(self, path: str) -> bool:
         """Return whether this node receives for a mount."""

@@ -6,18 +6,20 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from headrace.base.errors import UsageError
 from headrace.base.namespace_path import check_path
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.namespace.mounts import MountTable
+from headrace.node.cluster_trial import ClusterTrial
 from headrace.node.policies import Policies
 from headrace.node.policy_advice import PolicyAdvisor, ReadStatistics
-from headrace.node.policy_trial import ClusterCopies, PolicyTrial
 from headrace.policy.advice import SIZES, Outlook
 from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord
-from headrace.policy.resolve import Decision, PolicyResolver
+from headrace.policy.resolve import Decision
 from headrace.policy.text import text_of
 from headrace.store.store import Store
 from headrace.wire.policy_messages import (
@@ -47,7 +49,7 @@ class PolicyRequests:
         mounts: MountTable,
         store: Store,
         config: Config,
-        copies: ClusterCopies,
+        trial: ClusterTrial,
         statistics: ReadStatistics,
     ) -> None:
         self._policies = policies
@@ -55,7 +57,7 @@ class PolicyRequests:
         self._mounts = mounts
         self._config = config
         self._modes = WriteModes.parse(config.write)
-        self._trial = PolicyTrial(store, policies.capacity, copies)
+        self._trial = trial
         self._tiers = store.space.tiered.order
         self.handlers: Mapping[type, Any] = {
             PolicySet: self._set,
@@ -67,8 +69,9 @@ class PolicyRequests:
         }
 
     async def _set(self, request: PolicySet) -> PolicyShown:
-        self._trial.check(PolicyResolver(parse_policy(request.text)))
-        return _shown(await self._policies.set(request.text, author=request.author, base=request.base))
+        unanswered = await self._trial.check(request.text, parse_policy(request.text))
+        record = await self._policies.set(request.text, author=request.author, base=request.base)
+        return msgspec.structs.replace(_shown(record), unanswered=unanswered)
 
     async def _show(self, request: PolicyAsk) -> PolicyShown:
         return _shown(self._policies.current.record, request.number)
@@ -85,9 +88,7 @@ class PolicyRequests:
         return PolicyExplained([self._decision(request.path, decision) for decision in decisions])
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
-        after = PolicyResolver(parse_policy(request.text))
-        self._trial.check(after)
-        return PolicyTried(await self._trial.outcomes(self._policies.current.resolver, after))
+        return PolicyTried(*await self._trial.outcomes(request.text, parse_policy(request.text)))
 
     async def _advise(self, request: PolicyAdvise) -> PolicyAdvised:
         outlooks, advice = await self._advisor.advise(self._policies.current)

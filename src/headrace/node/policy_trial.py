@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from headrace.base.errors import UsageError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import join
-from headrace.base.sizes import show_size
 from headrace.node.space_policy import NodeCapacity, chain_of
-from headrace.origin.factory import parse_origin
-from headrace.policy.document import PolicyFault, PolicyFaultsError
+from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import parse_policy
 from headrace.policy.effects import FIELD_OF, Effects
 from headrace.policy.resolve import PolicyResolver
 from headrace.policy.text import text_of
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
-from headrace.wire.policy_messages import PolicyOutcome
+from headrace.wire.peer_messages import (
+    TRIAL_ROWS_MAX,
+    TRIAL_WORD_MAX,
+    PinnedTenant,
+    TrialAnswer,
+    TrialRow,
+    TryPolicy,
+)
 
 FILES_A_TURN = 128
 """Files that are compared before others have their turn on the loop: some 5 ms."""
@@ -58,26 +62,24 @@ class ClusterCopies:
 
 
 class PolicyTrial:
-    """Says what a policy would change on a node. Nothing changes."""
+    """Says what a policy would change on this node. Nothing changes."""
 
-    def __init__(self, store: Store, capacity: NodeCapacity, copies: ClusterCopies) -> None:
+    def __init__(
+        self, store: Store, policy: CurrentPolicy, capacity: NodeCapacity, copies: ClusterCopies
+    ) -> None:
         self._copies = copies
+        self._policy = policy
         self._store = store
         self._index = store.index
         self._capacity = capacity
 
-    def check(self, policy: PolicyResolver) -> None:
-        """Raise PolicyFaultsError for URLs of no origin, and for limits below what is pinned here."""
-        faults = self._pinned_above_limits(policy) + self._without_a_place(policy)
-        for url, origin in policy.document.origins.items():
-            try:
-                parse_origin(url)
-            except UsageError as error:
-                faults.append(PolicyFault(origin.line, f"origin: {error}"))
-        if faults:
-            raise PolicyFaultsError(faults)
+    async def answer(self, request: TryPolicy) -> TrialAnswer:
+        """Return what the policy would mean here. Raise PolicyFaultsError for a text with faults."""
+        policy = PolicyResolver(parse_policy(request.text))
+        rows = await self._rows(self._policy.resolver, policy) if request.outcomes else []
+        return TrialAnswer(list(self._store.space.tiered.order), self._pinned_above_limits(policy), rows)
 
-    def _pinned_above_limits(self, policy: PolicyResolver) -> list[PolicyFault]:
+    def _pinned_above_limits(self, policy: PolicyResolver) -> list[PinnedTenant]:
         pinned: dict[str, int] = {}
         for id in list(self._store.space.pinned) if policy.document.tenants else ():
             path, cached = self._index.path_of(id), self._index.cached(id)
@@ -85,28 +87,14 @@ class PolicyTrial:
                 tenant = policy.of(path).tenant
                 for name in chain_of(tenant, policy.document.tenants) if tenant else ():
                     pinned[name] = pinned.get(name, 0) + cached.size_bytes
-        faults = []
-        for name, entitled in self._capacity.entitlements(policy.document.tenants).items():
-            limit = entitled.limit
-            if limit is not None and pinned.get(name, 0) > limit:
-                text = f"limit: {show_size(limit)} on this node, where {show_size(pinned[name])} are pinned"
-                faults.append(PolicyFault(policy.document.tenants[name].line, text))
-        return faults
-
-    def _without_a_place(self, policy: PolicyResolver) -> list[PolicyFault]:
-        """Return a fault for each rule that names only tiers that no volume of this node has."""
-        present = self._store.space.tiered.order
         return [
-            PolicyFault(
-                rule.line,
-                f"tier: no volume of this node is of {' or '.join(tiers)}, it has {' and '.join(present)}",
-            )
-            for rule in policy.document.rules
-            if (tiers := rule.effects.get("tiers")) and not set(tiers) & set(present)
+            PinnedTenant(name, int(entitled.limit), pinned[name])
+            for name, entitled in self._capacity.entitlements(policy.document.tenants).items()
+            if entitled.limit is not None and pinned.get(name, 0) > entitled.limit
         ]
 
-    async def outcomes(self, before: PolicyResolver, after: PolicyResolver) -> list[PolicyOutcome]:
-        """Return the changes of each effect with their files and bytes, by effect."""
+    async def _rows(self, before: PolicyResolver, after: PolicyResolver) -> list[TrialRow]:
+        """Return the changes of each effect with their files and bytes, those of most files first."""
         sums: dict[tuple[str, str, str], _Sum] = {}
         paths: dict[FileId, bytes | None] = {}
         count = 0
@@ -128,10 +116,8 @@ class PolicyTrial:
             for change in _changes(*effects) + self._moves(cached, *effects):
                 copies = self._copies.change(path, *effects) if change[0] == "replicas" else 0
                 sums.setdefault(change, _Sum(path)).add(cached.size_bytes, copies)
-        return [
-            PolicyOutcome(*change, total.files, total.bytes, os.fsdecode(total.example), total.copies)
-            for change, total in sorted(sums.items())
-        ]
+        largest = sorted(sums.items(), key=lambda item: -item[1].files)[:TRIAL_ROWS_MAX]
+        return [_row(*change, total) for change, total in largest]
 
     def _moves(self, cached: CachedFile, before: Effects, after: Effects) -> list[tuple[str, str, str]]:
         """Return the move of a file that lies where it may not, from tier to tier."""
@@ -152,3 +138,8 @@ def _changes(before: Effects, after: Effects) -> list[tuple[str, str, str]]:
         if old != new:
             changes.append((_NAME_OF[field.name], text_of(old), text_of(new)))
     return changes
+
+
+def _row(effect: str, before: str, after: str, total: _Sum) -> TrialRow:
+    words = [word[:TRIAL_WORD_MAX] for word in (effect, before, after)]
+    return TrialRow(words[0], words[1], words[2], total.files, total.bytes, total.copies, total.example)

@@ -12,7 +12,8 @@ from functools import partial
 from headrace.base.deadline import transfer_limit_s
 from headrace.base.errors import HeadraceError, StoreError, UsageError
 from headrace.base.keyed_lock import KeyedLock
-from headrace.base.model import Version
+from headrace.base.listeners import Listeners
+from headrace.base.model import FileId, Version
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.namespace.namespace import Namespace
@@ -94,10 +95,12 @@ class WriteState:
 
 @dataclass(frozen=True, slots=True)
 class CacheOfLayer:
-    """The cache that receives demoted files of a layer. owns: returns whether this node owns a path."""
+    """The cache that receives demoted files of a layer. owns: returns whether this node owns a path. adopted: called
+    with the files that it received."""
 
     store: Store | None = None
     owns: Callable[[bytes], bool] = field(default=lambda path: True)
+    adopted: Listeners[[list[FileId]]] = field(default_factory=Listeners)
 
 
 def build_single(
@@ -203,6 +206,7 @@ def build_write_back(
         store=cache.store,
         owns=cache.owns,
         on_demoted=changes.observers.on_demoted,
+        on_adopted=cache.adopted,
     )
     return WriteBack(
         layer,

@@ -35,13 +35,15 @@ FAR_CLUSTER = "headrace"
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
 """Matches bucket names. A name becomes a part of a host's name or of a path, and must add nothing else to a URL."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, headrace, file, memory, synthetic"
 
 
 def parse_origin(text: str) -> str:
-    """Return the URL in its canonical form: one scheme for each kind, no trailing slash, plain paths as file:// URLs
-    (absolute, not percent-encoded). Raise UsageError for an invalid URL, or for one that holds a password."""
+    """Return the URL in its canonical form: one scheme for each kind, no trailing slash, hosts of web servers in lower
+    case without the default port, plain paths as file:// URLs (absolute, not percent-encoded). Raise UsageError for an
+    invalid URL, or for one that holds a password."""
     if "\0" in text:
         raise UsageError(ascii(text), why="the URL of an origin contains a NUL byte")
     scheme, separator, rest = text.partition("://")
@@ -199,6 +201,7 @@ def _parse_web(scheme: str, rest: str) -> str:
         raise UsageError(
             f"{scheme}://{host}/…", why="a URL with ? or # names no file or directory of a web server"
         )
+    host = host.lower().removesuffix(_DEFAULT_PORTS[scheme])
     return f"{scheme}://{host}/{path}".rstrip("/")
 
 

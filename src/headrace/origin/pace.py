@@ -34,6 +34,13 @@ class BudgetRates:
         self.overloaded: Listeners[[]] = Listeners()
         """Called after each answer of overload."""
 
+    def limit(self, requests_s: float | None, bytes_s: float | None) -> None:
+        """Change the limits. What waits goes on at the new rates, at once where a limit is gone. A bucket whose rate
+        changes stays as full as it is."""
+        now_s = monotonic_s()
+        self.requests = _limited(self.requests, requests_s, now_s)
+        self.bytes = _limited(self.bytes, bytes_s, now_s)
+
     def charges(self, size_bytes: int) -> Charges:
         """Return what a call of that size takes, and count it."""
         self.asked_requests += 1
@@ -46,6 +53,15 @@ class BudgetRates:
         self.asked_requests += count
         if self.requests is not None:
             self.requests.reserve(count, monotonic_s())
+
+
+def _limited(bucket: TokenBucket | None, rate: float | None, now_s: float) -> TokenBucket | None:
+    if bucket is None or rate is None:
+        if bucket is not None:
+            bucket.lift()
+        return None if rate is None else TokenBucket(rate, now_s)
+    bucket.scale_rate(rate, now_s)
+    return bucket
 
 
 class OriginPace:

@@ -59,6 +59,8 @@ from headrace.wire.peer_messages import (
     ReplicaRequest,
     ReportCorruption,
     ResolveVersion,
+    TrialAnswer,
+    TryPolicy,
     VersionResolved,
 )
 
@@ -115,9 +117,9 @@ class PeerClient:
         return await batcher.ask(Waiting(file, epoch, deadline=deadline))
 
     async def lookup(
-        self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
     ) -> Names:
-        call = UnaryCall(LookupShared(path, name, epoch), Names)
+        call = UnaryCall(LookupShared(path, name, epoch, anew), Names)
         await self._execute_if_usable(self.table.peer(node), call, deadline)
         return call.result()
 
@@ -128,10 +130,8 @@ class PeerClient:
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
-    async def report_origin_changes(
-        self, node: NodeInfo, paths: builtins.list[bytes], *, below: bool, deadline: Deadline
-    ) -> None:
-        call = UnaryCall(OriginChanged(paths, below), Done)
+    async def report_origin_changes(self, node: NodeInfo, request: OriginChanged, deadline: Deadline) -> None:
+        call = UnaryCall(request, Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
 
@@ -177,6 +177,11 @@ class PeerClient:
         call = UnaryCall(request, Done)
         await self._execute(self.table.peer(node), call, deadline)
         call.result()
+
+    async def try_policy(self, node: NodeInfo, request: TryPolicy, deadline: Deadline) -> TrialAnswer:
+        call = UnaryCall(request, TrialAnswer)
+        await self._execute(self.table.peer(node), call, deadline)
+        return call.result()
 
     async def ping(self, node: NodeInfo, deadline: Deadline) -> PeerWelcome:
         """Return the welcome of the node that answers."""

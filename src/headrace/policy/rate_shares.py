@@ -62,6 +62,11 @@ class NodeBudget:
         self._node = node
         self._taken = rate
 
+    def scale(self, factor: float) -> None:
+        """Keep the same part of a limit that is so many times the one before."""
+        self.rate *= factor
+        self._taken *= factor
+
     def exchange(
         self, limit: float, records: Mapping[str, NodeRate], *, demand: float, factor: float
     ) -> NodeRate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import time
+from collections.abc import Container, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -16,6 +17,15 @@ GIB = 1 << 30
 SLOW_FROM = 0.8
 """Share of a month's budget from which on background work is slowed."""
 RECORD_BYTES_MAX = 1 << 18
+MONTH_PATTERN = r"^[0-9]{4}-[0-9]{2}$"
+DEPARTED_MONTHS = 3
+DEPARTED_MAX = 500
+"""Nodes that left and are still named: if they come back, nothing is counted twice."""
+DEPARTED_BYTES_MAX = 1 << 17
+"""Bytes of the names of a month. etcd accepts records of 1.5 MB."""
+DEPARTED_RECORD_BYTES_MAX = 1 << 20
+NODE_ID_MAX = 300
+BYTES_MAX = 1 << 60
 
 
 class Month(NamedTuple):
@@ -35,8 +45,8 @@ def month_of(now_s: float) -> Month:
 class Spending(msgspec.Struct, frozen=True):
     """The record of a node: the bytes that it read in a month from the origins that have a price, by their URLs."""
 
-    month: Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}$")]
-    bytes: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 60)]], Meta(max_length=ORIGINS_MAX)] = {}
+    month: Annotated[str, Meta(pattern=MONTH_PATTERN)]
+    bytes: Annotated[dict[str, Annotated[int, Meta(ge=0, le=BYTES_MAX)]], Meta(max_length=ORIGINS_MAX)] = {}
 
 
 def decode_spending(raw: bytes) -> Spending:
@@ -48,6 +58,79 @@ def decode_spending(raw: bytes) -> Spending:
 
 def encode_spending(spending: Spending) -> bytes:
     return msgspec.json.encode(spending)
+
+
+Amounts = Annotated[dict[str, Annotated[int, Meta(ge=0, le=BYTES_MAX)]], Meta(max_length=ORIGINS_MAX)]
+"""Bytes by the URLs of origins."""
+
+
+class DepartedMonth(msgspec.Struct, frozen=True):
+    """Holds what nodes read in a month before they left. nodes: by their ids, those that left last at the end. rest:
+    the sum of those that are not named any more."""
+
+    nodes: Annotated[
+        dict[Annotated[str, Meta(max_length=NODE_ID_MAX)], Amounts], Meta(max_length=DEPARTED_MAX)
+    ] = {}
+    rest: Amounts = {}
+
+    def bytes_of(self, url: str, live: Container[str]) -> int:
+        """Return what they read of an origin. live: nodes that came back: they count what they read themselves."""
+        named = sum(amounts.get(url, 0) for id, amounts in self.nodes.items() if id not in live)
+        return named + self.rest.get(url, 0)
+
+    def with_node(self, id: str, amounts: Mapping[str, int]) -> DepartedMonth:
+        """Return it with another node. One that left before keeps the larger amount of each origin."""
+        nodes = dict(self.nodes)
+        nodes[id] = larger(nodes.pop(id, {}), amounts)
+        rest = self.rest
+        while len(nodes) > DEPARTED_MAX or (len(nodes) > 1 and _size_bytes(nodes) > DEPARTED_BYTES_MAX):
+            rest = added(rest, nodes.pop(next(iter(nodes))))
+        return DepartedMonth(nodes, rest)
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """The record of what the nodes read that left the cluster, by months: the last ones, for clocks that are wrong."""
+
+    months: Annotated[
+        dict[Annotated[str, Meta(pattern=MONTH_PATTERN)], DepartedMonth], Meta(max_length=DEPARTED_MONTHS)
+    ] = {}
+
+    def with_record(self, id: str, spending: Spending) -> Departed:
+        """Return it with the record of a node that left."""
+        months = dict(self.months)
+        months[spending.month] = months.get(spending.month, DepartedMonth()).with_node(id, spending.bytes)
+        return Departed({name: months[name] for name in sorted(months)[-DEPARTED_MONTHS:]})
+
+    def bytes_of(self, month: str, url: str, live: Container[str]) -> int:
+        return self.months[month].bytes_of(url, live) if month in self.months else 0
+
+    def of_node(self, month: str, id: str) -> Mapping[str, int]:
+        """Return what a node had read when it left, by origins."""
+        return self.months[month].nodes.get(id, {}) if month in self.months else {}
+
+
+def decode_departed(raw: bytes) -> Departed:
+    """Decode the record of the nodes that left. Raises msgspec.DecodeError."""
+    if len(raw) > DEPARTED_RECORD_BYTES_MAX:
+        raise msgspec.ValidationError(
+            f"a record of {len(raw)} bytes: {DEPARTED_RECORD_BYTES_MAX} are allowed"
+        )
+    return decode_json(raw, Departed)
+
+
+def larger(amounts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Return the larger amount of each origin."""
+    return {url: max(amounts.get(url, 0), others.get(url, 0)) for url in [*amounts, *others]}
+
+
+def added(amounts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums, of as many origins as a record may have: those with the largest sums."""
+    sums = {url: min(BYTES_MAX, amounts.get(url, 0) + others.get(url, 0)) for url in [*amounts, *others]}
+    return dict(sorted(sums.items(), key=lambda item: -item[1])[:ORIGINS_MAX])
+
+
+def _size_bytes(nodes: Mapping[str, Mapping[str, int]]) -> int:
+    return len(msgspec.json.encode(nodes))
 
 
 def background_rate(budget_bytes: float, spent_bytes: float, left_s: float) -> float | None:

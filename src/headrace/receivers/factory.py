@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.base.errors import UsageError
 from headrace.origin.factory import FAR_CLUSTER
 from headrace.origin.options import OPTION_EVENTS, parse_options
+from headrace.receivers.azure_queue import AzureQueue, check_azure_queue
 from headrace.receivers.far_changes import FarChanges
 from headrace.receivers.pubsub import PubsubSubscription, check_subscription
 from headrace.receivers.source import EventQueue
@@ -24,6 +25,8 @@ def check_events(url: str, options: dict[str, str]) -> None:
         check_queue_url(name)
     elif scheme == "gs":
         check_subscription(name)
+    elif scheme == "az":
+        check_azure_queue(name)
     elif scheme == FAR_CLUSTER:
         if name != FOLLOW:
             raise UsageError(
@@ -37,13 +40,14 @@ def check_events(url: str, options: dict[str, str]) -> None:
         )
 
 
-def build_queue(url: str, options: dict[str, str]) -> EventQueue | None:
-    """Build the queue; None if the mount has none. It connects at its first call. Raise UsageError."""
+def build_queue(url: str, options: dict[str, str]) -> EventQueue:
+    """Build the queue that the option `events` of a mount names. It connects at its first call. Raise UsageError, also
+    for a missing profile or certificate, which may be there later."""
     check_events(url, options)
-    name = options.get(OPTION_EVENTS, "")
-    if not name:
-        return None
+    name = options[OPTION_EVENTS]
     parsed = parse_options(url, options)
     if url.startswith(f"{FAR_CLUSTER}://"):
         return FarChanges(url, parsed)
+    if url.startswith("az://"):
+        return AzureQueue(name, parsed)
     return SqsQueue(name, parsed) if url.startswith("s3://") else PubsubSubscription(name, parsed)

@@ -16,7 +16,8 @@ from headrace.receivers.source import QueuedMessage
 from headrace.wire.api import CHANGES_A_PAGE, ApiChanges
 
 WAIT_S = 20.0
-REQUEST_LIMIT_S = 60.0
+REQUEST_LIMIT_S = 30.0
+"""Seconds for an answer, its wait included. Then the next node of the list is followed."""
 _FEED = re.compile(r"[\x21-\x7e]{1,64}")
 
 

@@ -93,9 +93,13 @@ class PubsubSubscription:
         if not self._is_emulator:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(self._token)}"
         body = msgspec.json.encode(request)
-        return await self._http.send(
-            "POST", f"{self._url}:{action}", headers=headers, body=body, limit_s=limit_s
-        )
+        try:
+            return await self._http.send(
+                "POST", f"{self._url}:{action}", headers=headers, body=body, limit_s=limit_s
+            )
+        except OriginDeniedError:
+            self._credentials = None  # the next attempt finds others, if there are some by then
+            raise
 
     def _token(self) -> str:
         """Return a valid access token. Blocks while it is renewed."""

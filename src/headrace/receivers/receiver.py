@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from headrace.base.clock import monotonic_s
@@ -42,16 +42,19 @@ FOREIGN_PAUSE_S = 1.0
 
 
 class QueueReceiver:
-    """Receives until it is stopped. mount: the path of the mount, for messages. queue: it is closed by `stop`."""
+    """Receives until it is stopped. mount: the path of the mount, for messages. build: returns the queue, which `stop`
+    closes. If it raises HeadraceError, it is called again later, as a queue that can't be read is."""
 
-    def __init__(self, mount: str, queue: EventQueue, handle: HandleChanges) -> None:
+    def __init__(self, mount: str, build: Callable[[], EventQueue], handle: HandleChanges) -> None:
         self._mount = mount
-        self._queue = queue
+        self._build = build
+        self._queue: EventQueue | None = None
         self._handle = handle
         self._gate = asyncio.Semaphore(BATCHES_MAX)
         self._rate = TokenBucket(RECEIVES_S, monotonic_s(), burst_s=1.0)
         self._tasks = OwnedTasks()
         self._error = ""
+        self._retry_at_s: float | None = None
         self._errors = self._messages = self._changes = self._refused = 0
         self._refusal_shown_s = float("-inf")
         self._received_s: float | None = None
@@ -62,11 +65,13 @@ class QueueReceiver:
 
     async def stop(self) -> None:
         await self._tasks.close()
-        await self._queue.close()
+        if self._queue is not None:
+            await self._queue.close()
 
     def status(self) -> dict[str, object]:
         """Return the counts. since_s: seconds since the last event. lag_s: seconds from the last change to its arrival,
-        by the clocks of both. error: why the queue can't be read now; "": it can."""
+        by the clocks of both. error: why the queue can't be read now; "": it can. retry_s: seconds until the next
+        attempt."""
         since_s = None if self._received_s is None else round(monotonic_s() - self._received_s, 1)
         return {
             "messages": self._messages,
@@ -74,6 +79,9 @@ class QueueReceiver:
             "refused": self._refused,
             "errors": self._errors,
             "error": self._error,
+            "retry_s": None
+            if self._retry_at_s is None
+            else round(max(0.0, self._retry_at_s - monotonic_s()), 1),
             "since_s": since_s,
             "lag_s": None if self._lag_s is None else round(self._lag_s, 3),
         }
@@ -85,22 +93,27 @@ class QueueReceiver:
             await wait_for_turn([self._rate.reserve(1, monotonic_s())])
             asked_s = monotonic_s()
             try:
-                messages = await self._queue.receive()
+                if self._queue is None:
+                    self._queue = self._build()
+                queue = self._queue
+                messages = await queue.receive()
             except Exception as error:  # noqa: BLE001 - a defect must not end all events until the next start
                 self._gate.release()
                 self._report_failure(error)
                 failures += 1
-                await asyncio.sleep(_backoff_s(failures))
+                pause_s = _backoff_s(failures)
+                self._retry_at_s = monotonic_s() + pause_s
+                await asyncio.sleep(pause_s)
                 continue
             failures = 0
             self._report_success()
-            self._tasks.start(self._handle_batch(messages))
+            self._tasks.start(self._handle_batch(queue, messages))
             if not messages:
                 await asyncio.sleep(max(0.0, asked_s + EMPTY_S - monotonic_s()))
             elif all(isinstance(message.content, EventFormatError) for message in messages):
                 await asyncio.sleep(FOREIGN_PAUSE_S)
 
-    async def _handle_batch(self, messages: Sequence[QueuedMessage]) -> None:
+    async def _handle_batch(self, queue: EventQueue, messages: Sequence[QueuedMessage]) -> None:
         """Handle messages and delete them. One that is no event is not deleted: the queue may belong to others."""
         try:
             changes, handled = self._decode(messages)
@@ -109,7 +122,7 @@ class QueueReceiver:
             if any(_is_everything(message) for message in handled):
                 await self._handle([], everything_of=self._mount)
             if handled:
-                await self._queue.delete(handled)
+                await queue.delete(handled)
         except HeadraceError as error:
             self._errors += 1
             log.info(
@@ -157,7 +170,7 @@ class QueueReceiver:
     def _report_success(self) -> None:
         if self._error:
             log.warning("events of a mount are received again mount=%s", self._mount)
-        self._error = ""
+        self._error, self._retry_at_s = "", None
 
 
 def _is_everything(message: QueuedMessage) -> bool:

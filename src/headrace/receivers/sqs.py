@@ -107,7 +107,13 @@ class SqsQueue:
         headers = {"Content-Type": "application/x-amz-json-1.0", "X-Amz-Target": f"AmazonSQS.{action}"}
         # credentials may come from a metadata service or a file, which block
         signed = await asyncio.to_thread(self._signed, headers, body)
-        return await self._http.send("POST", f"{self._endpoint}/", headers=signed, body=body, limit_s=limit_s)
+        try:
+            return await self._http.send(
+                "POST", f"{self._endpoint}/", headers=signed, body=body, limit_s=limit_s
+            )
+        except OriginDeniedError:
+            self._credentials = None  # the next attempt finds others, if there are some by then
+            raise
 
     def _signed(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
         with needs_extra(self._http.name, extra=EXTRA):

@@ -28,7 +28,7 @@ from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
 from headrace.rest.bodies import read_whole
 from headrace.rest.changes import ChangeFeed
-from headrace.rest.events import EventOperations
+from headrace.rest.events import EventOperations, confirm
 from headrace.rest.files import FileOperations, path_of
 from headrace.rest.jobs import JobOperations, check_ready
 from headrace.rest.problems import MEDIA_TYPE, RefusedError, problem_of, status_of
@@ -49,6 +49,7 @@ from headrace.wire.api import (
     ApiPolicyOutcomes,
     ApiSeals,
     ApiStatus,
+    ApiTrace,
     Cluster,
     Health,
     Operation,
@@ -72,6 +73,7 @@ from headrace.wire.policy_messages import (
     PolicyTry,
 )
 from headrace.wire.seal_messages import SealList, SealRow, SealRows
+from headrace.wire.trace_messages import MountTraced, TraceMount
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,9 @@ class Handlers:
             "advisePolicy": lambda _, __, ___: self._advise_policy(),
             "explainPolicy": lambda _, query, __: self._explain_policy(query.path),
             "listChanges": lambda _, query, __: self._changes.page(query),
+            "traceMount": lambda _, query, __: self._trace_mount(query),
             "receiveEvents": lambda _, __, pieces: self._events.receive(pieces),
+            "confirmEvents": lambda request, _, __: confirm(request),
             "explainLocation": lambda _, query, __: self._explain_location(query.path),
             "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
@@ -147,12 +151,12 @@ class Handlers:
     def _policy(self, request: PolicyAsk | PolicySet | PolicyRollBack) -> ApiPolicy:
         answer = self._client.ask(request)
         assert isinstance(answer, PolicyShown)
-        return ApiPolicy(answer.number, answer.text, answer.versions)
+        return ApiPolicy(answer.number, answer.text, answer.versions, answer.unanswered)
 
     def _try_policy(self, text: str) -> ApiPolicyOutcomes:
         answer = self._client.ask(PolicyTry(text))
         assert isinstance(answer, PolicyTried)
-        return ApiPolicyOutcomes(answer.outcomes)
+        return ApiPolicyOutcomes(answer.outcomes, answer.unanswered)
 
     def _advise_policy(self) -> ApiPolicyAdvice:
         answer = self._client.ask(PolicyAdvise())
@@ -163,6 +167,12 @@ class Handlers:
         answer = self._client.ask(PolicyExplain(path_of(path)))
         assert isinstance(answer, PolicyExplained)
         return ApiPolicyDecisions(answer.decisions)
+
+    def _trace_mount(self, query: Any) -> ApiTrace:
+        mount = TraceMount(path_of(query.path), query.instance, path_of(query.mount), int(query.hops))
+        answer = self._client.ask(mount)
+        assert isinstance(answer, MountTraced)
+        return ApiTrace(answer.leads_back)
 
     def _explain_location(self, path: str) -> ApiLocation:
         answer = self._client.ask(LocationAsk(path_of(path)))

@@ -246,6 +246,12 @@ METRICS = (
         "mount",
     ),
     Metric(
+        "headrace_events_names_checked_total",
+        COUNTER,
+        "Names that were looked up because origins reported a change.",
+        ("events", "names_checked"),
+    ),
+    Metric(
         "headrace_events_directories_waiting",
         GAUGE,
         "Reported directories that wait for a listing.",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -25,7 +25,7 @@ from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.base.errors import HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import FileId
 from headrace.store.file_registry import FileRegistry
 from headrace.store.room import emptiest_volume
@@ -269,8 +269,15 @@ class FileMoves:
     # ------------------------------------------------------------ copy and commit
 
     def copy(self, move: FileMove, pace: Pace) -> None:
-        """Copy a file to its staging place. Errors as in `stage_copy`; call `abandon` then."""
-        stage_copy(self._files.volumes[move.cached.volume], move.target, move.cached, pace)
+        """Copy a file to its staging place. Errors as in `stage_copy`, and StoreError for a file that was pinned since
+        it was chosen to sink; call `abandon` then."""
+
+        def pace_of_sink(count: int) -> None:
+            pace(count)
+            _check_pin(move, self._accounts.pinned)
+
+        _check_pin(move, self._accounts.pinned)
+        stage_copy(self._files.volumes[move.cached.volume], move.target, move.cached, pace_of_sink)
         move.target.written.add(move.cached.size_bytes)
 
     def abandon(self, moves: Iterable[FileMove]) -> None:
@@ -339,6 +346,8 @@ class FileMoves:
         current = self._files.index.cached(id)
         if current is None or id in self._accounts.sealed or self._accounts.is_reserved(id):
             return None
+        if move.sinks and current.pinned:  # the pin came during the copy
+            return None
         if structs.replace(current, pinned=move.cached.pinned, borrowed=move.cached.borrowed) != move.cached:
             return None
         sequence = self._files.next_sequence()
@@ -370,3 +379,8 @@ def _is_movable(cached: CachedFile) -> bool:
 def is_full(moves: list[FileMove]) -> bool:
     """Return whether no more moves are to be in a batch."""
     return len(moves) >= BATCH_FILES or sum(move.size_bytes for move in moves) >= BATCH_BYTES
+
+
+def _check_pin(move: FileMove, pinned: Container[FileId]) -> None:
+    if move.sinks and move.cached.id in pinned:
+        raise StoreError(f"cache file {move.cached.id:x}", why="it was pinned, and does not sink")

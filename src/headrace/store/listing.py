@@ -28,6 +28,7 @@ class ListingWriter:
         self._notify_new = names.rows.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
         self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
+        self._settled: set[bytes] = set()
         names.begin_listing(directory, self)
 
     def keep(self, name: bytes) -> None:
@@ -38,6 +39,11 @@ class ListingWriter:
     def outdate(self, name: bytes, kind: Kind, version: Version) -> None:
         """Record that an entry is out of date; the listing may have been read before the change."""
         self._outdated.setdefault(name, []).append((kind, version))
+
+    def settle(self, name: bytes) -> None:
+        """Leave a name as it is. A directory of that name is stored nevertheless: it hides the file."""
+        self.keep(name)
+        self._settled.add(name)
 
     def _is_outdated(self, name: bytes, kind: Kind, version: Version) -> bool:
         return any(
@@ -57,6 +63,8 @@ class ListingWriter:
         self.skipped += len(rows) - len(good)
         if self._outdated:
             good = [row for row in good if not self._is_outdated(*row)]
+        if self._settled:
+            good = [row for row in good if row[1] is Kind.DIRECTORY or row[0] not in self._settled]
         with self._names.batch():
             self._changed += self._names.put_children(self._directory, good, notify_new=self._notify_new)
         for name, _, _ in good:

@@ -46,6 +46,7 @@ class ListingInProgress(Protocol):
 
     def keep(self, name: bytes) -> None: ...
     def outdate(self, name: bytes, kind: Kind, version: Version) -> None: ...
+    def settle(self, name: bytes) -> None: ...
 
 
 class NameWriter:
@@ -120,6 +121,12 @@ class NameWriter:
                 writer.outdate(name, Kind.DIRECTORY, Version(0, 0))
             if old is not None:
                 writer.outdate(name, old.kind, old.version)
+
+    def settle(self, parent: FileId, name: bytes) -> None:
+        """Announce that the caller knows a name from a lookup at the origin. Listings in progress began before its
+        answer, so they neither store a file of that name nor remove it."""
+        for writer in self._listings.get(parent, ()):
+            writer.settle(name)
 
     def begin_listing(self, directory: FileId, listing: ListingInProgress) -> None:
         """Notify a listing of the names that change in its directory until `end_listing`."""

@@ -26,6 +26,7 @@ from headrace.wire.policy_messages import (
     PolicyVersionRow,
 )
 from headrace.wire.seal_messages import SealRow
+from headrace.wire.trace_messages import HOPS_MAX, INSTANCE_PATTERN
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
@@ -124,6 +125,16 @@ class ChangesQuery(Value, frozen=True):
     wait_s: Annotated[
         float, Meta(description="Seconds for which the response may wait for a change.", ge=0, le=WAIT_S_MAX)
     ] = 0.0
+
+
+class TraceQuery(Value, frozen=True):
+    """Which mount is being added. instance: of a node of the cluster that adds it. mount: its path there. hops:
+    clusters that passed the question on."""
+
+    path: Path
+    instance: Annotated[str, Meta(pattern=INSTANCE_PATTERN)]
+    mount: Path
+    hops: Annotated[int, Meta(ge=0, le=HOPS_MAX)] = 0
 
 
 class SealQuery(Value, frozen=True):
@@ -269,11 +280,19 @@ class ApiPlans(Value, frozen=True):
 
 
 class ApiPolicy(Value, frozen=True):
-    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set."""
+    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set. unanswered:
+    nodes that did not check it before it was set, and why."""
 
     number: int
     text: str
     versions: list[PolicyVersionRow]
+    unanswered: dict[str, str] = {}
+
+
+class ApiTrace(Value, frozen=True):
+    """Says whether the origins of a path lead back to a mount. false also if a cluster behind did not answer."""
+
+    leads_back: bool
 
 
 class ReceivedEvents(Value, frozen=True):
@@ -314,9 +333,11 @@ class ApiLocation(Value, frozen=True):
 
 
 class ApiPolicyOutcomes(Value, frozen=True):
-    """The changes that a policy would make for files that the node has cached."""
+    """The changes that a policy would make for the cached files of all nodes. unanswered: nodes that are not part of
+    the sums, and why."""
 
     outcomes: list[PolicyOutcome]
+    unanswered: dict[str, str] = {}
 
 
 class NewPolicy(Value, frozen=True):
@@ -483,8 +504,16 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Return names that changed since the last answer, and wait for them: for a far cluster.",
     ),
     Operation(
+        name="traceMount", method="GET", path="/v1/trace", query=TraceQuery, answer=ApiTrace,
+        summary="Return whether the origins of a path lead back to a mount of another cluster that is being added.",
+    ),
+    Operation(
         name="receiveEvents", method="POST", path="/v1/events", body=DOCUMENT, answer=ReceivedEvents, events=True,
         summary="Receive what an origin reports about changed objects: S3 event notifications and others.",
+    ),
+    Operation(
+        name="confirmEvents", method="OPTIONS", path="/v1/events", open=True,
+        summary="Confirm to a sender of CloudEvents that it may post events here, by its WebHook-Request-Origin.",
     ),
     Operation(
         name="explainLocation", method="GET", path="/v1/entry/location", query=AtPath, answer=ApiLocation,

@@ -36,6 +36,7 @@ from headrace.wire.seal_messages import (
     SealOpened,
     SealRows,
 )
+from headrace.wire.trace_messages import MountTraced, TraceMount
 
 PROTOCOL = 2
 PLAN_TEXT_MAX = 1024
@@ -620,6 +621,7 @@ Request = (
     | PolicyExplain
     | PolicyAdvise
     | PolicyTry
+    | TraceMount
     | ReportChanges
     | LocationAsk
     | Shutdown
@@ -645,6 +647,7 @@ Answer = (
     | PolicyExplained
     | PolicyAdvised
     | PolicyTried
+    | MountTraced
     | LocationShown
     | Failure
     | Invalidated

@@ -19,6 +19,7 @@ from headrace.base.model import ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import Snapshot
+from headrace.policy.limits import POLICY_TEXT_MAX
 from headrace.wire.message import Message
 from headrace.wire.messages import Done, Failure
 
@@ -30,6 +31,9 @@ FILES_MAX = 256
 """The limit for the files of one Fetch."""
 REPORTED_MAX = 256
 """The limit for the directories of one OriginChanged."""
+TRIAL_ROWS_MAX = 1000
+"""The limit for the rows of one TrialAnswer."""
+TRIAL_WORD_MAX = 300
 
 
 # ---------------------------------------------------------------- requests
@@ -86,11 +90,13 @@ class ListShared(Message, frozen=True):
 
 
 class LookupShared(Message, frozen=True):
-    """Look up one name of a directory at the directory's owner. → Names with the entry, or with none."""
+    """Look up one name of a directory at the directory's owner. → Names with the entry, or with none. anew: the origin
+    reported a change of it, so the owner looks it up at the origin however fresh its listing is."""
 
     path: bytes
     name: bytes
     epoch: int
+    anew: bool = False
 
     def __post_init__(self) -> None:
         check_path(self.path)
@@ -115,10 +121,12 @@ class InvalidateListing(Message, frozen=True):
 class OriginChanged(Message, frozen=True):
     """Notify the receiver that the origin reported changes in these directories. It lists each again that it had
     listed, or the nearest directory above that it knows. → Done, at once. below: changes may also be anywhere below
-    them. A report is a hint: the receiver believes the origin only."""
+    them. names: only these paths themselves changed, so the receiver looks them up one by one. A report is a hint: the
+    receiver believes the origin only."""
 
     paths: Annotated[list[bytes], msgspec.Meta(max_length=REPORTED_MAX)]
     below: bool = False
+    names: bool = False
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -223,6 +231,14 @@ class ResolveVersion(Message, frozen=True):
         check_path(self.path)
 
 
+class TryPolicy(Message, frozen=True):
+    """Ask what a policy would mean for the files that the receiver has cached, and change nothing. outcomes: False asks
+    only what forbids it there. → TrialAnswer."""
+
+    text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
+    outcomes: bool = True
+
+
 class RecallLease(Message, frozen=True):
     """Recall the lease of a directory: the sender wants to create names in it. → Done, when the receiver does not hold
     the lease any more, or never held it."""
@@ -308,6 +324,44 @@ class VersionResolved(Message, frozen=True):
     version: Version | None
 
 
+class PinnedTenant(msgspec.Struct, frozen=True, array_like=True):
+    """A tenant of which more is pinned on a node than the policy allows there."""
+
+    name: Annotated[str, msgspec.Meta(max_length=TRIAL_WORD_MAX)]
+    limit_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    pinned_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class TrialRow(msgspec.Struct, frozen=True, array_like=True):
+    """A change on one node, as PolicyOutcome. example: a path."""
+
+    effect: Annotated[str, msgspec.Meta(max_length=TRIAL_WORD_MAX)]
+    before: Annotated[str, msgspec.Meta(max_length=TRIAL_WORD_MAX)]
+    after: Annotated[str, msgspec.Meta(max_length=TRIAL_WORD_MAX)]
+    files: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    copies: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+    example: bytes
+
+    def __post_init__(self) -> None:
+        check_path(self.example)
+
+
+class TrialAnswer(Message, frozen=True):
+    """Says what a policy would mean for one node. tiers: of its volumes. pinned: tenants that stay above their limits.
+    rows: the changes, those of most files first."""
+
+    tiers: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=TRIAL_WORD_MAX)]], msgspec.Meta(max_length=16)
+    ]
+    pinned: Annotated[list[PinnedTenant], msgspec.Meta(max_length=TRIAL_ROWS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    rows: Annotated[list[TrialRow], msgspec.Meta(max_length=TRIAL_ROWS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+
+
 class NameRow(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     kind: int
@@ -339,6 +393,7 @@ PeerRequest = (
     | ReplicaRequest
     | QueryFailover
     | PendingNamesRequest
+    | TryPolicy
     | Ping
 )
 PeerAnswer = (
@@ -350,6 +405,7 @@ PeerAnswer = (
     | FailoverReport
     | PendingNamesPage
     | VersionResolved
+    | TrialAnswer
     | Done
     | Failure
 )

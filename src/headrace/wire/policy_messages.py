@@ -58,11 +58,13 @@ class PolicyVersionRow(msgspec.Struct, frozen=True):
 
 
 class PolicyShown(Message, frozen=True):
-    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set."""
+    """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set. unanswered:
+    nodes that did not check it before it was set, and why."""
 
     number: int
     text: str
     versions: list[PolicyVersionRow]
+    unanswered: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
@@ -81,9 +83,9 @@ class PolicyExplained(Message, frozen=True):
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
-    """A change that a policy makes for files that the node has cached. effect: "move" for files that lie in a tier
-    where they may not. example: the path of one of them. copies: made on other nodes, or as a negative number, dropped
-    there, of the files of which the node is the primary owner."""
+    """A change that a policy makes for cached files. A file that several nodes have cached counts for each. effect:
+    "move" for files that lie in a tier where they may not. example: the path of one of them. copies: made, or as a
+    negative number, dropped."""
 
     effect: str
     before: str
@@ -95,7 +97,10 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 
 
 class PolicyTried(Message, frozen=True):
+    """The changes on all nodes together. unanswered: nodes that are not part of the sums, and why."""
+
     outcomes: list[PolicyOutcome]
+    unanswered: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class PolicyOutlook(msgspec.Struct, frozen=True):

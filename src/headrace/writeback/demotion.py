@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
-from headrace.base.model import Entry, block_count
+from headrace.base.model import Entry, FileId, block_count
 from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
@@ -50,7 +50,7 @@ class Demoter:
     """Move clean files from the upper layer to the cache.
 
     store: the cache that takes them, on the same disk; None to delete them. owns: returns whether this node is an owner
-    of a path. on_demoted: called with paths that left the layer.
+    of a path. on_demoted: called with paths that left the layer. on_adopted: called with files that the cache took.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Demoter:
         store: Store | None,
         owns: Callable[[bytes], bool],
         on_demoted: Callable[[list[bytes]], None],
+        on_adopted: Callable[[list[FileId]], None] = lambda ids: None,
     ) -> None:
         self._layer = layer
         self._upper = layer.upper
@@ -72,6 +73,7 @@ class Demoter:
         self._store = store
         self._owns = owns
         self._on_demoted = on_demoted
+        self._on_adopted = on_adopted
         self._tasks = OwnedTasks()
         self.count = 0
         """Number of files that left the layer since the start."""
@@ -157,12 +159,15 @@ class Demoter:
             )
 
         try:
-            return remove(adopt)
+            freed = remove(adopt)
         except NoSpaceError:  # the cache would evict it next
             return remove(None)
         except HeadraceError as error:
             log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(row.path), error)
             return 0
+        if freed:
+            self._on_adopted([entry.id])
+        return freed
 
     def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
         """Return a check of whether the index has the row's version at a path."""

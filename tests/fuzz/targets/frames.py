@@ -57,10 +57,16 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.DirtyNamesChanged("node-2", [b"/w", b"/"], True),
     peer_messages.ResolveVersion(b"/w/x", "written-by/node-2/5-6"),
     peer_messages.RecallLease(b"/w"),
+    peer_messages.TryPolicy('[[rule]]\nmatch = ["/a"]\nttl = "1d"\n', False),
 ]
 _PEER_ANSWERS: list[Message] = [
     peer_messages.PendingNamesPage([PendingEntry(b"x", 2, 3, 4, 5, 6)], "state", True),
     peer_messages.VersionResolved(Version(3, 7, '"e"')),
+    peer_messages.TrialAnswer(
+        ["nvme"],
+        [peer_messages.PinnedTenant("t", 1, 2)],
+        [peer_messages.TrialRow("ttl", "-", "1d", 3, 4, -1, b"/a/b")],
+    ),
     peer_messages.Names([peer_messages.NameRow(b"x", 1, 3, 4, '"e"')], 1.5, True),
     messages.Failure("peer.not_owner", "/a", "", ""),
     messages.Done(),

@@ -23,7 +23,15 @@ from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import PolicyFaultsError
 from headrace.policy.rate_shares import NodeBudget
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
-from headrace.policy.spending import Spending, background_rate, decode_spending, encode_spending
+from headrace.policy.spending import (
+    DEPARTED_MAX,
+    Departed,
+    Spending,
+    background_rate,
+    decode_departed,
+    decode_spending,
+    encode_spending,
+)
 from headrace.ring.ownership import Ownership
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
@@ -119,6 +127,13 @@ def _spending(data: bytes) -> None:
     assert rate is None or 0 <= rate <= 1e12
 
 
+def _departed(data: bytes) -> None:
+    departed = decode_departed(data).with_record("me", Spending("2026-11", {"s3://b": 1 << 40}))
+    assert decode_departed(msgspec.json.encode(departed)) == departed
+    assert departed.of_node("2026-11", "me")["s3://b"] >= 1 << 40
+    assert len(departed.months["2026-11"].nodes) <= DEPARTED_MAX
+
+
 def _cover(data: bytes) -> None:
     cover = DirtyScope.decode(data)
     for folder in (b"/", b"/a", b"/a/b"):
@@ -212,6 +227,12 @@ FUZZERS = [
         "what nodes read from origins in a month (policy/spending.py)",
         _spending,
         _json(Spending("2026-11", {"s3://b": 1 << 40, "gs://c/d": 3})),
+    ),
+    _fuzzer(
+        "departed-records",
+        "what nodes read in a month that left the cluster (policy/spending.py)",
+        _departed,
+        _json(Departed().with_record("n1", Spending("2026-11", {"s3://b": 1 << 40}))),
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

@@ -216,6 +216,38 @@ def test_writes_are_refused(tmp_path: Path) -> None:
     host.close()
 
 
+def test_a_mount_that_leads_back_is_refused(tmp_path: Path) -> None:
+    """To itself, directly and over another host. Another path of the same hosts is no circle."""
+    token = secret(tmp_path / "token", TOKEN)
+    hosts = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        hosts.append(Host(tmp_path / name, rest_address="127.0.0.1:0", rest_token=token, sync_interval_s=0.2))
+    first, second = hosts
+    words = ("-o", "allow_http=true", "-o", f"token=@{token}")
+    try:
+        first.put("data/x", 1000)
+        url = first.up().ready["rest"].replace("http://", "headrace://")
+        up = second.up(f"{url}/data", second.mount, *words)
+        back = up.ready["rest"].replace("http://", "headrace://")
+        for origin in (url, back):
+            done = first.headrace("mount", "add", "/loop", origin, *words)
+            expected = 2 if origin != back else 0  # it shows /data alone, so it does not contain /loop
+            assert done.returncode == expected, done.stderr
+            if expected:
+                assert "its origin leads back to /loop itself" in done.stderr
+                assert len(done.stderr.strip().splitlines()) == 1
+            else:
+                assert first.ok("ls", "/loop") == "x\n"
+                first.ok("mount", "remove", "/loop")
+        done = first.headrace("mount", "add", "/data/loop", back, *words)
+        assert done.returncode == 2 and "leads back to /data/loop itself" in done.stderr
+        assert first.ok("ls", "/data") == "x\n"
+    finally:
+        for host in hosts:
+            host.close()
+
+
 @pytest.mark.parametrize(
     ("url", "words", "reason"),
     [

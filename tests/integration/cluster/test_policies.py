@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +77,35 @@ def test_nodes_divide_the_budget_of_an_origin(cluster: ClusterFixture) -> None:
     for host in cluster.hosts:
         host.assert_right()
     assert sum(rates()) <= 40 * 1.1
+
+
+def test_a_policy_is_tried_on_all_nodes(make_cluster: Callable[..., ClusterFixture]) -> None:
+    """Their parts are summed, and what is pinned on another node counts."""
+    cluster = make_cluster(lease_s=30)
+    for number in range(24):
+        cluster.put(f"hot/{number}", 100_000 + number)
+    cluster.start(3)
+    first = cluster.hosts[0]
+    first.ok("load", "/hot")
+    path = first.base / "policy.toml"
+    path.write_text(FIRST)
+    tried = first.json("policy", "try", path)
+    (row,) = tried["outcomes"]
+    assert (row["files"], row["bytes"]) == (24, sum(100_000 + number for number in range(24)))
+    assert tried["unanswered"] == {}
+    owners = cluster.owners([f"hot/{number}" for number in range(24)])
+    name = next(name for name, host in owners.items() if host is not first)
+    first.ok("pin", f"/{name}")
+    limit = '[tenant.hot]\npaths = ["/hot/**"]\nlimit = "30KiB"\n'
+    path.write_text(limit)
+    refused = first.headrace("policy", "set", path)
+    assert refused.returncode == 2
+    assert f"on node n{cluster.hosts.index(owners[name])}, where 97.7 KiB are pinned" in refused.stderr
+    silent = cluster.hosts[2]
+    silent.kill("node", signal.SIGSTOP)
+    path.write_text(FIRST)
+    try:
+        named = first.headrace("policy", "try", path)
+        assert "node n2 does not answer: its files are not counted" in named.stderr
+    finally:
+        silent.kill("node", signal.SIGCONT)

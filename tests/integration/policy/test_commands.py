@@ -73,7 +73,9 @@ def test_try_counts_cached_files_and_changes_nothing(host: Host) -> None:
     host.up()
     host.ok("load", "/")
     (row,) = [
-        row for row in host.json("policy", "try", policy_file(host, FIRST)) if row["effect"] == "priority"
+        row
+        for row in host.json("policy", "try", policy_file(host, FIRST))["outcomes"]
+        if row["effect"] == "priority"
     ]
     assert (row["before"], row["after"], row["files"], row["bytes"]) == ("normal", "high", 5, 5010)
     assert row["example"].startswith("/hot/")

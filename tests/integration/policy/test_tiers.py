@@ -174,7 +174,7 @@ def test_a_rule_is_explained_and_tried(host: Host) -> None:
     host.assert_right(*names)
     path = host.base / "policy.toml"
     path.write_text(ON_HDD)
-    outcomes = {row["effect"]: row for row in host.json("policy", "try", path)}
+    outcomes = {row["effect"]: row for row in host.json("policy", "try", path)["outcomes"]}
     assert (outcomes["move"]["before"], outcomes["move"]["after"], outcomes["move"]["files"]) == (
         "nvme",
         "hdd",

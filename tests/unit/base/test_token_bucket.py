@@ -57,3 +57,22 @@ def test_a_thread_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -
     assert sum(pauses_s) == pytest.approx(1.1)
     assert bucket.debt(monotonic_s()) == 0, "what it did not use is given back"
     assert wait_for_turn_in_thread([bucket.reserve(2, monotonic_s())], timeout_s=5.0)
+
+
+@given(st.floats(0.1, 1e9), st.floats(0.1, 1e9), st.floats(0, 1))
+def test_a_limit_that_changes_leaves_the_bucket_as_full_as_it_is(
+    before: float, after: float, taken: float
+) -> None:
+    bucket = TokenBucket(before, 0.0, burst_s=1)
+    bucket.reserve(before * taken, 0.0)
+    bucket.scale_rate(after, 0.0)
+    rest = bucket.reserve(after, 0.0)
+    assert rest.wait_s(0.0) == pytest.approx(taken, abs=1e-5)
+
+
+def test_what_waits_is_owed_whatever_the_limit() -> None:
+    bucket = TokenBucket(10, 0.0, burst_s=1)
+    waiting = bucket.reserve(30, 0.0)
+    assert waiting.wait_s(0.0) == pytest.approx(2)
+    bucket.scale_rate(40, 0.0)
+    assert waiting.wait_s(0.0) == pytest.approx(0.5)

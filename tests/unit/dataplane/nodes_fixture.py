@@ -128,9 +128,9 @@ class DirectPeers:
             yield page
 
     async def lookup(
-        self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
     ) -> Names:
-        return (await self._desk(node).names(LookupShared(path, name, epoch)))[0]
+        return (await self._desk(node).names(LookupShared(path, name, epoch, anew)))[0]
 
     async def offer_handover(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
         return (await self._desk(node).take_over(OfferHandover(files, epoch), peer=self.me)).refused

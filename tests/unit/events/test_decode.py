@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,21 @@ def test_seaweedfs() -> None:
         ("s3", "data", b"other/renamed.bin", False),
     ]
     assert decoded({"key": "/etc/x", "event_type": "create", "message": {}}) == []
+
+
+@pytest.mark.parametrize("side", ["old_entry", "new_entry"])
+def test_a_directory_of_seaweedfs_is_a_marker(side: str) -> None:
+    """A HEAD of its name would find nothing."""
+    event = {"key": "/buckets/b/d", "event_type": "create", "message": {side: {"is_directory": True}}}
+    assert places(event) == [("s3", "b", b"d/", False)]
+    message: Any = SEAWEED["message"]
+    renamed = {**SEAWEED, "message": {**message, side: {"name": "n", "is_directory": True}}}
+    assert {key[-1:] for _, _, key, _ in places(renamed)} == {b"/"}
+
+
+def test_a_rename_at_azure_is_of_a_directory() -> None:
+    event = {**CLOUD_EVENT, "type": "Microsoft.Storage.BlobRenamed"}
+    assert places(event) == [("az", "data", b"new.jpg/", False)]
 
 
 @pytest.mark.parametrize(

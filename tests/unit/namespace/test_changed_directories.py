@@ -14,8 +14,9 @@ from headrace.base.errors import OriginDeniedError, OriginUnavailableError
 from headrace.base.model import ROOT_ID, Entry, FileId
 from headrace.events.changes import OriginChange
 from headrace.namespace import changed_directories
-from headrace.namespace.changed_directories import SYNC_REST_S, ReportedPaths
+from headrace.namespace.changed_directories import SYNC_REST_S
 from headrace.namespace.mounts import Mount
+from headrace.namespace.reported_paths import NAMES_FEW, NAMES_MANY, PAGE_NAMES, ReportedPaths, Scope
 from headrace.origin.origin import ListPage
 from headrace.store.index import Index
 from headrace.testing.virtual_loop import pass_time
@@ -207,22 +208,28 @@ def test_reports_are_mapped_to_mounts(tree: NamespaceFixture) -> None:
         "/part": "s3://bucket/train/set",
         "/all/nested": "s3://other",
         "/blobs": "az://data/x",
+        "/far": "headrace://node:1",
     }.items():
         tree.namespace.mount_points.attach(Mount(path, url, origin_with("f"), 3600.0))
     reported = ReportedPaths(tree.namespace.tree)
 
-    def directories(scheme: str, bucket: str, key: bytes) -> set[bytes]:
-        return reported.directories([OriginChange(scheme, bucket, key)])  # type: ignore[arg-type]
+    def names(scheme: str, bucket: str, key: bytes) -> set[bytes]:
+        targets = reported.targets([OriginChange(scheme, bucket, key)])  # type: ignore[arg-type]
+        assert {scope for _, scope in targets} <= {Scope.NAME}
+        return {path for path, _ in targets}
 
-    assert directories("s3", "bucket", b"top") == {b"/all"}
-    assert directories("s3", "bucket", b"train/set/a/b") == {b"/all/train/set/a", b"/part/a"}
-    assert directories("s3", "bucket", b"train/set/b") == {b"/all/train/set", b"/part"}
-    assert directories("s3", "bucket", b"train/settle") == {b"/all/train"}
-    assert directories("s3", "bucket", b"new/") == {b"/all"}  # the marker of a directory
-    assert directories("s3", "bucket", b"nested/x") == set(), "the mount below hides it"
-    assert directories("az", "data", b"x/y") == {b"/blobs"}
-    assert directories("gs", "bucket", b"top") == set()
-    assert directories("s3", "Bucket", b"top") == set()
+    assert names("s3", "bucket", b"top") == {b"/all/top"}
+    assert names("s3", "bucket", b"train/set/a/b") == {b"/all/train/set/a/b", b"/part/a/b"}
+    assert names("s3", "bucket", b"train/set/b") == {b"/all/train/set/b", b"/part/b"}
+    assert names("s3", "bucket", b"train/settle") == {b"/all/train/settle"}
+    assert names("s3", "bucket", b"nested/x") == set(), "the mount below hides it"
+    assert names("az", "data", b"x/y") == {b"/blobs/y"}
+    assert names("gs", "bucket", b"top") == set()
+    assert names("s3", "Bucket", b"top") == set()
+    marker = reported.targets([OriginChange("s3", "bucket", b"new/")])
+    assert marker == {(b"/all", Scope.DIRECTORY)}, "a HEAD does not find it"
+    far = reported.targets([OriginChange("headrace", "node:1", b"d/x")])
+    assert far == {(b"/far/d", Scope.DIRECTORY)}, "it may report one name of many"
     assert reported.top_of(b"/all/nested/x") == b"/all/nested"
     assert tree.namespace.tree.directory_at(b"/") == ROOT_ID
 
@@ -290,7 +297,7 @@ async def test_a_directory_that_fails_does_not_keep_the_others_old(tree: Namespa
         origin.hold(f"{name}/b".lstrip("/"), b"new")
     origin.refused = "d2"
     with pytest.raises(OriginDeniedError):
-        await tree.namespace.changed_directories.add(b"/m", below=True)
+        await tree.namespace.changed_directories.add(b"/m", Scope.BELOW)
     origin.refused, listings = "none", origin.listings
     for name in names:
         assert await tree.names(f"/m/{name}") == ["a", "b"]
@@ -308,8 +315,54 @@ async def test_what_could_not_be_listed_below_a_path_is_listed_at_the_next_acces
     for key in ("d/b", "e/b"):
         origin.hold(key, b"new")
     with pytest.raises(OriginUnavailableError):
-        await tree.namespace.changed_directories.add(b"/m", below=True)
+        await tree.namespace.changed_directories.add(b"/m", Scope.BELOW)
     assert origin.listings == listings + 1, "an origin that is away is not asked for each directory"
     origin.broken = False
     for path in ("/m/d", "/m/e"):
         assert await tree.names(path) == ["a", "b"]
+
+
+async def test_many_names_of_a_directory_are_one_listing(tree: NamespaceFixture) -> None:
+    tree.attach("/m", gated("small/a", *(f"large/{number}" for number in range(PAGE_NAMES + 1))))
+    await tree.names("/m/small")
+    await tree.names("/m/large")
+    reported = ReportedPaths(tree.namespace.tree)
+
+    def joined(directory: bytes, count: int) -> set[tuple[bytes, Scope]]:
+        return reported.joined((directory + b"/%d" % number, Scope.NAME) for number in range(count))
+
+    for directory, most in ((b"/m/small", NAMES_FEW), (b"/m/large", NAMES_MANY)):
+        assert len(joined(directory, most)) == most
+        assert joined(directory, most + 1) == {(directory, Scope.DIRECTORY)}
+
+
+async def test_a_flood_of_names_is_one_listing(tree: NamespaceFixture) -> None:
+    origin = gated("d/a")
+    tree.attach("/m", origin)
+    await tree.names("/m/d")
+    listings = origin.listings
+    changed = tree.namespace.changed_directories
+    origin.hold("d/7000", b"new")
+    await asyncio.gather(*(changed.add(b"/m/d/%d" % number, Scope.NAME) for number in range(10_000)))
+    assert origin.listings == listings + 1
+    assert changed.statistics()["names_checked"] <= NAMES_FEW
+    assert await tree.names("/m/d") == ["7000", "a"]
+
+
+async def test_a_name_below_an_unknown_directory_lists_the_nearest_above(tree: NamespaceFixture) -> None:
+    origin = gated("a")
+    tree.attach("/m", origin)
+    assert await tree.names("/m") == ["a"]
+    origin.hold("x/y/file", b"new")
+    await tree.namespace.changed_directories.add(b"/m/x/y/file", Scope.NAME)
+    assert await tree.names("/m") == ["a", "x"]
+
+
+async def test_the_last_name_of_a_directory_takes_it_along(tree: NamespaceFixture) -> None:
+    origin = gated("keep", "x/y/file")
+    tree.attach("/m", origin)
+    for path in ("/m", "/m/x", "/m/x/y"):
+        await tree.names(path)
+    origin.delete("x/y/file")
+    await tree.namespace.changed_directories.add(b"/m/x/y/file", Scope.NAME)
+    assert await tree.names("/m") == ["keep"]

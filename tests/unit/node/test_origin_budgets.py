@@ -210,3 +210,47 @@ async def test_it_ends_while_it_is_woken(turns: int) -> None:
     async with asyncio.timeout(5):
         await node.budgets.stop()
     assert not node.budgets._tasks
+
+
+def adopt(nodes: list[BudgetNode], text: str) -> None:
+    for node in nodes:
+        node.policy.adopt(PolicyRecord([PolicyVersion(node.policy.record.number + 1, text)]))
+
+
+@pytest.mark.parametrize("limits", [(LIMIT, LIMIT), (LIMIT, LIMIT * 1.01), (LIMIT, LIMIT * 0.99)])
+async def test_changes_of_the_policy_give_no_burst(
+    nodes: list[BudgetNode], limits: tuple[float, float]
+) -> None:
+    for node in nodes:
+        node.call(20)
+    await pass_time(5.0)
+    before = sent(nodes)
+    for number in range(100):
+        adopt(nodes, f'[origin."s3://b"]\nrequests_s = {limits[number % 2]}\n# {number}\n')
+        await pass_time(0.1)
+    assert 0.9 * 10 * LIMIT <= sent(nodes) - before <= 1.03 * 10 * LIMIT
+
+
+async def test_a_node_keeps_its_part_of_a_limit_that_changes(nodes: list[BudgetNode]) -> None:
+    nodes[0].call(40)
+    await pass_time(5.0)
+    adopt(nodes, POLICY.replace(str(LIMIT), str(10 * LIMIT)))
+    await pass_time(0.1)
+    before = sent(nodes)
+    await pass_time(0.4)
+    assert sent(nodes) - before >= 0.8 * 0.4 * 10 * LIMIT, "it waits for no exchange"
+    await pass_time(2.0)
+    before = sent(nodes)
+    await pass_time(10.0)
+    assert 0.9 * 10 * 10 * LIMIT <= sent(nodes) - before <= 1.02 * 10 * 10 * LIMIT
+
+
+@pytest.mark.parametrize("text", ["", '[origin."s3://b"]\nbytes_s = "1GB"\n'])
+async def test_what_waits_goes_on_when_its_limit_is_gone(nodes: list[BudgetNode], text: str) -> None:
+    adopt(nodes, '[origin."s3://b"]\nrequests_s = 0.01\n')
+    calls = [asyncio.ensure_future(nodes[0].head(Deadline.never())) for _ in range(3)]
+    await pass_time(1.0)
+    assert not all(call.done() for call in calls)
+    adopt(nodes, text)
+    await pass_time(1.0)
+    assert all(call.done() for call in calls)

@@ -18,12 +18,13 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.dataplane.read_queue import NO_TENANT, ReadClass
 from headrace.namespace.mounts import Mount
+from headrace.node.cluster_spending import GONE_AFTER_S, ClusterSpending
 from headrace.node.origin_costs import JOBS_MAX, OTHER_JOBS, OriginCosts
 from headrace.node.space_policy import NodeCapacity
 from headrace.origin.memory import MemoryOrigin
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.record import PolicyRecord, PolicyVersion
-from headrace.policy.spending import RECORD_BYTES_MAX
+from headrace.policy.spending import RECORD_BYTES_MAX, decode_departed
 from headrace.testing.virtual_loop import pass_time
 
 GIB = 1 << 30
@@ -49,14 +50,14 @@ class CostNode:
 
     def __init__(self, name: str, folder: Path, shared: Followers, members: int = 2) -> None:
         self.now_s = MID_NOVEMBER_S
+        self.members = ["n0", "n1"]
         self.policy = CurrentPolicy()
         capacity = NodeCapacity(GIB)
         capacity.members = members
         self.costs = OriginCosts(
             *(self.policy, capacity),
             KeptFile(str(folder / name), "costs.json", bytes_max=RECORD_BYTES_MAX),
-            node=name,
-            records=EmbeddedRecords(shared),
+            cluster=ClusterSpending(name, EmbeddedRecords(shared), lambda: self.members),
             wall_s=lambda: self.now_s,
         )
         self.set(POLICY)
@@ -302,3 +303,139 @@ async def test_a_clock_that_jumps_loses_no_month(nodes: list[CostNode]) -> None:
     await pass_time(6)
     assert nodes[0].status["month"] == "2026-11"
     assert nodes[0].status["origins"]["s3://b"]["bytes"] == 10 * GIB
+
+
+async def test_a_url_spelled_in_another_way_is_the_same_budget(nodes: list[CostNode]) -> None:
+    nodes[0].read(10)
+    nodes[0].set(POLICY.replace('"s3://b"', '"S3A://b/"'))
+    nodes[0].read(5)
+    nodes[1].read(1)
+    await pass_time(11)
+    status = nodes[0].status["origins"]["s3://b"]
+    assert (status["bytes"], status["cluster_bytes"]) == (15 * GIB, 16 * GIB)
+
+
+async def test_records_of_other_spellings_are_counted(tmp_path: Path) -> None:
+    """An earlier release wrote URLs as the policy spells them."""
+    (tmp_path / "n0").mkdir()
+    (tmp_path / "n0" / "costs.json").write_bytes(b'{"month":"2026-11","bytes":{"s3://b/":100,"s3a://b":20}}')
+    shared = Followers()
+    shared.publish("costs/other", b'{"month":"2026-11","bytes":{"S3://b//":7}}')
+    node = CostNode("n0", tmp_path, shared)
+    await node.start()
+    await pass_time(6)
+    status = node.status["origins"]["s3://b"]
+    assert (status["bytes"], status["cluster_bytes"]) == (120, 127)
+    await node.costs.stop()
+
+
+async def test_what_is_spent_without_a_price_meanwhile_is_remembered(tmp_path: Path) -> None:
+    shared = Followers()
+    node = CostNode("n0", tmp_path, shared)
+    await node.start()
+    node.read(10)
+    node.set("")
+    await pass_time(11)
+    await node.costs.stop()
+    again = CostNode("n0", tmp_path, shared)
+    await again.start()
+    assert again.status["origins"]["s3://b"]["bytes"] == 10 * GIB
+    await again.costs.stop()
+
+
+async def leave(nodes: list[CostNode], number: int) -> None:
+    """Stop a node, and let it be gone for so long that it counts as such."""
+    await nodes[number].costs.stop()
+    for node in nodes:
+        node.members = [f"n{other}" for other in range(len(nodes)) if other != number]
+    await pass_time(GONE_AFTER_S + 15)
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_budget_holds_after_a_node_is_removed(tmp_path: Path) -> None:
+    shared = Followers()
+    nodes = [CostNode(name, tmp_path, shared) for name in ("n0", "n1")]
+    for node in nodes:
+        await node.start()
+    nodes[1].read(150)
+    nodes[0].read(20)
+    await pass_time(6)
+    await leave(nodes, 1)
+    assert shared.mirror.keys() == {"costs/n0", "spent/departed"}
+    assert nodes[0].background == "slowed"
+    assert nodes[0].status["origins"]["s3://b"]["cluster_bytes"] == 170 * GIB
+    late = CostNode("n2", tmp_path, shared)
+    await late.start()
+    await pass_time(6)
+    assert late.status["origins"]["s3://b"]["cluster_bytes"] == 170 * GIB
+    for node in (nodes[0], late):
+        await node.costs.stop()
+
+
+@pytest.mark.parametrize("has_its_disk", [True, False])
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_node_that_comes_back_counts_once(tmp_path: Path, *, has_its_disk: bool) -> None:
+    shared = Followers()
+    nodes = [CostNode(name, tmp_path, shared) for name in ("n0", "n1")]
+    for node in nodes:
+        await node.start()
+    nodes[1].read(30)
+    await pass_time(6)
+    await leave(nodes, 1)
+    if not has_its_disk:
+        (tmp_path / "n1" / "costs.json").unlink()
+    back = CostNode("n1", tmp_path, shared)
+    await back.start()
+    back.read(5)
+    await pass_time(6)
+    nodes[0].members = ["n0", "n1"]
+    await pass_time(6)
+    for node in (nodes[0], back):
+        assert node.status["origins"]["s3://b"]["cluster_bytes"] == 35 * GIB
+    await leave([nodes[0], back], 1)
+    departed = decode_departed(shared.mirror["spent/departed"])
+    assert departed.of_node("2026-11", "n1") == {"s3://b": 35 * GIB}
+    assert nodes[0].status["origins"]["s3://b"]["cluster_bytes"] == 35 * GIB
+    await nodes[0].costs.stop()
+
+
+async def test_a_node_that_is_away_for_a_moment_keeps_its_record(nodes: list[CostNode]) -> None:
+    nodes[1].read(1)
+    await pass_time(6)
+    nodes[0].members = ["n0"]
+    await pass_time(GONE_AFTER_S - 10)
+    nodes[0].members = ["n0", "n1"]
+    await pass_time(20)
+    nodes[0].members = ["n0"]
+    await pass_time(GONE_AFTER_S - 10)
+    assert nodes[0].status["origins"]["s3://b"]["cluster_bytes"] == GIB
+    nodes[0].members = ["n0", "n1"]
+
+
+async def test_records_of_gone_nodes_and_of_past_months_go(tmp_path: Path) -> None:
+    shared = Followers()
+    for number in range(40):
+        month = 8 + number % 4
+        shared.publish(f"costs/old{number}", f'{{"month":"2026-{month:02}","bytes":{{"s3://b":1}}}}'.encode())
+    node = CostNode("n0", tmp_path, shared)
+    node.members = ["n0"]
+    await node.start()
+    await pass_time(GONE_AFTER_S + 30)
+    assert list(shared.mirror) == ["spent/departed"]
+    departed = decode_departed(shared.mirror["spent/departed"])
+    assert list(departed.months) == ["2026-09", "2026-10", "2026-11"]
+    assert node.status["origins"]["s3://b"]["cluster_bytes"] == 10
+    await node.costs.stop()
+
+
+@pytest.mark.expected_warnings("spending record of departed nodes is invalid")
+async def test_a_damaged_record_of_departed_nodes_is_replaced(tmp_path: Path) -> None:
+    shared = Followers()
+    shared.publish("spent/departed", b'{"months": {"x": {}}}')
+    shared.publish("costs/old", b'{"month":"2026-11","bytes":{"s3://b":3}}')
+    node = CostNode("n0", tmp_path, shared)
+    node.members = ["n0"]
+    await node.start()
+    await pass_time(GONE_AFTER_S + 30)
+    assert node.status["origins"]["s3://b"]["cluster_bytes"] == 3
+    await node.costs.stop()

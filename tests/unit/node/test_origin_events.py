@@ -12,10 +12,12 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, OriginDeniedError, PeerError
 from headrace.events.changes import OriginChange
+from headrace.namespace.reported_paths import Scope
 from headrace.node import origin_events
 from headrace.node.origin_events import OriginEvents, ReportSender
 from headrace.receivers.source import QueuedMessage
 from headrace.testing.virtual_loop import pass_time
+from headrace.wire.peer_messages import OriginChanged
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,9 +49,11 @@ class PlannedDirectories:
     def __init__(self) -> None:
         self.listings: list[asyncio.Future[None]] = []
         self.begun = asyncio.Event()
-        self.reported = SimpleNamespace(directories=lambda changes: {b"/m/d" for _ in changes})
+        self.reported = SimpleNamespace(
+            targets=lambda changes: {(b"/m/d", Scope.DIRECTORY) for _ in changes}, joined=set
+        )
 
-    def add(self, path: bytes, *, below: bool = False) -> asyncio.Future[None]:
+    def add(self, path: bytes, scope: Scope) -> asyncio.Future[None]:
         self.begun.set()
         self.listings.append(asyncio.get_running_loop().create_future())
         return self.listings[-1]
@@ -59,7 +63,7 @@ class DeafPeers:
     def __init__(self) -> None:
         self.attempts = 0
 
-    async def report_origin_changes(self, *_: object, below: bool, deadline: Deadline) -> None:
+    async def report_origin_changes(self, node: object, request: OriginChanged, deadline: Deadline) -> None:
         self.attempts += 1
         raise PeerError("node b", why="the test says so")
 
@@ -144,12 +148,38 @@ async def test_reports_to_a_node_that_never_answers_are_bounded() -> None:
     )
     sender = ReportSender(link)  # type: ignore[arg-type]
     for number in range(200):
-        await sender.send([b"/m/%d" % (number % 10)])
+        await sender.send([(b"/m/%d" % (number % 10), Scope.NAME)])
     sending: Any = sender._sending["b"]
     assert sender.unsent == 10
     assert len(sending._callbacks or ()) <= 2, "each report left something in memory"
     assert peers.attempts >= 100
     del nodes["b"]
     await pass_time(5)
+    assert sender.unsent == 0
+    await sender.stop()
+
+
+async def test_reports_of_all_scopes_reach_the_other_nodes() -> None:
+    nodes = {id: SimpleNamespace(id=id) for id in ("a", "b")}
+    sent: list[OriginChanged] = []
+
+    async def report_origin_changes(node: object, request: OriginChanged, deadline: Deadline) -> None:
+        sent.append(request)
+
+    peers = SimpleNamespace(report_origin_changes=report_origin_changes)
+    link = SimpleNamespace(info=nodes["a"], peers=peers, view=lambda: SimpleNamespace(nodes=nodes))
+    sender = ReportSender(link)  # type: ignore[arg-type]
+    await sender.send(
+        [(b"/m/x", Scope.NAME), (b"/m/d", Scope.DIRECTORY), (b"/m/x", Scope.BELOW), (b"/m/y", Scope.NAME)]
+    )
+    await pass_time(0.1)
+    assert sorted(sent, key=str) == sorted(
+        [
+            OriginChanged([b"/m/x", b"/m/y"], names=True),
+            OriginChanged([b"/m/d"]),
+            OriginChanged([b"/m/x"], below=True),
+        ],
+        key=str,
+    )
     assert sender.unsent == 0
     await sender.stop()

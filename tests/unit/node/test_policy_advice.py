@@ -38,8 +38,7 @@ class AdvisedNode:
         costs = OriginCosts(
             *(self.policy, capacity),
             KeptFile(str(folder), "costs.json", bytes_max=RECORD_BYTES_MAX),
-            node="",
-            records=None,
+            cluster=None,
         )
         self.statistics = ReadStatistics(self.index, mounts, self.policy, costs)
         self.advisor = PolicyAdvisor(self.statistics, self.index, mounts, capacity)

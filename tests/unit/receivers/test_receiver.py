@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.errors import HeadraceError, MissingExtraError, OriginUnavailableError
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
 from headrace.receivers.receiver import BACKOFF_S_MAX, BATCHES_MAX, RECEIVES_S, QueueReceiver
 from headrace.receivers.source import QueuedMessage
@@ -78,7 +78,7 @@ class Handled:
 async def test_a_message_is_deleted_after_it_was_handled_and_not_before() -> None:
     queue, handled = FakeQueue(), Handled()
     handled.gate.clear()
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     queue.put("1")
     await pass_time(5)
@@ -94,7 +94,7 @@ async def test_a_message_is_deleted_after_it_was_handled_and_not_before() -> Non
 async def test_what_could_not_be_handled_is_delivered_again() -> None:
     queue, handled = FakeQueue(), Handled()
     handled.failure = OriginUnavailableError("listing", why="the test says so")
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     queue.put("1")
     await pass_time(2)
@@ -111,7 +111,7 @@ async def test_a_burst_is_handled_by_some_batches_at_a_time() -> None:
     for number in range(1000):
         queue.put(str(number))
     handled.gate.clear()
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     await pass_time(2)
     assert handled.running == BATCHES_MAX
@@ -127,7 +127,7 @@ async def test_a_burst_is_handled_by_some_batches_at_a_time() -> None:
 async def test_a_queue_that_fails_is_asked_less_and_less_often() -> None:
     queue, handled = FakeQueue(), Handled()
     queue.failure = OriginUnavailableError("queue", why="the test says so")
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     await pass_time(3600)
     pauses = [later - earlier for earlier, later in zip(queue.calls, queue.calls[1:], strict=False)]
@@ -147,7 +147,7 @@ async def test_what_is_no_event_stays_in_the_queue_and_costs_little() -> None:
     queue, handled = FakeQueue(), Handled()
     for number in range(5000):
         queue.messages[str(number)] = EventFormatError("it is no event of a known form")
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     await pass_time(100)
     assert len(queue.calls) <= 102
@@ -163,7 +163,7 @@ async def test_what_is_no_event_stays_in_the_queue_and_costs_little() -> None:
 async def test_a_defect_does_not_end_the_receiver() -> None:
     queue, handled = FakeQueue(), Handled()
     queue.failure = RuntimeError("a defect")
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     await pass_time(10)
     assert receiver.status()["error"] == "RuntimeError: a defect, see the log"
@@ -177,7 +177,7 @@ async def test_a_defect_does_not_end_the_receiver() -> None:
 async def test_a_gap_means_the_whole_mount() -> None:
     queue, handled = FakeQueue(), Handled()
     queue.messages["1"] = ReportedChanges([], is_everything=True)
-    receiver = QueueReceiver("/m", queue, handled)
+    receiver = QueueReceiver("/m", lambda: queue, handled)
     receiver.start()
     await pass_time(1)
     assert (handled.whole, handled.changes, queue.deleted) == (["/m"], [], ["1"])
@@ -194,7 +194,7 @@ async def test_a_service_that_always_has_something_is_not_asked_all_the_time() -
             return None
 
     queue = Endless()
-    receiver = QueueReceiver("/m", queue, Handled())
+    receiver = QueueReceiver("/m", lambda: queue, Handled())
     receiver.start()
     await pass_time(10)
     assert len(queue.calls) <= 12 * RECEIVES_S
@@ -208,8 +208,47 @@ async def test_a_service_that_does_not_wait_is_asked_once_a_second() -> None:
             return []
 
     queue = Hasty()
-    receiver = QueueReceiver("/m", queue, Handled())
+    receiver = QueueReceiver("/m", lambda: queue, Handled())
     receiver.start()
     await pass_time(100)
     assert 99 <= len(queue.calls) <= 102
+    await receiver.stop()
+
+
+@pytest.mark.expected_warnings("events of a mount can't be received", "events of a mount are received again")
+async def test_a_queue_that_cannot_be_built_is_built_later() -> None:
+    queue, handled = FakeQueue(), Handled()
+    queue.put("r1")
+    attempts: list[float] = []
+    is_installed = False
+
+    def build() -> FakeQueue:
+        attempts.append(monotonic_s())
+        if not is_installed:
+            raise MissingExtraError("queue q", why="the extra events is missing")
+        return queue
+
+    receiver = QueueReceiver("/m", build, handled)
+    receiver.start()
+    await pass_time(300)
+    status = receiver.status()
+    assert "the extra events is missing" in str(status["error"])
+    assert 0 < float(str(status["retry_s"])) <= BACKOFF_S_MAX
+    assert 6 <= len(attempts) <= 20
+    is_installed = True
+    await pass_time(BACKOFF_S_MAX + 1)
+    assert (receiver.status()["error"], receiver.status()["retry_s"]) == ("", None)
+    assert queue.deleted == ["r1"]
+    await receiver.stop()
+    assert queue.closed
+
+
+@pytest.mark.expected_warnings("events of a mount can't be received")
+async def test_a_receiver_without_a_queue_ends() -> None:
+    def build() -> FakeQueue:
+        raise OriginUnavailableError("queue q", why="there is no such profile")
+
+    receiver = QueueReceiver("/m", build, Handled())
+    receiver.start()
+    await pass_time(2)
     await receiver.stop()

@@ -35,6 +35,7 @@ BY_OPERATION = {
     "PolicyTry": "tryPolicy",
     "PolicyExplain": "explainPolicy",
     "ReportChanges": "receiveEvents",
+    "TraceMount": "traceMount",
     "LocationAsk": "explainLocation",
     "PolicyAdvise": "advisePolicy",
     "Resolve": "getEntry",

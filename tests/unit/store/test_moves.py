@@ -278,6 +278,35 @@ def test_a_file_that_changes_meanwhile_stays(open_tiers: Open) -> None:
     assert [volume.used_bytes for volume in open_tiers().disks] == used
 
 
+def test_a_pin_stops_the_sinking_of_a_file(open_tiers: Open) -> None:
+    """Before its copy, during it, and after it."""
+    store = open_tiers()
+    ids = [fill_named(store, f"file-{number}", MIB) for number in range(61)]
+    moves = store.moves.choose_sinks()
+    early, during, late, *others = moves
+
+    def pin_during(_: int) -> None:
+        store.pin(during.cached.id, True)
+
+    store.pin(early.cached.id, True)
+    with pytest.raises(StoreError, match="it was pinned"):
+        store.moves.copy(early, lambda _: None)
+    with pytest.raises(StoreError, match="it was pinned"):
+        store.moves.copy(during, pin_during)
+    store.moves.abandon([early, during])
+    for move in (late, *others):
+        store.moves.copy(move, lambda _: None)
+    store.pin(late.cached.id, True)
+    assert store.moves.commit([late, *others]) == len(others)
+    for move in (early, during, late):
+        assert (cached(store, move.cached.id).volume, cached(store, move.cached.id).pinned) == (0, True)
+        assert content_of(store, move.cached.id) == body_of(f"file-{ids.index(move.cached.id)}", MIB)
+    assert is_tidy(store)
+    assert not store._files.accounts.moving
+    store.pin(late.cached.id, False)
+    assert cached(store, late.cached.id).volume == 0
+
+
 def test_wrong_bytes_do_not_move(open_tiers: Open) -> None:
     store = open_tiers()
     [fill_named(store, f"file-{number}", MIB) for number in range(61)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.upper import HIDDEN
@@ -21,7 +22,13 @@ PATH = b"/d/f"
 SIZES = [0, 5, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES + 5]
 
 
-def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 1 << 30) -> Demoter:
+def demoter_of(
+    layer: LayerFixture,
+    *,
+    has_store: bool = True,
+    bytes_max: int = 1 << 30,
+    on_adopted: Callable[[list[FileId]], None] = lambda ids: None,
+) -> Demoter:
     store = layer.store if has_store else None
     quota = UpperQuota(bytes_max, DirtyThrottle(layer.upper.pressure_path), store)
     return Demoter(
@@ -31,6 +38,7 @@ def demoter_of(layer: LayerFixture, *, has_store: bool = True, bytes_max: int = 
         store=store,
         owns=lambda path: True,
         on_demoted=layer.meant_anew.extend,
+        on_adopted=on_adopted,
     )
 
 
@@ -62,9 +70,11 @@ async def test_a_clean_file_becomes_the_cache_file(layer: LayerFixture, size_byt
     data = random.Random(size_bytes).randbytes(size_bytes)
     entry = await persisted(layer, data)
     inode = layer.upper.at(PATH).lstat().st_ino
-    demoter = demoter_of(layer)
+    adopted: list[FileId] = []
+    demoter = demoter_of(layer, on_adopted=adopted.extend)
     assert await demoter.demote(PATH, entry)
     assert_cached(layer, entry, data)
+    assert adopted == [entry.id], "it gets its copies"
     cached = layer.store.index.cached(entry.id)
     assert cached is not None
     path = layer.store.volumes[0].data_path(entry.id)

@@ -32,6 +32,7 @@ from headrace.wire.peer_messages import (
     QueryFailover,
     ReplicaRequest,
     ReportCorruption,
+    TryPolicy,
 )
 
 HELLO_BYTES_MAX = 4 << 10
@@ -151,6 +152,8 @@ class PeerProtocol:
             self._put(
                 (yield from self._call(service.pending_names(request), "answering about pending names"))
             )
+        elif isinstance(request, TryPolicy):
+            self._put((yield from self._call(service.try_policy(request), "trying a policy")))
         elif isinstance(request, Ping):
             self._put(self._welcome())
         else:

@@ -27,6 +27,8 @@ from headrace.wire.peer_messages import (
     QueryFailover,
     ReplicaRequest,
     ReportCorruption,
+    TrialAnswer,
+    TryPolicy,
 )
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,8 @@ class PeerService(Protocol):
     async def report_failover(self, request: QueryFailover) -> FailoverReport: ...
 
     async def pending_names(self, request: PendingNamesRequest) -> PendingNamesAnswer: ...
+
+    async def try_policy(self, request: TryPolicy) -> TrialAnswer: ...
 
 
 class LoopBridge:

@@ -117,14 +117,15 @@ class RemoteConnection:
                 shown = self._nodes.ask("rollBackPolicy", ApiPolicy, body=EarlierPolicy(number, author))
             case PolicyTry(text=text):
                 body = NewPolicy(text)
-                return PolicyTried(self._nodes.ask("tryPolicy", ApiPolicyOutcomes, body=body).outcomes)
+                tried = self._nodes.ask("tryPolicy", ApiPolicyOutcomes, body=body)
+                return PolicyTried(tried.outcomes, tried.unanswered)
             case PolicyAdvise():
                 advised = self._nodes.ask("advisePolicy", ApiPolicyAdvice)
                 return PolicyAdvised(advised.outlooks, advised.advice)
             case PolicyExplain(path=path):
                 decided = self._nodes.ask("explainPolicy", ApiPolicyDecisions, path=os.fsdecode(path))
                 return PolicyExplained(decided.decisions)
-        return PolicyShown(shown.number, shown.text, shown.versions)
+        return PolicyShown(shown.number, shown.text, shown.versions, shown.unanswered)
 
     def stream(self, request: JobStart) -> Iterator[JobState]:
         return self._vfs.run_job(request)

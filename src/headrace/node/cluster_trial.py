@@ -1,0 +1,190 @@
+"""Try a policy on all nodes of a cluster: what it would change, and what forbids it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.printable import printable
+from headrace.base.sizes import show_size
+from headrace.node.policies import Policies
+from headrace.node.policy_trial import ClusterCopies, PolicyTrial
+from headrace.origin.factory import parse_origin
+from headrace.policy.document import PolicyDocument, PolicyFault, PolicyFaultsError
+from headrace.store.store import Store
+from headrace.wire.peer_messages import PinnedTenant, TrialAnswer, TrialRow, TryPolicy
+from headrace.wire.policy_messages import PolicyOutcome
+
+if TYPE_CHECKING:  # a node without a cluster does not load them
+    from headrace.node.cluster_link import ClusterLink
+    from headrace.peer.client import PeerClient
+    from headrace.ring.view import ClusterView, NodeInfo
+
+PING_LIMIT_S = 2.0
+"""Seconds in which a node must show that it is alive: one that hangs is named instead of waited for."""
+CHECK_LIMIT_S = 10.0
+TRIAL_LIMIT_S = 600.0
+"""Seconds for the walk over all files of a node: some ten million."""
+REASON_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPart:
+    """Holds the answers of nodes, by their ids. unanswered: why the others did not."""
+
+    answers: dict[str, TrialAnswer] = field(default_factory=dict)
+    unanswered: dict[str, str] = field(default_factory=dict)
+
+
+class OtherTrials:
+    """Asks the other nodes of a cluster. me: the id of this node."""
+
+    def __init__(self, me: str, peers: PeerClient, view: Callable[[], ClusterView]) -> None:
+        self.me = me
+        self._peers = peers
+        self._view = view
+
+    async def ask(self, request: TryPolicy) -> TrialPart:
+        """Ask all of them at once. A node that fails is named, and holds up the others for some seconds at most."""
+        nodes = [node for node in self._view().nodes.values() if node.id != self.me]
+        outcomes = await asyncio.gather(*(self._answer_of(node, request) for node in nodes))
+        part = TrialPart()
+        for node, outcome in zip(nodes, outcomes, strict=True):
+            if isinstance(outcome, HeadraceError):
+                part.unanswered[node.id] = printable(str(outcome))[:REASON_MAX]
+            else:
+                part.answers[node.id] = outcome
+        return part
+
+    async def _answer_of(self, node: NodeInfo, request: TryPolicy) -> TrialAnswer | HeadraceError:
+        try:
+            await self._peers.ping(node, Deadline.after(PING_LIMIT_S))
+            limit_s = TRIAL_LIMIT_S if request.outcomes else CHECK_LIMIT_S
+            return await self._peers.try_policy(node, request, Deadline.after(limit_s))
+        except HeadraceError as error:
+            return error
+
+
+class ClusterTrial:
+    """Says what a policy would change on all nodes. own: the trial of this node. others: None without a cluster."""
+
+    def __init__(self, own: PolicyTrial, others: OtherTrials | None) -> None:
+        self.own = own
+        self._others = others
+
+    async def check(self, text: str, document: PolicyDocument) -> dict[str, str]:
+        """Raise PolicyFaultsError for URLs of no origin, for tiers that no node has, and for limits below what is
+        pinned on a node. Return the nodes that did not answer, and why."""
+        part = await self._ask(TryPolicy(text, outcomes=False), document)
+        return part.unanswered
+
+    async def outcomes(
+        self, text: str, document: PolicyDocument
+    ) -> tuple[list[PolicyOutcome], dict[str, str]]:
+        """Return the changes on all nodes together, by effect, and the nodes that did not answer. Raises as
+        `check`."""
+        part = await self._ask(TryPolicy(text), document)
+        return summed(part.answers), part.unanswered
+
+    async def _ask(self, request: TryPolicy, document: PolicyDocument) -> TrialPart:
+        if faults := _wrong_origins(document):
+            raise PolicyFaultsError(faults)
+        me = "" if self._others is None else self._others.me
+        own, part = await asyncio.gather(self.own.answer(request), self._ask_others(request))
+        answers = {me: own, **part.answers}
+        faults = _pinned_above_limits(document, answers)
+        if not part.unanswered:  # one that does not answer may have the tier
+            faults += _without_a_place(document, answers)
+        if faults:
+            raise PolicyFaultsError(faults)
+        return TrialPart(answers, part.unanswered)
+
+    async def _ask_others(self, request: TryPolicy) -> TrialPart:
+        return TrialPart() if self._others is None else await self._others.ask(request)
+
+
+def summed(answers: Mapping[str, TrialAnswer]) -> list[PolicyOutcome]:
+    """Return the sums of the changes of all nodes, by effect and values."""
+    sums: dict[tuple[str, str, str], TrialRow] = {}
+    for answer in answers.values():
+        for row in answer.rows:
+            change = (row.effect, row.before, row.after)
+            before = sums.get(change)
+            sums[change] = row if before is None else _added(before, row)
+    return [
+        PolicyOutcome(
+            *change,
+            row.files,
+            row.size_bytes,
+            printable(row.example.decode(errors="surrogateescape")),
+            row.copies,
+        )
+        for change, row in sorted(sums.items())
+    ]
+
+
+def _added(row: TrialRow, other: TrialRow) -> TrialRow:
+    return TrialRow(
+        *(row.effect, row.before, row.after),
+        row.files + other.files,
+        row.size_bytes + other.size_bytes,
+        row.copies + other.copies,
+        row.example,
+    )
+
+
+def _wrong_origins(document: PolicyDocument) -> list[PolicyFault]:
+    """Return a fault for each URL of no origin, and for each that names the origin of another one."""
+    faults = []
+    lines: dict[str, int] = {}
+    for url, origin in document.origins.items():
+        try:
+            first = lines.setdefault(parse_origin(url), origin.line)
+            if first != origin.line:
+                faults.append(PolicyFault(origin.line, f"origin: {url} is the origin of line {first}"))
+        except UsageError as error:
+            faults.append(PolicyFault(origin.line, f"origin: {error}"))
+    return faults
+
+
+def _pinned_above_limits(document: PolicyDocument, answers: Mapping[str, TrialAnswer]) -> list[PolicyFault]:
+    """Return a fault for each tenant of which more is pinned on a node than its limit there."""
+    faults = []
+    for node, answer in answers.items():
+        for pinned in answer.pinned:
+            if pinned.name in document.tenants:
+                faults.append(PolicyFault(document.tenants[pinned.name].line, _pinned_text(node, pinned)))
+    return faults
+
+
+def _pinned_text(node: str, pinned: PinnedTenant) -> str:
+    where = f"node {node}" if node else "this node"
+    return f"limit: {show_size(pinned.limit_bytes)} on {where}, where {show_size(pinned.pinned_bytes)} are pinned"
+
+
+def _without_a_place(document: PolicyDocument, answers: Mapping[str, TrialAnswer]) -> list[PolicyFault]:
+    """Return a fault for each rule that names only tiers that no volume of any node has."""
+    present = dict.fromkeys(tier for answer in answers.values() for tier in answer.tiers)
+    nodes = "this node is" if len(answers) == 1 else "any node is"
+    have = "it has" if len(answers) == 1 else "they have"
+    return [
+        PolicyFault(
+            rule.line,
+            f"tier: no volume of {nodes} of {' or '.join(tiers)}, {have} {printable(' and '.join(present))}",
+        )
+        for rule in document.rules
+        if (tiers := rule.effects.get("tiers")) and not set(tiers) & present.keys()
+    ]
+
+
+def build_trial(store: Store, policies: Policies, replicas: int, link: ClusterLink | None) -> ClusterTrial:
+    """Build the trial of a node. replicas: copies without a rule. link: None without a cluster."""
+    parts = (store, policies.current, policies.capacity)
+    if link is None:
+        return ClusterTrial(PolicyTrial(*parts, ClusterCopies()), None)
+    copies = ClusterCopies(replicas, lambda: policies.capacity.members or 1, link.is_primary)
+    return ClusterTrial(PolicyTrial(*parts, copies), OtherTrials(link.info.id, link.peers, link.view))

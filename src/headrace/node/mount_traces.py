@@ -1,0 +1,118 @@
+"""Refuse a mount of another cluster that leads back to itself, directly or over others: it would contain itself.
+
+The node that adds a mount asks the far cluster, which asks the clusters behind that path in turn. Any node of the first
+cluster recognizes the question by the instance in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.namespace_path import is_at_or_below
+from headrace.namespace.mounts import MountTable
+from headrace.origin.far_trace import FarTrace
+from headrace.wire.trace_messages import HOPS_MAX, MountTraced, TraceMount
+
+if TYPE_CHECKING:
+    from headrace.node.cluster_link import ClusterLink
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 5.0
+HOP_SHARE = 0.7
+"""The part of its time that a cluster gives to those behind it, so that its own answer comes in time."""
+BRANCHES_MAX = 16
+"""Mounts of far clusters that are asked for one question."""
+
+
+class MountTraces:
+    """Asks and answers. link: None without a cluster."""
+
+    def __init__(self, mounts: MountTable, link: ClusterLink | None) -> None:
+        self._mounts = mounts
+        self._link = link
+        self._own = secrets.token_hex(8) if link is None else link.info.instance
+        self._far: dict[str, FarTrace] = {}
+        self.handlers: Mapping[type, Any] = {TraceMount: self._answer}
+
+    async def check(self, path: str, trace: FarTrace) -> None:
+        """Raise UsageError if the origin of a mount leads back to its path. A far cluster that does not say so is
+        believed to be another one."""
+        try:
+            leads_back = await trace.leads_back(
+                "", instance=self._own, mount=path, hops=0, deadline=Deadline.after(LIMIT_S, patience_s=0.0)
+            )
+        except HeadraceError as error:
+            log.info("the far cluster does not say where a path leads url=%s error=%s", trace.url, error)
+            return
+        if leads_back:
+            raise UsageError(
+                f"mount {path} of {trace.url}",
+                why=f"its origin leads back to {path} itself, or over more than {HOPS_MAX} clusters",
+                hint="name a path there that does not come from this cluster",
+            )
+
+    def add(self, path: str, trace: FarTrace) -> None:
+        """Note a mount of a far cluster."""
+        self.remove(path)
+        self._far[path] = trace
+
+    def remove(self, path: str) -> None:
+        trace = self._far.pop(path, None)
+        if trace is not None:
+            trace.close()
+
+    async def stop(self) -> None:
+        for path in list(self._far):
+            self.remove(path)
+
+    async def _answer(self, request: TraceMount) -> MountTraced:
+        path, mount = os.fsdecode(request.path), os.fsdecode(request.mount)
+        if request.instance in self._instances() and _overlap(path, mount):
+            return MountTraced(leads_back=True)
+        behind = self._behind(path)[:BRANCHES_MAX]
+        if behind and request.hops >= HOPS_MAX:
+            return MountTraced(leads_back=True)
+        limit_s = LIMIT_S * HOP_SHARE ** (request.hops + 1)
+        questions = [self._ask(trace, below, request, limit_s) for trace, below in behind]
+        return MountTraced(leads_back=any(await asyncio.gather(*questions)))
+
+    async def _ask(self, trace: FarTrace, below: str, request: TraceMount, limit_s: float) -> bool:
+        try:
+            return await trace.leads_back(
+                below,
+                instance=request.instance,
+                mount=os.fsdecode(request.mount),
+                hops=request.hops + 1,
+                deadline=Deadline.after(limit_s, patience_s=0.0),
+            )
+        except HeadraceError as error:
+            log.info("a cluster behind does not say where a path leads url=%s error=%s", trace.url, error)
+            return False
+
+    def _instances(self) -> Iterable[str]:
+        """Return the instances of all nodes of this cluster."""
+        others = () if self._link is None else self._link.view().nodes.values()
+        return {self._own, *(node.instance for node in others)}
+
+    def _behind(self, path: str) -> list[tuple[FarTrace, str]]:
+        """Return the far clusters that answer for a path or for something below it, and the paths below their URLs."""
+        behind = []
+        answering = self._mounts.find(os.fsencode(path))
+        for top, trace in self._far.items():
+            if answering is not None and answering[0].path == top:
+                behind.append((trace, path[len(top.rstrip("/")) :].rstrip("/")))
+            elif top != path and is_at_or_below(top, path):
+                behind.append((trace, ""))
+        return behind
+
+
+def _overlap(path: str, other: str) -> bool:
+    return is_at_or_below(path, other) or is_at_or_below(other, path)

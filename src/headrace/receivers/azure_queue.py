@@ -1,0 +1,132 @@
+"""Receive events of Azure Event Grid from a queue of Azure Storage, by its REST interface (2021-08-06).
+
+Signed with the account key ("Authorize with Shared Key" in Azure's reference), or with a token of Microsoft Entra ID.
+Messages stay invisible for VISIBILITY_S, and are delivered again if they were not deleted by then. The service does not
+wait for messages, so an empty queue is asked once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from email.utils import formatdate
+from xml.etree import ElementTree
+
+from headrace.base.errors import OriginDeniedError, OriginError, UsageError
+from headrace.events.changes import EventFormatError, ReportedChanges
+from headrace.events.decode import decode_message
+from headrace.origin.options import OriginOptions
+from headrace.receivers.http import QueueHttp
+from headrace.receivers.source import QueuedMessage
+
+VERSION = "2021-08-06"
+MESSAGES_A_REQUEST = 32
+"""The most that the service gives at once, of 64 KiB each."""
+VISIBILITY_S = 30
+REQUEST_LIMIT_S = 10.0
+SIGNED_HEADERS = 11
+"""Standard headers between the method and those of Azure in the text that is signed; requests here have none."""
+_QUEUE_URL = re.compile(r"https?://[A-Za-z0-9.\-:]+(?:/[a-z0-9]{3,24})?/[a-z0-9](?:-?[a-z0-9]){2,62}")
+_RECEIPT = re.compile(r"[\x21-\x7e]{1,1024}")
+
+
+def check_azure_queue(url: str) -> None:
+    """Raise UsageError for anything else than the URL of a queue."""
+    if not _QUEUE_URL.fullmatch(url):
+        raise UsageError(
+            "option events",
+            why="it is no URL of an Azure storage queue",
+            hint="write https://ACCOUNT.queue.core.windows.net/QUEUE",
+        )
+
+
+class AzureQueue:
+    """A queue of a storage account. options: of the mount, whose account key or token reads the queue."""
+
+    def __init__(self, url: str, options: OriginOptions) -> None:
+        check_azure_queue(url)
+        self._url = url
+        self._token = options.token
+        self._account = options.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+        self._key = options.account_key or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY", "")
+        self._http = QueueHttp(f"queue {url}")
+
+    async def receive(self) -> Sequence[QueuedMessage]:
+        query = {"numofmessages": str(MESSAGES_A_REQUEST), "visibilitytimeout": str(VISIBILITY_S)}
+        answer = await self._call("GET", "/messages", query)
+        return await asyncio.to_thread(self._messages, answer)  # up to 3 MiB of XML
+
+    async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+        for message in messages:
+            id, _, receipt = message.receipt.partition(" ")
+            await self._call("DELETE", f"/messages/{id}", {"popreceipt": receipt})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _call(self, method: str, path: str, query: Mapping[str, str]) -> bytes:
+        url = f"{self._url}{path}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
+        headers["Authorization"] = self._authorization(method, path, query, headers)
+        return await self._http.send(method, url, headers=headers, limit_s=REQUEST_LIMIT_S)
+
+    def _authorization(
+        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> str:
+        if self._token:
+            return f"Bearer {self._token}"
+        try:
+            key = base64.b64decode(self._key, validate=True)
+        except ValueError:
+            key = b""
+        if not self._account or not key:
+            raise OriginDeniedError(
+                self._http.name,
+                why="no account key was found, or it is none",
+                hint="give the mount the options account_name and account_key, or token",
+            )
+        named = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+        resource = f"/{self._account}{urllib.parse.urlsplit(self._url).path}{path}"
+        resource += "".join(f"\n{name}:{value}" for name, value in sorted(query.items()))
+        text = f"{method}\n" + "\n" * SIGNED_HEADERS + named + resource
+        mac = hmac.new(key, text.encode(), hashlib.sha256)
+        return f"SharedKey {self._account}:{base64.b64encode(mac.digest()).decode()}"
+
+    def _messages(self, answer: bytes) -> list[QueuedMessage]:
+        return decode_messages(answer, self._http.name)
+
+
+def decode_messages(answer: bytes, name: str) -> list[QueuedMessage]:
+    """Decode the messages of an answer. Raise OriginError for anything else. name: of the queue, for messages."""
+    try:
+        if b"<!" in answer:  # a document type could define entities that grow without end
+            raise ElementTree.ParseError
+        top = ElementTree.fromstring(answer)
+    except (ElementTree.ParseError, ValueError, LookupError):
+        raise OriginError(name, why="the answer is none of a storage queue") from None
+    messages = []
+    for element in top.findall("QueueMessage")[:MESSAGES_A_REQUEST]:
+        id, receipt = element.findtext("MessageId", ""), element.findtext("PopReceipt", "")
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", id) or not _RECEIPT.fullmatch(receipt):
+            raise OriginError(name, why="a message has no valid id or receipt")
+        messages.append(QueuedMessage(f"{id} {receipt}", _content(element.findtext("MessageText", ""))))
+    return messages
+
+
+def _content(text: str) -> ReportedChanges | EventFormatError:
+    """Return what a message reports. Event Grid encodes it by base64."""
+    try:
+        body = text.strip().encode()
+        if not body.startswith((b"{", b"[")):
+            body = base64.b64decode(body, validate=True)
+        return decode_message(body)
+    except EventFormatError as error:
+        return error
+    except ValueError:
+        return EventFormatError("it is neither JSON nor base64")

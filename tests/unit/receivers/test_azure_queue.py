@@ -1,0 +1,146 @@
+"""A queue of Azure Storage: what is sent to it, and that no answer of it does harm. Azurite checks the signatures."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.base.errors import OriginDeniedError, OriginError
+from headrace.events.changes import EventFormatError, ReportedChanges
+from headrace.origin.options import OriginOptions
+from headrace.receivers import azure_queue
+from headrace.receivers.azure_queue import AzureQueue
+from headrace.receivers.factory import build_queue
+from headrace.testing.servers import ServerMissing
+from tests.emulators import AzuriteQueue, azurite_queue
+from tests.event_services import answering
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.real_time]
+
+EVENT = {
+    "specversion": "1.0",
+    "type": "Microsoft.Storage.BlobDeleted",
+    "subject": "/blobServices/default/containers/data/blobs/a b.jpg",
+}
+KEY = base64.b64encode(b"very-secret").decode()
+KEYS = OriginOptions(account_name="account", account_key=KEY)
+QUEUE = "https://account.queue.core.windows.net/changes"
+
+
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteQueue]:
+    try:
+        with azurite_queue() as server:
+            yield server
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+async def test_a_message_is_delivered_until_it_is_deleted(
+    azurite: AzuriteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(azure_queue, "VISIBILITY_S", 1)
+    url = azurite.make_queue("changes")
+    queue = build_queue("az://data", {"events": url, **azurite.options})
+    assert await queue.receive() == []
+    azurite.put("changes", base64.b64encode(json.dumps([EVENT]).encode()).decode())
+    azurite.put("changes", json.dumps(EVENT))
+    azurite.put("changes", "of something else")
+    messages = list(await queue.receive())
+    assert len(messages) == 3
+    for message in messages[:2]:
+        assert isinstance(message.content, ReportedChanges)
+        (change,) = message.content.changes
+        assert (change.bucket, change.key, change.is_removal) == ("data", b"a b.jpg", True)
+    assert isinstance(messages[2].content, EventFormatError)
+    await queue.delete(messages[:2])
+    left: list[str] = []
+    for _ in range(100):
+        again = await queue.receive()
+        left += [message.receipt.partition(" ")[0] for message in again]
+        if again:
+            break
+    assert left == [messages[2].receipt.partition(" ")[0]]
+    await queue.close()
+
+
+async def test_a_wrong_key_and_a_missing_queue_are_told(azurite: AzuriteQueue) -> None:
+    wrong = {**azurite.options, "account_key": KEY}
+    url = azurite.make_queue("other")
+    for options, name, kind in (
+        (wrong, url, OriginDeniedError),
+        (azurite.options, f"{url}-none", OriginError),
+    ):
+        queue = build_queue("az://data", {"events": name, **options})
+        with pytest.raises(kind) as raised:
+            await queue.receive()
+        assert KEY not in str(raised.value)
+        await queue.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OriginOptions(),
+        OriginOptions(account_name="a"),
+        OriginOptions(account_name="a", account_key="no base64!"),
+    ],
+)
+async def test_without_a_key_nothing_is_sent(options: OriginOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    queue = AzureQueue(QUEUE, options)
+    with pytest.raises(OriginDeniedError, match="no account key was found"):
+        await queue.receive()
+    await queue.close()
+
+
+async def test_a_token_is_sent_instead_of_a_signature() -> None:
+    shown: list[str] = []
+    with answering(
+        lambda *_: (200, b"<QueueMessagesList/>"), lambda headers: shown.append(headers["Authorization"])
+    ) as address:
+        queue = AzureQueue(f"http://{address}/account/changes", OriginOptions(token="of-entra"))
+        assert await queue.receive() == []
+        await queue.close()
+    assert shown == ["Bearer of-entra"]
+
+
+BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]><QueueMessagesList>&b;</QueueMessagesList>'
+MESSAGE = (
+    "<QueueMessagesList><QueueMessage><MessageId>%s</MessageId><PopReceipt>%s</PopReceipt></QueueMessage>"
+    "</QueueMessagesList>"
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"<a",
+        b"\xff",
+        BOMB,
+        b'<?xml version="1.0" encoding="none"?><QueueMessagesList/>',
+        (MESSAGE % ("../../other", "r")).encode(),
+        (MESSAGE % ("id", "")).encode(),
+        (MESSAGE % ("id", "r" * 2000)).encode(),
+    ],
+)
+async def test_an_answer_that_is_none_is_an_error(body: bytes) -> None:
+    with answering(lambda *_: (200, body)) as address:
+        queue = AzureQueue(f"http://{address}/account/changes", KEYS)
+        with pytest.raises(OriginError):
+            await queue.receive()
+        await queue.close()
+
+
+async def test_no_more_messages_are_taken_than_asked_for() -> None:
+    row = "<QueueMessage><MessageId>i</MessageId><PopReceipt>r</PopReceipt><MessageText>%s</MessageText></QueueMessage>"
+    body = f"<QueueMessagesList>{''.join(row % number for number in range(500))}</QueueMessagesList>".encode()
+    messages = azure_queue.decode_messages(body, "q")
+    assert len(messages) == azure_queue.MESSAGES_A_REQUEST
+    assert all(isinstance(message.content, EventFormatError) for message in messages)
