@@ -91,6 +91,11 @@ class UnchangedFileSource(FilePutSource):
         self.check()
         return body
 
+    def ended(self, offset: int) -> StoreError:
+        """Return the error of a file that lacks bytes. Raise FileInUseError if a program shortened it."""
+        self.check()
+        return super().ended(offset)
+
 
 class BytesPutSource:
     """Provides bytes in memory."""
