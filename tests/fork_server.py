@@ -82,6 +82,9 @@ WITH_LOADERS = (
 )
 """Packages that have torch's loaders, or derive from them. A program below the plan hook imports them again."""
 
+FIRST = "first-in-forks"
+"""The name of a directory of PYTHONPATH whose sitecustomize.py forks run, too, before the module of their command."""
+
 _PROGRAM_SETTINGS = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 """Variables that a process reads when it starts, or when it imports its modules."""
 
@@ -137,8 +140,14 @@ def starts_processes(module: str, arguments: Sequence[str]) -> bool:
 def program_settings(environment: dict[str, str]) -> dict[str, str]:
     settings = {name: value for name, value in environment.items() if name.startswith(_PROGRAM_SETTINGS)}
     return settings | {
-        "PYTHONPATH": os.pathsep.join(path for path in python_path(environment) if path not in _OWN)
+        "PYTHONPATH": os.pathsep.join(
+            path for path in python_path(environment) if path not in _OWN and not is_first(path)
+        )
     }
+
+
+def is_first(path: str) -> bool:
+    return os.path.basename(path) == FIRST
 
 
 def python_path(environment: dict[str, str]) -> list[str]:
@@ -225,7 +234,8 @@ class TorchPopen(ForkingPopen[AnyStr]):
 
 
 def run(words: Iterable[object], **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run a command as subprocess.run does, with its options `timeout`, `capture_output` and those of Popen."""
+    """Run a command as subprocess.run does, with its options `timeout`, `input`, `capture_output` and those of
+    Popen."""
     return _run_by(ForkingPopen, words, **options)
 
 
@@ -237,12 +247,14 @@ def run_with_torch(words: Iterable[object], **options: Any) -> subprocess.Comple
 def _run_by(
     popen: type[ForkingPopen[Any]], words: Iterable[object], **options: Any
 ) -> subprocess.CompletedProcess[Any]:
-    timeout_s = options.pop("timeout", None)
+    timeout_s, given = options.pop("timeout", None), options.pop("input", None)
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
     if options.pop("capture_output", False):
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with popen(list(map(str, words)), **options) as process:
         try:
-            output, errors = process.communicate(timeout=timeout_s)
+            output, errors = process.communicate(given, timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
@@ -409,6 +421,9 @@ def preload(server: str) -> None:
     build_app("status")
     for name in LAZY:
         importlib.import_module(name)
+    for name in EXTRAS:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
     for name in MODULES.values():
         importlib.import_module(name)
         del sys.modules[name]
@@ -420,13 +435,32 @@ def preload(server: str) -> None:
 
 
 LAZY = (
+    "headrace.base.rate_meter",
     "headrace.cli.exit_codes",
+    "headrace.cli.job_progress",
+    "headrace.cli.request",
+    "headrace.cli.supervise",
+    "headrace.client.path_reader",
+    "headrace.vfs.sealed_reader",
+    "lmdb._envid",
+    "typer._click.decorators",
+    "encodings.ascii",
+    "encodings.idna",
     "headrace.node.node",
+    "headrace.node.cluster_link",
+    "headrace.node.cluster_reading",
+    "headrace.node.cluster_services",
+    "headrace.cluster.etcd",
+    "headrace.origin.local",
+    "headrace.origin.cloud",
     "headrace.fuse.session",
     "obstore.store",
     "uvloop",
 )
 """Modules that are imported only when they are needed, by most processes."""
+
+EXTRAS = ("aetcd", "aetcd.rpc.rpc_pb2_grpc", "grpc.aio", "grpc.experimental")
+"""What nodes of a cluster import, where it is installed."""
 
 
 def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str, list[str]]:
@@ -481,6 +515,9 @@ def become(order: dict[str, Any], fds: list[int], area: Area, connection: socket
     importlib.reload(importlib.import_module("headrace.base.failpoint"))  # it reads the environment
     if order["before"]:
         pickle.loads(base64.b64decode(order["before"]))()
+    for path in filter(is_first, python_path(order["environment"])):
+        with open(os.path.join(path, "sitecustomize.py"), encoding="utf-8") as program:
+            exec(compile(program.read(), program.name, "exec"), {"__name__": "sitecustomize"})
     if order["command"][1] != "-P":
         sys.path.insert(0, _path_of_modules(order["command"][1], order["directory"]))
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -89,7 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterFixture
                 ):
                     cluster.put(name, 4 * MIB + 77)
                 for shift_s in SHIFTS_S:
-                    run_first(cluster.add(), CLOCK.format(shift_s=shift_s))
+                    run_first(cluster.add(), CLOCK.format(shift_s=shift_s), in_forks=True)
                 disk.mkdir()
                 run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", disk)
                 for host in cluster.hosts:
@@ -237,7 +237,7 @@ def test_protocols_that_differ_by_one(cluster: ClusterFixture) -> None:
 def test_a_node_that_sends_wrong_or_too_few_bytes(cluster: ClusterFixture) -> None:
     """A whole node whose door does so now and then: others' readers don't notice, and it finds its disk in order."""
     first, liar = cluster.hosts[0], cluster.add()
-    run_first(liar, LIES)
+    run_first(liar, LIES, in_forks=True)
     cluster.up(liar)
     cluster.wait_members(len(cluster.hosts))
     names = below(cluster, "lies")

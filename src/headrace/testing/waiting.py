@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 LIMIT_S = 60.0
 """Seconds by the machine's clock, also on a virtual loop. Generous, because it only ends tests that fail."""
-POLL_S = 0.005
+POLL_S, POLL_S_MAX = 0.005, 0.5
 
 
 async def until(condition: Callable[[], object | Awaitable[object]], limit_s: float = LIMIT_S) -> None:
@@ -25,9 +25,12 @@ async def until(condition: Callable[[], object | Awaitable[object]], limit_s: fl
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    """Poll a condition until it holds. Raise TimeoutError after `limit_s`."""
-    deadline_s = time.monotonic() + limit_s
+    """Poll a condition until it holds. Raise TimeoutError after `limit_s`. Polls that cost much are rarer."""
+    began_s = time.monotonic()
+    deadline_s = began_s + limit_s
     while not condition():
-        if time.monotonic() > deadline_s:
+        now_s = time.monotonic()
+        if now_s > deadline_s:
             raise TimeoutError(f"waited {limit_s} s in vain")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, 2 * (now_s - began_s)), POLL_S_MAX))
+        began_s = time.monotonic()

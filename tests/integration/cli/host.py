@@ -33,6 +33,17 @@ from tests.fork_server import ForkingPopen
 MIB = 1 << 20
 LIMIT_S = 30.0
 READER = Path(__file__).with_name("reader.py")
+STATS = """
+import sys
+from headrace.cli.main import main
+
+paths = sys.argv[1:]
+for path in paths:
+    sys.argv = ["headrace", "stat", path, "--json"]
+    if status := main():
+        sys.exit(status)
+    print(end="\\0")
+"""
 
 
 class Up:
@@ -137,6 +148,20 @@ class Host:
         done = self.headrace(*words, "--json", limit_s=limit_s)
         assert done.returncode == status, (words, done.returncode, done.stderr)
         return json.loads(done.stdout)
+
+    def stats(self, *names: str) -> list[dict[str, Any]]:
+        """What `headrace stat --json` prints of paths below the mount, by one process for all."""
+        done = fork_server.run(
+            [self.python, "-c", STATS, *(self.mount / name for name in names)],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            cwd=self.base,
+        )
+        assert done.returncode == 0, (names, done.returncode, done.stderr)
+        return [json.loads(text) for text in done.stdout.split("\0")[:-1]]
 
     def status(self) -> dict[str, Any]:
         """What `headrace status --json` prints of the host's only node, asked of the node itself: a process for each
@@ -297,10 +322,14 @@ def wait_until(
     *,
     hint: Callable[[], str] = lambda: "waited in vain",
 ) -> None:
+    """Poll a condition. Polls that cost much are rarer: what is waited for needs the processors, too."""
     limit = time.monotonic() + limit_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < limit, hint()
-        time.sleep(0.02)
+        now = time.monotonic()
+        assert now < limit, hint()
+        time.sleep(min(max(0.02, 2 * (now - began)), 0.5))
+        began = time.monotonic()
 
 
 @contextlib.contextmanager

@@ -130,6 +130,19 @@ def test_a_failpoint_ends_a_fork(place: Path) -> None:
         assert forked.returncode == status
 
 
+def test_a_fork_runs_what_a_host_runs_first(place: Path) -> None:
+    first = place / fork_server.FIRST
+    first.mkdir()
+    (first / "sitecustomize.py").write_text("import time\ntime.time = lambda: 5.0\n")
+    environment = os.environ | {"PYTHONPATH": str(first)}
+    connection = fork_server.server_connection()
+    assert connection is not None and connection.can_fork(environment)
+    command = [sys.executable, "-c", "import sys, time; print(time.time(), sys.stdin.read())"]
+    options: dict[str, Any] = {"env": environment, "input": b"text", "capture_output": True}
+    executed = subprocess.run(command, check=False, **options)
+    assert fork_server.run(command, **options).stdout == executed.stdout == b"5.0 text\n"
+
+
 def test_the_processes_of_up_are_its_children(host: Host) -> None:
     up = host.up()
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children")

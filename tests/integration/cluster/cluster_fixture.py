@@ -12,6 +12,7 @@ from typing import Any
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import free_ports
 from headrace.testing.waiting import wait_for
+from tests import fork_server
 from tests.integration.cli.host import Host, Up, wait_until
 from tests.integration.persist.conftest import Writer, tree_of
 
@@ -115,9 +116,10 @@ class ClusterFixture:
             up.process.wait(10)
 
 
-def run_first(host: Host, program: str) -> None:
-    """Every Python process of the host runs it before all else: such as another clock. Before the host is up."""
-    folder = host.base / "first"
+def run_first(host: Host, program: str, *, in_forks: bool = False) -> None:
+    """Every Python process of the host runs it before all else: such as another clock. Before the host is up.
+    in_forks: a process of which all modules are imported may run it (`tests/fork_server.py`)."""
+    folder = host.base / (fork_server.FIRST if in_forks else "first")
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(program)
     host.environment["PYTHONPATH"] = str(folder)
