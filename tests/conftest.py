@@ -19,6 +19,7 @@ from anyio.pytest_plugin import get_runner
 from hypothesis import HealthCheck, settings
 
 from headrace.config import load
+from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from headrace.vfs.brokered import broker_registry
 from tests import service_logs
 
@@ -55,6 +56,7 @@ NO_WARNINGS = ("unit", "conformance", "model", "security")
 NO_WARNINGS_OF_SERVICES = (
     "integration/bench",
     "integration/cli",
+    "integration/exclusive",
     "integration/fuse",
     "integration/models",
     "integration/node",
@@ -108,6 +110,17 @@ def needs_root() -> None:
 @pytest.fixture(scope="session")
 def needs_fuse() -> None:
     """Mark a test of which a fixture mounts."""
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[S3Server]:
+    """Run one SeaweedFS for all tests of this process: several would take processor time all the while. A test writes
+    below a prefix of its own, or to a bucket of its own."""
+    try:
+        with seaweedfs_s3() as server:
+            yield server
+    except ServerMissing as error:
+        pytest.skip(str(error))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,10 +13,10 @@ import pytest
 
 from headrace.store import index_checkpoint
 from headrace.store.checksum import block_checksum
-from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
+from tests.integration.cli.conftest import MakeHost, host, make_host
 from tests.integration.cli.host import wait_until
 
-__all__ = ["MakeHost", "host", "make_host", "seaweed"]
+__all__ = ["MakeHost", "host", "make_host"]
 
 SHUTDOWN = 0x8004587D  # FS_IOC_SHUTDOWN of ext4 and xfs; linux/fs.h
 SHUTDOWN_WITHOUT_LOG = 2

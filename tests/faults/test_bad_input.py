@@ -33,6 +33,7 @@ def refused(host: Host, status: int, *words: object, says: tuple[str, ...], cach
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_origins(host: Host) -> None:
     mount = host.mount
     refused(host, 2, "s4://bucket/x", mount, says=("s4://", "unknown scheme", "s3"))
@@ -43,6 +44,7 @@ def test_origins(host: Host) -> None:
     refused(host, 12, "s3://bucket/x", mount, says=("s3://bucket/x", "no credentials", "access_key_id"))
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_an_object_store_that_says_no(make_host: MakeHost, seaweed: S3Server) -> None:
     host = make_host(origin_timeout_s=3)
     good = seaweed.options()
@@ -105,6 +107,7 @@ def test_cache_folders(host: Host, make_disk: MakeDisk) -> None:
     refused(host, 2, host.truth, host.mount, cache=cache(host.cache, "many"), says=("'many'", "500GiB"))
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_a_cache_folder_of_another_node(host: Host) -> None:
     up = host.up()
     host.ok("load")
@@ -123,6 +126,7 @@ def test_a_cache_folder_of_another_node(host: Host) -> None:
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
 def test_a_cache_folder_larger_than_its_disk_is_used_as_far_as_it_goes(
     make_host: MakeHost, make_disk: MakeDisk
 ) -> None:

@@ -30,6 +30,7 @@ def host(make_host: MakeHost) -> Host:
     return host
 
 
+@pytest.mark.expected_warnings("passthrough refused", "request failed", "Traceback")
 def test_a_disk_that_answers_nothing_but_eio(host: Host, make_disk: MakeDisk) -> None:
     disk = make_disk(host.cache / "files", f"ext4:{64 * MIB}")
     up = host.up()
@@ -88,6 +89,7 @@ def test_a_disk_that_becomes_read_only(host: Host, make_disk: MakeDisk) -> None:
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
 def test_a_disk_that_others_fill_up_and_clear(host: Host, make_disk: MakeDisk) -> None:
     disk = make_disk(host.cache, "tmpfs:64m")
     up = host.up()
@@ -113,6 +115,13 @@ def test_a_disk_that_others_fill_up_and_clear(host: Host, make_disk: MakeDisk) -
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings(
+    "the capacity exceeds the disk",
+    "is limited to its disk",
+    "passthrough refused",
+    "request failed",
+    "Traceback",
+)
 def test_index_and_files_on_a_disk_that_dies(host: Host, make_disk: MakeDisk) -> None:
     """All is lost that was cached; what is read is an error or right; `down` ends it; another folder takes over."""
     disk = make_disk(host.cache, f"ext4:{64 * MIB}")

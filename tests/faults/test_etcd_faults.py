@@ -46,6 +46,7 @@ def well(cluster: ClusterFixture, count: int) -> Callable[[], bool]:
     )
 
 
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again")
 def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(3)
     cluster.hosts[0].assert_right()
@@ -65,6 +66,7 @@ def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: Etc
         host.assert_right()
 
 
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again")
 def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(2)
     own_etcd.signal(signal.SIGSTOP)
@@ -85,6 +87,7 @@ def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_
         host.assert_right()
 
 
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "the lease was lost")
 def test_etcd_loses_its_data(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(2)
     extra = cluster.base / "extra"
@@ -119,6 +122,9 @@ def test_a_node_that_was_killed_takes_its_place_again(cluster: ClusterFixture) -
         member.assert_right()
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable", "etcd is available again", "this node is not in the cluster"
+)
 def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(
     cluster: ClusterFixture, own_etcd: EtcdServer
 ) -> None:
@@ -156,6 +162,7 @@ def log_of(host: Host) -> str:
     return "".join(path.read_text() for path in host.run_folder.glob("*.log"))
 
 
+@pytest.mark.expected_warnings("etcd is unavailable", "node did not start")
 def test_without_etcd_a_node_does_not_start(tmp_path: Path, own_etcd: EtcdServer) -> None:
     cluster = ClusterFixture(tmp_path, own_etcd.address)
     try:

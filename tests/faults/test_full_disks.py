@@ -19,6 +19,7 @@ from hashlib import sha256
 
 import pytest
 
+from tests import fork_server
 from tests.faults.conftest import Disk, MakeDisk, MakeHost
 from tests.integration.cli.host import MIB, Host, Up, wait_until
 
@@ -126,6 +127,13 @@ def kill_something(host: Host, up: Up, chance: random.Random) -> Up:
     return up
 
 
+@pytest.mark.expected_warnings(
+    "the capacity exceeds the disk",
+    "is limited to its disk",
+    "a cache disk is full",
+    "a cache disk has space again",
+    "a change was not persisted, retrying later",
+)
 @pytest.mark.parametrize("number", range(EXAMPLES))
 def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, number: int) -> None:
     """The origin is away from the first byte on; every other round somebody else has filled most of the disk."""
@@ -160,6 +168,12 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     host.assert_right()
 
 
+@pytest.mark.expected_warnings(
+    "the capacity exceeds the disk",
+    "is limited to its disk",
+    "a cache disk is full",
+    "a cache disk has space again",
+)
 @pytest.mark.parametrize("io", ["passthrough", "noopen"])
 def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk: MakeDisk, io: str) -> None:
     """Others fill the disk to the last block; a file is larger than all of it; several read at one time."""
@@ -176,14 +190,14 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
             done.result()
     wait_until(lambda: host.status()["cache"]["disks_full"] == [str(host.cache)])
     assert host.status()["cache"]["spilled_bytes"] > 0
-    shown = subprocess.run(
+    shown = fork_server.run(
         [sys.executable, "-c", BY_LIBRARY.format(names=host.names())],
         env=host.environment,
         stdout=subprocess.PIPE,
         text=True,
         timeout=60,
-        check=True,
     )
+    shown.check_returncode()
     assert shown.stdout.split() == [
         sha256((host.truth / name).read_bytes()).hexdigest() for name in host.names()
     ]
@@ -192,6 +206,7 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
     host.assert_right("0.tar", "small/1")
 
 
+@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
 @pytest.mark.parametrize("io", ["passthrough", "noopen"][: max(1, EXAMPLES - 1)])
 def test_a_capacity_as_large_as_the_disk(make_host: MakeHost, make_disk: MakeDisk, io: str) -> None:
     """Whoever reads holds the space of what is evicted for it, so it comes a moment later."""

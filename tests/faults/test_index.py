@@ -65,6 +65,7 @@ def host_with_files(make_host: MakeHost, count: int) -> Host:
     return host
 
 
+@pytest.mark.expected_warnings("the index is corrupt")
 @pytest.mark.parametrize(("damages", "files"), [(WHOLE, 60), (PAGES, 300)], ids=["whole", "pages"])
 def test_damaged_after_an_end_in_order(make_host: MakeHost, damages: list[Damage], files: int) -> None:
     host = host_with_files(make_host, files)
@@ -81,6 +82,7 @@ def test_damaged_after_an_end_in_order(make_host: MakeHost, damages: list[Damage
         up_and_right(host, expected_aside=damage in WHOLE and damage is not gone)
 
 
+@pytest.mark.expected_warnings("the index is corrupt")
 def test_damaged_after_a_kill(make_host: MakeHost) -> None:
     host = host_with_files(make_host, 300)
     up = host.up()

@@ -36,6 +36,7 @@ def spoiled(make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy) -> Host:
     return host
 
 
+@pytest.mark.expected_warnings("the origin sent wrong bytes")
 def test_a_cold_epoch_through_a_bad_link_leaves_right_bytes(spoiled: Host, proxy: FaultProxy) -> None:
     """Small files are right when they are read first; large ones, read as they come, when they are whole."""
     proxy.flip_share = 0.3
@@ -55,6 +56,7 @@ def test_a_cold_epoch_through_a_bad_link_leaves_right_bytes(spoiled: Host, proxy
     spoiled.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("a complete file that may be wrong is dropped")
 def test_what_never_comes_right_is_an_error_that_says_so(spoiled: Host, proxy: FaultProxy) -> None:
     proxy.flip_share = 1.0
     row = spoiled.read("small-1")["small-1"]

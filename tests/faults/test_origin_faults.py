@@ -86,6 +86,7 @@ def test_a_few_faults_are_not_seen_by_a_reader(faulty: Host, proxy: FaultProxy) 
     faulty.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("node did not start")
 @pytest.mark.parametrize("mode", ["500", "503", "close", "hang"])
 def test_up_on_an_origin_that_fails(make_host: MakeHost, proxy: FaultProxy, mode: str) -> None:
     host = make_host(origin_timeout_s=TIMEOUT_S)
@@ -123,6 +124,7 @@ def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost,
     host.assert_nothing_left()
 
 
+@pytest.mark.expected_warnings("the origin is unavailable, the old listing stays in use")
 def test_a_node_killed_while_its_origin_is_away_starts_again(faulty: Host, proxy: FaultProxy) -> None:
     """What is cached is served by the new node; the rest, as soon as the origin is back."""
     proxy.mode = "close"

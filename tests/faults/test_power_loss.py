@@ -23,6 +23,7 @@ from headrace.testing.servers import S3Server
 from tests.faults import acknowledged_writer
 from tests.faults.acknowledged_writer import LOOSE, Tree, replay
 from tests.faults.conftest import Disk, MakeDisk, MakeHost, set_boot_id
+from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import MIB, Host, wait_until
 from tests.integration.persist.conftest import HIDDEN, Writer, settled, tree_of
 
@@ -111,6 +112,7 @@ def has_written(writer: subprocess.Popen[bytes], log: Path) -> bool:
     return lines(log) >= CHANGES or writer.poll() is not None
 
 
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 @pytest.mark.timeout(60 * EXAMPLES)
 @pytest.mark.parametrize("top", ["", "out/"])
 @pytest.mark.parametrize("delay_s", [0.2, 30])
@@ -167,7 +169,9 @@ class Writing:
             self._words.append("without-library")
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(self._words, stderr=subprocess.PIPE, env=self._environment)
+        self._process: subprocess.Popen[bytes] = ForkingPopen(
+            self._words, stderr=subprocess.PIPE, env=self._environment
+        )
         return self._process
 
     def __exit__(self, *_: object) -> None:
@@ -175,6 +179,7 @@ class Writing:
         self._process.communicate()
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 @pytest.mark.timeout(90)
 def test_what_somebody_else_changed_meanwhile_is_a_conflict(
     make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None

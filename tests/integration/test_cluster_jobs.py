@@ -36,6 +36,7 @@ from headrace.wire.messages import (
     Request,
     Welcome,
 )
+from tests.fork_server import forking
 from tests.unit.jobs.many_runners import CountingOrigin, JobClusterFixture, Runner
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,12 +59,13 @@ class SocketJobCluster(JobClusterFixture):
         return process.returncode, out.decode(), err.decode()
 
     async def begin(self, node: str, *words: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace", *words, "--socket", self.sockets[node]),
-            env=self.environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        with forking():
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "headrace", *words, "--socket", self.sockets[node]),
+                env=self.environment,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
 
     async def json(self, node: str, *words: str) -> Any:
         status, out, err = await self.headrace(node, *words, "--json")

@@ -4,10 +4,11 @@ becomes the other user when it has imported what it needs."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests import fork_server
 
 WALK = """
 result = []
@@ -72,7 +73,7 @@ def as_user(uid: int, program: str, *, imports: str = "", **given: object) -> An
             program,
         ]
     )
-    ended = subprocess.run(
+    ended = fork_server.run(
         [sys.executable, "-c", text + "\nprint(json.dumps(result))"],
         input=json.dumps(given),
         cwd="/",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.integration.cli.host import MIB, Host, Up, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(100)]
@@ -140,7 +140,7 @@ def test_a_file_is_compared_before_it_is_opened_first(host: Host) -> None:
     host.assert_right(*of_reader["mount"])
     host.assert_right(*of_reader["mapped"], mode="mmap")
     words = [sys.executable, "-c", BY_LIBRARY, str(host.truth), *of_reader["library"]]
-    subprocess.run(words, env=host.environment, check=True, timeout=30)
+    fork_server.run(words, env=host.environment, timeout=30).check_returncode()
     url = str(host.start("webhdfs", "--address", "127.0.0.1:0").wait_ready()["url"])
     for name in of_reader["gateway"]:
         assert got(f"{url}/webhdfs/v1/{name}?op=OPEN&user.name=root") == (host.truth / name).read_bytes()

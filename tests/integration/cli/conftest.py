@@ -1,4 +1,4 @@
-"""A host a test, and one SeaweedFS for all of them."""
+"""A host a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from tests.integration.cli.host import Host
 
 MakeHost = Callable[..., Host]
@@ -36,12 +35,3 @@ def host(make_host: MakeHost) -> Host:
     host.put("large.tar", (5 << 20) + 321)
     host.put("empty", 0)
     return host
-
-
-@pytest.fixture(scope="session")
-def seaweed() -> Iterator[S3Server]:
-    try:
-        with seaweedfs_s3() as server:
-            yield server
-    except ServerMissing as error:
-        pytest.skip(str(error))

@@ -1,14 +1,17 @@
-"""Provide one etcd for all tests, and a cluster for each test."""
+"""Provide one etcd and one moto for all tests, and a cluster for each test."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.testing.etcd import EtcdServer, etcd_server
-from headrace.testing.servers import ServerMissing
+from headrace.testing.servers import S3Server, ServerMissing, http_status, s3_store
+from tests.emulators import moto_s3
 
 from .cluster_fixture import ClusterFixture
 
@@ -22,6 +25,24 @@ def etcd() -> Iterator[EtcdServer]:
             yield server
     except ServerMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Server]:
+    try:
+        with moto_s3() as server:
+            yield server
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def moto_bucket(moto: S3Server) -> S3Server:
+    """Create a bucket of moto for one test."""
+    bucket = f"bucket-{os.urandom(4).hex()}"
+    assert http_status(int(moto.endpoint.rpartition(":")[2]), "PUT", f"/{bucket}") == 200
+    store = s3_store(moto.endpoint, bucket, moto.access_key, moto.secret_key)
+    return replace(moto, bucket=bucket, store=store)
 
 
 @pytest.fixture(autouse=True)

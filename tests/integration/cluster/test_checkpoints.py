@@ -75,6 +75,7 @@ def told(host: Host, code: str, *words: object) -> dict[str, bool]:
     return answers
 
 
+@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 @pytest.mark.parametrize(("door", "take_over_s"), [("mount", 8), ("headrace", NEVER_S)])
 def test_a_checkpoint_outlives_the_node_that_saved_it(
     make_cluster: MakeCluster, door: str, take_over_s: int

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from headrace.overlay.snapshot import EntryType, entry_type_of
 from headrace.overlay.upper import Upper
+from tests import fork_server
 from tests.integration.cli.host import Host
 from tests.integration.cluster.cluster_fixture import replica_names, same_everywhere
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
@@ -118,7 +118,7 @@ def test_what_is_persisted_is_copied_no_more(make_cluster: MakeCluster) -> None:
 
 
 LOOKER = """
-import hashlib, select
+import hashlib, select, time
 large = open('large', 'rb', buffering=0)
 first = os.read(large.fileno(), 1000)
 wrong, looks = [], 0
@@ -134,12 +134,14 @@ while not select.select([sys.stdin], [], [], 0)[0]:
             except OSError as error:
                 result[path] = errno.errorcode[error.errno]
     wrong += [sorted(set(result.items()) ^ set(expected.items()))] if result != expected else []
+    time.sleep(0.01)
 rest = large.read()
 while more := large.read(): rest += more
 print(json.dumps([looks, wrong[:3], hashlib.sha256(first + rest).hexdigest()]))
 """
 
 
+@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: MakeCluster) -> None:
     """From its death until its copies are gone, too: no name goes, and an open file is read to its end."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
@@ -172,6 +174,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 def test_a_writer_that_dies_loses_nothing(make_cluster: MakeCluster) -> None:
     """Killed right after close; another node persists its files, and back again it has nothing to add."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
@@ -207,6 +210,12 @@ os.unlink('low/b')
     assert len(tree_of(cluster.truth)) == len(expected)
 
 
+@pytest.mark.expected_warnings(
+    "a node left the cluster, this replica persists its files",
+    "changes were not replicated, retrying",
+    "no replica is available, the file is persisted first",
+    "this node's record was deleted",
+)
 def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_cluster: MakeCluster) -> None:
     """It hung until another node had persisted its files in its place, and goes on with the same ones."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
@@ -260,6 +269,7 @@ def test_a_holder_that_dies_is_replaced(make_cluster: MakeCluster) -> None:
     holder.close()
 
 
+@pytest.mark.expected_warnings("no replica is available, the file is persisted first")
 def test_alone_the_origin_has_it_instead(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S)
     cluster.start(1)
@@ -269,6 +279,11 @@ def test_alone_the_origin_has_it_instead(make_cluster: MakeCluster) -> None:
     assert (cluster.truth / "d").is_dir()
 
 
+@pytest.mark.expected_warnings(
+    "a node left the cluster, this replica persists its files",
+    "changes were not replicated, retrying",
+    "no replica is available, the file is persisted first",
+)
 @pytest.mark.parametrize("step", (*STEPS, *(MORE_STEPS if EXAMPLES > 1 else ())))
 def test_the_holder_dies_at_a_step_after_the_writer(
     make_cluster: MakeCluster, tmp_path: Path, step: str
@@ -303,6 +318,7 @@ def test_the_holder_dies_at_a_step_after_the_writer(
     assert tree_of(cluster.truth) == expected
 
 
+@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_a_writer_dies_while_it_writes(make_cluster: MakeCluster, seed: int) -> None:
     """Whatever was acknowledged before is at the origin afterwards, whole; what was being written, perhaps."""
@@ -362,6 +378,7 @@ with files.open("/d/large", "wb") as out:
 files.pipe({{"/d/small": b"small"}})
 files.mv("/d/small", "/d/moved")
 """
-    subprocess.run([sys.executable, "-c", code], env=writer.environment, check=True, timeout=60)
+    done = fork_server.run([sys.executable, "-c", code], env=writer.environment, timeout=60)
+    assert done.returncode == 0
     assert_copied(cluster, writer)
     assert Writer(writer.mount).tree().keys() == {"d", "d/large", "d/moved"}

@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
-from tests.emulators import fake_gcs, moto_s3
+from tests.emulators import fake_gcs
 from tests.event_services import pubsub
 from tests.integration.cli.host import Host, wait_until
 
@@ -49,7 +49,7 @@ class SqsFixture:
     def __init__(self, server: S3Server) -> None:
         keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
         self.client = boto3.client("sqs", endpoint_url=server.endpoint, **keys)
-        self.url = self.client.create_queue(QueueName="changes", Attributes={"VisibilityTimeout": "3"})[
+        self.url = self.client.create_queue(QueueName=server.bucket, Attributes={"VisibilityTimeout": "3"})[
             "QueueUrl"
         ]
         arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]
@@ -122,16 +122,15 @@ def change_and_watch(cluster: ClusterFixture, server: Any) -> list[float]:
     return times
 
 
-def test_by_sqs(make_cluster: MakeCluster, stack: ExitStack) -> None:
-    server = served(stack, moto_s3())
-    queue = SqsFixture(server)
-    server.put("d/first", b"x")
+def test_by_sqs(make_cluster: MakeCluster, moto_bucket: S3Server) -> None:
+    queue = SqsFixture(moto_bucket)
+    moto_bucket.put("d/first", b"x")
     cluster = make_cluster()
-    start(cluster, server, 2, "-o", f"events={queue.url}")
+    start(cluster, moto_bucket, 2, "-o", f"events={queue.url}")
     for host in cluster.hosts:
         assert os.listdir(host.mount / "d") == ["first"]
     wait_until(lambda: sum(len(events(host)["receivers"]) for host in cluster.hosts) == 1)
-    times = change_and_watch(cluster, server)
+    times = change_and_watch(cluster, moto_bucket)
     assert statistics.median(times) <= SEEN_WITHIN_S, times
     wait_until(lambda: queue.messages() == 0)
     assert (
@@ -148,18 +147,19 @@ def receiver_of(cluster: ClusterFixture) -> Host:
     return next(host for host in cluster.hosts if events(host)["receivers"])
 
 
-def test_another_node_receives_when_the_receiver_dies(make_cluster: MakeCluster, stack: ExitStack) -> None:
-    server = served(stack, moto_s3())
-    queue = SqsFixture(server)
-    server.put("d/first", b"x")
+def test_another_node_receives_when_the_receiver_dies(
+    make_cluster: MakeCluster, moto_bucket: S3Server
+) -> None:
+    queue = SqsFixture(moto_bucket)
+    moto_bucket.put("d/first", b"x")
     cluster = make_cluster()
-    start(cluster, server, 2, "-o", f"events={queue.url}")
+    start(cluster, moto_bucket, 2, "-o", f"events={queue.url}")
     for host in cluster.hosts:
         assert os.listdir(host.mount / "d") == ["first"]
     receiver = receiver_of(cluster)
     other = next(host for host in cluster.hosts if host is not receiver)
     receiver.close()
-    server.put("d/second", b"y")
+    moto_bucket.put("d/second", b"y")
     wait_until(lambda: len(events(other)["receivers"]) == 1)
     wait_until(lambda: sorted(os.listdir(other.mount / "d")) == ["first", "second"])
     wait_until(lambda: queue.messages() == 0)
@@ -167,17 +167,16 @@ def test_another_node_receives_when_the_receiver_dies(make_cluster: MakeCluster,
 
 @pytest.mark.expected_warnings("events of a mount can't be received")
 def test_a_queue_that_is_not_there_is_shown_and_the_mount_works(
-    make_cluster: MakeCluster, stack: ExitStack
+    make_cluster: MakeCluster, moto_bucket: S3Server
 ) -> None:
-    server = served(stack, moto_s3())
-    server.put("d/first", b"x")
+    moto_bucket.put("d/first", b"x")
     cluster = make_cluster()
-    start(cluster, server, 1, "-o", f"events={server.endpoint}/123456789012/nothing")
+    start(cluster, moto_bucket, 1, "-o", f"events={moto_bucket.endpoint}/123456789012/nothing")
     (host,) = cluster.hosts
     assert os.listdir(host.mount / "d") == ["first"]
     wait_until(lambda: events(host)["receivers"] and events(host)["receivers"]["/"]["error"])
     assert "QueueDoesNotExist" in events(host)["receivers"]["/"]["error"]
-    server.put("d/second", b"y")
+    moto_bucket.put("d/second", b"y")
     host.ok("sync", "/")
     assert sorted(os.listdir(host.mount / "d")) == ["first", "second"]
 
@@ -242,23 +241,26 @@ def test_by_pubsub(make_cluster: MakeCluster, stack: ExitStack) -> None:
     wait_until(lambda: subscription.unacknowledged == 0)
 
 
-def test_posts_of_event_grid_and_of_s3(make_cluster: MakeCluster, stack: ExitStack, tmp_path: Path) -> None:
+def test_posts_of_event_grid_and_of_s3(
+    make_cluster: MakeCluster, moto_bucket: S3Server, tmp_path: Path
+) -> None:
     """Duplicates and disorder are harmless, and what an event claims is not believed."""
-    server = served(stack, moto_s3())
-    server.put("d/first", b"x")
+    moto_bucket.put("d/first", b"x")
     (port,) = free_ports(1)
     token = tmp_path / "token"
     token.write_text("of-rest\n")
     token.chmod(0o600)
     cluster = make_cluster()
-    start(cluster, server, 1, rest_address=f"127.0.0.1:{port}", rest_token=token)
+    start(cluster, moto_bucket, 1, rest_address=f"127.0.0.1:{port}", rest_token=token)
     (host,) = cluster.hosts
     assert os.listdir(host.mount / "d") == ["first"]
-    server.put("d/second", b"y")
+    moto_bucket.put("d/second", b"y")
 
     def post(kind: str, key: str) -> None:
         object = {"key": key, "size": 1 << 60, "eTag": "f" * 32, "versionId": "forged"}
-        body = {"Records": [{"eventName": kind, "s3": {"bucket": {"name": server.bucket}, "object": object}}]}
+        body = {
+            "Records": [{"eventName": kind, "s3": {"bucket": {"name": moto_bucket.bucket}, "object": object}}]
+        }
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/events",
             data=json.dumps(body).encode(),

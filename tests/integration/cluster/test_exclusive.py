@@ -51,6 +51,7 @@ def test_others_see_names_and_bytes_that_are_not_persisted(make_cluster: MakeClu
     same(second, tree_of(cluster.truth))
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_a_second_node_is_refused_until_the_first_has_stopped(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(persist_delay_s=NEVER_S)
     holder = holder_of(cluster)

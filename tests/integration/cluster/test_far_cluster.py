@@ -207,6 +207,7 @@ def test_a_path_of_the_centre_is_an_origin_and_nothing_above_it(make_levels: Cal
         (host.mount / "../private/secret").resolve().read_bytes()
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_writes_are_refused(tmp_path: Path) -> None:
     base = tmp_path / "host"
     base.mkdir()
@@ -261,6 +262,7 @@ def test_a_mount_that_leads_back_is_refused(tmp_path: Path) -> None:
         ("headrace://127.0.0.1:1/data", ("-o", "certificates=/x", "-o", "allow_http=1"), "exclude"),
     ],
 )
+@pytest.mark.expected_warnings("node did not start")
 def test_a_wrong_origin_is_one_line(tmp_path: Path, url: str, words: tuple[str, ...], reason: str) -> None:
     base = tmp_path / "host"
     base.mkdir()

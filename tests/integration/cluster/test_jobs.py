@@ -12,6 +12,7 @@ from .conftest import MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
+FILES = 600
 
 
 def test_a_load_brings_each_byte_once_and_free_drops_all(cluster: ClusterFixture) -> None:
@@ -35,7 +36,7 @@ def test_a_load_brings_each_byte_once_and_free_drops_all(cluster: ClusterFixture
 
 def test_the_node_that_took_the_job_is_killed(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
-    for number in range(3000):
+    for number in range(FILES):
         cluster.put(f"d/{number % 7}/{number}", 20_000 + number % 100)
     cluster.start(3)
     left = cluster.hosts[1:]
@@ -51,8 +52,8 @@ def test_the_node_that_took_the_job_is_killed(make_cluster: MakeCluster) -> None
     row = left[1].json("job", "show", taken["id"])
     assert (row["state"], row["files_done"], row["files_total"], row["failed_files"]) == (
         "done",
-        3000,
-        3000,
+        FILES,
+        FILES,
         0,
     )
     before = cluster.origin(hosts=left)

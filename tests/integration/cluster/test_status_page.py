@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from headrace.testing.servers import S3Server
-from tests.emulators import moto_s3
 from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled
 
@@ -56,12 +55,6 @@ def printed(value: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-@pytest.fixture
-def s3() -> Iterator[S3Server]:
-    with moto_s3() as server:
-        yield server
-
-
 def configure(host: Host, server: S3Server) -> None:
     """Give the node a second mount, which has a queue of events. The queue need not exist."""
     path = host.base / "config/headrace/headrace.toml"
@@ -76,13 +69,13 @@ def configure(host: Host, server: S3Server) -> None:
 
 @pytest.mark.server("moto")
 @pytest.mark.expected_warnings("events of a mount can't be received")
-def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster, s3: S3Server) -> None:
+def test_the_page_has_the_fields_of_a_nodes_status(make_cluster: MakeCluster, moto_bucket: S3Server) -> None:
     cluster = make_cluster(write="off,/out=back:2", seal="auto")
     cluster.put("data/a", 50_000)
     cluster.put("data/b", 60_000)
     hosts = [cluster.add(), cluster.add()]
     for host in hosts:
-        configure(host, s3)
+        configure(host, moto_bucket)
         cluster.up(host)
     cluster.wait_members(2)
     wait_until(lambda: any(host.status()["events"]["receivers"] for host in hosts))

@@ -79,7 +79,7 @@ def test_others_see_what_is_not_persisted(cluster: ClusterFixture, two: tuple[Wr
         "os.rename('d', 'moved'); os.rename('low/new', 'low/newer')",
         "os.unlink('low/deep/c'); os.rmdir('low/deep')",
         "open('low/b', 'w').write('again'); os.unlink('empty')",
-        "os.mkdir('many')\nfor n in range(1000): open(f'many/{n}', 'w').write(str(n))",
+        "os.mkdir('many')\nfor n in range(300): open(f'many/{n}', 'w').write(str(n))",
     ):
         first.run(step)
         soon(second, first.tree())

@@ -32,18 +32,17 @@ class ByCoroutines:
         return getattr(self.fs, name)
 
 
+@pytest.fixture(scope="module")
+def door(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The file system of a node that persists in the background."""
+    with pytest.MonkeyPatch.context() as patch:
+        host = start(tmp_path_factory.mktemp("door"), patch, write="back")
+        yield fsspec.filesystem("headrace")
+        forget()
+        host.close()
+
+
 class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
-    """Over a node that persists in the background."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def door(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        with pytest.MonkeyPatch.context() as patch:
-            host = start(tmp_path_factory.mktemp("door"), patch, write="back")
-            yield fsspec.filesystem("headrace")
-            forget()
-            host.close()
-
     @pytest.fixture(params=["waiting", "coroutines"])
     def fs(self, door: Any, request: pytest.FixtureRequest) -> Any:
         if request.param == "waiting":

@@ -19,6 +19,7 @@ import pytest
 
 from headrace.base.errors import NotSupportedError, ReadOnlyError
 from headrace.vfs.local_vfs import LocalVfs
+from tests.fork_server import ForkingPopen
 from tests.integration.door.conftest import MakeDoor, Writer, left_in_work, settled, tree_of, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -179,9 +180,10 @@ stream.flush()
 print("ready", flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(
+    program: subprocess.Popen[bytes] = ForkingPopen(
         [sys.executable, "-c", code, str(nameless)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    )
+    with program as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.persist.conftest import MakeHost, Writer, host, make_host, seaweed, settled, tree_of
+from tests.integration.persist.conftest import MakeHost, Writer, host, make_host, settled, tree_of
 
-__all__ = ["MakeHost", "Writer", "host", "make_host", "seaweed", "settled", "tree_of"]
+__all__ = ["MakeHost", "Writer", "host", "make_host", "settled", "tree_of"]
 
 
 @pytest.fixture(autouse=True)

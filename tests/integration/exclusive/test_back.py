@@ -115,6 +115,7 @@ def test_removals_are_kept_when_the_directory_is_exclusive_no_more(host: Host) -
     assert set(assert_persisted(host)) == {"e", "e/b"}
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_a_file_that_only_the_cache_has_is_never_removed(host: Host) -> None:
     """In another mode clean files leave the layer. An exclusive directory would show them as removed."""
     start(host, "off,/out=back")
@@ -137,6 +138,7 @@ def test_no_clean_file_leaves_the_directory(host: Host) -> None:
     assert (host.truth / "out/f").read_bytes() == b"kept"
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 def test_another_writer_at_the_origin_loses_nothing(host: Host) -> None:
     start(host)
     out = Writer(host.mount / "out")
@@ -152,6 +154,7 @@ def test_another_writer_at_the_origin_loses_nothing(host: Host) -> None:
     assert len(kept) == 1 and (host.truth / "out" / kept[0]).read_bytes() == b"ours again"
 
 
+@pytest.mark.expected_warnings("no origin accepts a name")
 def test_a_name_that_no_origin_accepts_is_changed_and_the_status_has_it(host: Host) -> None:
     """A folder takes all names but those that its own uploads have."""
     start(host)

@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 FIRST = int(os.environ.get("HEADRACE_FIRST_SEED", "1"))
 PROGRAM = Path(__file__).with_name("changing_program.py")
-WORK_S = 4.0
+WORK_S, STEP_WORK_S = 4.0, 1.5
+PASSED = [step for step in STEPS if step != "persist.emptied"]
+"""Steps of an exclusive directory. No whiteout is left in it that a removal would have to empty."""
 
 
 def make(make_host: MakeHost, **settings: object) -> Host:
@@ -56,16 +58,17 @@ def check_end(host: Host, program: subprocess.Popen[bytes]) -> None:
     assert host.status()["write"]["conflicts"] == []
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", PASSED)
 def test_the_node_dies_at_a_step(make_host: MakeHost, tmp_path: Path, step: str) -> None:
     died = tmp_path / "died"
     host = make(make_host, failpoint=f"{step}:2:{died}")
     host.up()
-    program = begin(host, 7)
+    program = begin(host, 7, STEP_WORK_S)
     while program.poll() is None:
         check_whole(host)
         time.sleep(0.05)
     check_end(host, program)
+    assert died.exists()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + EXAMPLES))

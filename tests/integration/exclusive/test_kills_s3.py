@@ -81,6 +81,7 @@ def test_processes_die_over_an_object_store(make_host: MakeHost, seaweed: S3Serv
     for kill_s in sorted(chance.uniform(0.3, WORK_S) for _ in range(chance.randint(2, 4))):
         while time.monotonic() - begun_s < kill_s:
             bucket.check_whole()
+            time.sleep(0.05)
         role = chance.choice(("node", "node", "session", "all"))
         if role == "all":
             host.kill_all()
@@ -90,6 +91,7 @@ def test_processes_die_over_an_object_store(make_host: MakeHost, seaweed: S3Serv
             host.kill(role)
     while program.poll() is None:
         bucket.check_whole()
+        time.sleep(0.05)
     assert program.wait() == 0
     wanted = json.loads((host.base / "program.json").read_text())
     wait_until(lambda: Writer(host.mount / "out").tree() == wanted)

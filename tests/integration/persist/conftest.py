@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests import fork_server
-from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
+from tests.integration.cli.conftest import MakeHost, host, make_host
 from tests.integration.cli.host import Host, wait_until
 
-__all__ = ["MakeHost", "Writer", "host", "make_host", "seaweed", "settled", "tree_of", "wait_until"]
+__all__ = ["MakeHost", "Writer", "host", "make_host", "settled", "tree_of", "wait_until"]
 
 LIMIT_S = 40.0
 AWAY = 30

@@ -32,11 +32,12 @@ def start(host: Host, admit: str) -> None:
 
 
 def cached(host: Host, *names: str) -> list[str]:
-    return [name for name in names if host.json("stat", host.mount / name)["cached"] not in ("no", "0%")]
+    rows = zip(names, host.stats(*names), strict=True)
+    return [name for name, row in rows if row["cached"] not in ("no", "0%")]
 
 
 def whole(host: Host, *names: str) -> bool:
-    return all(host.json("stat", host.mount / name)["cached"] == "yes" for name in names)
+    return all(row["cached"] == "yes" for row in host.stats(*names))
 
 
 def drop_pages(host: Host) -> None:

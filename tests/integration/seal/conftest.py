@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import seaweed
 from tests.integration.cli.host import Host
 from tests.integration.seal.shared_origin import Origin
 
-__all__ = ["host", "hosts", "origin", "seaweed"]
+__all__ = ["host", "hosts", "origin"]
 
 
 @pytest.fixture

@@ -5,20 +5,21 @@ Everything is asked for by signed requests. What a test writes it puts below a p
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from headrace.testing.servers import S3Server, s3_store
 from tests.integration.cli.host import Host
 
 ACCESS, SECRET, REGION = "AKIATESTS", "a secret/with+signs", "us-east-1"
@@ -39,20 +40,9 @@ class S3:
         parts = urlsplit(self.url)
         return str(parts.hostname), int(parts.port or 0)
 
-    def client(self, **config: Any) -> Any:
-        """boto3's, which tries once."""
-        import boto3
-        from botocore.config import Config
-
-        settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}} | config
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            region_name=REGION,
-            aws_access_key_id=settings.pop("access", ACCESS),
-            aws_secret_access_key=settings.pop("secret", SECRET),
-            config=Config(**settings),
-        )
+    def client(self, number: int = 0, /, **config: str) -> Any:
+        """boto3's, which tries once. Each number has a client of its own."""
+        return make_client(self.url, number, tuple(sorted(config.items())))
 
     def environment(self) -> dict[str, str]:
         """Of a program that reads the usual variables."""
@@ -71,6 +61,25 @@ class S3:
             while piece := connection.recv(65536):
                 answer += piece
         return answer
+
+
+@functools.lru_cache(maxsize=32)
+def make_client(url: str, number: int, config: tuple[tuple[str, str], ...]) -> Any:
+    """Make one, which takes some 50 ms."""
+    import boto3
+    from botocore.config import Config
+
+    given = dict(config)
+    keys = given.pop("access", ACCESS), given.pop("secret", SECRET)
+    settings: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}}
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name=REGION,
+        aws_access_key_id=keys[0],
+        aws_secret_access_key=keys[1],
+        config=Config(**settings, **given),
+    )
 
 
 def fill(host: Host) -> Path:
@@ -118,13 +127,14 @@ def start(host: Host) -> str:
 
 
 @pytest.fixture(scope="module")
-def origin(needs_root: None) -> Iterator[S3Server]:
-    """An object store of its own for a module."""
-    try:
-        with seaweedfs_s3() as server:
-            yield server
-    except ServerMissing as missing:
-        pytest.skip(f"server: {missing}")
+def origin(needs_root: None, seaweed: S3Server) -> S3Server:
+    """A bucket of its own for a module. The first object that is put creates it."""
+    bucket = f"door-{os.urandom(4).hex()}"
+    store = s3_store(seaweed.endpoint, bucket, seaweed.access_key, seaweed.secret_key)
+    origin = replace(seaweed, bucket=bucket, store=store)
+    origin.put(".ready", b"")
+    origin.delete(".ready")
+    return origin
 
 
 @pytest.fixture(scope="session")

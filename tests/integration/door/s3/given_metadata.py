@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,19 @@ def start_gateway(origin: S3Server, base: Path, **settings: object) -> S3:
 
 def origin_client(origin: S3Server) -> tuple[Any, str]:
     """A client of the origin itself, and the bucket."""
-    options = origin.options()
-    client = boto3.client(
+    return _client_of(origin.endpoint, origin.access_key, origin.secret_key), origin.bucket
+
+
+@functools.lru_cache(maxsize=8)
+def _client_of(endpoint: str, access_key: str, secret_key: str) -> Any:
+    return boto3.client(
         "s3",
-        endpoint_url=options["endpoint"],
+        endpoint_url=endpoint,
         region_name="us-east-1",
-        aws_access_key_id=options["access_key_id"],
-        aws_secret_access_key=options["secret_access_key"],
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
         config=Config(s3={"addressing_style": "path"}),
     )
-    return client, origin.url().split("/")[2]
 
 
 def given_fields(answer: dict[str, Any]) -> dict[str, Any]:

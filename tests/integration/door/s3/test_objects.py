@@ -79,7 +79,7 @@ def test_many_readers_at_once_of_what_is_not_cached(s3: S3) -> None:
     wrong: list[str] = []
 
     def read(n: int) -> None:
-        client = s3.client()
+        client = s3.client(n)
         for round_ in range(3):
             start = (n * 1_000_003 + round_ * 7_777_777) % len(truth)
             data = client.get_object(Bucket=READ, Key="cold.tar", Range=f"bytes={start}-")["Body"].read()
@@ -116,7 +116,7 @@ def test_a_put_replaces_whole_and_its_etag_follows(client: Any) -> None:
 
 def test_who_reads_keeps_the_version_that_was_opened(s3: S3) -> None:
     old, new = data_of(8 << 20, 1), data_of(8 << 20, 2)
-    client, other = s3.client(), s3.client()
+    client, other = s3.client(), s3.client(1)
     client.put_object(Bucket=WRITE, Key="open", Body=old)
     stream = client.get_object(Bucket=WRITE, Key="open")["Body"]
     begin = stream.read(1000)
@@ -161,7 +161,7 @@ def test_of_many_who_make_a_key_one_does(s3: S3) -> None:
 
     def make(n: int) -> None:
         try:
-            s3.client().put_object(Bucket=WRITE, Key="race", Body=b"%d" % n, IfNoneMatch="*")
+            s3.client(n).put_object(Bucket=WRITE, Key="race", Body=b"%d" % n, IfNoneMatch="*")
             outcomes.append(str(n))
         except ClientError as error:
             outcomes.append(error.response["Error"]["Code"])
