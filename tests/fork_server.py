@@ -311,11 +311,18 @@ def _start_server(server: str) -> Connection | None:
             pass_fds=[server_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, _AREA: "-" * _AREA_BYTES} | (_ONE_THREAD if server == TORCH else {}),
+            env=_environment_of(server),
         )
     is_ready = own_end.recv(64) == b"ready"  # not in a machine that refuses prctl(PR_SET_MM)
     process.returncode = 0 if is_ready else process.wait()  # nobody waits: it ends with this process
     return Connection(own_end, program_settings(dict(os.environ))) if is_ready else None
+
+
+def _environment_of(server: str) -> dict[str, str]:
+    """Return the environment of a server: without what makes it a process of the host that is the first to use it, as
+    it would end with that."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return own | {_AREA: "-" * _AREA_BYTES} | (_ONE_THREAD if server == TORCH else {})
 
 
 # ---------------------------------------------------------------- in the server
