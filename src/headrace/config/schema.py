@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
@@ -51,8 +52,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Annotated[
         list[CacheVolume],
         Meta(
-            description="Directories for cache files, each DIR:SIZE[:TIER[:WRITES_A_DAY]]. The first one also has the "
-            "index and written files."
+            description="Directories for cache files, each DIR:SIZE[:TIER[:WRITES_A_DAY]]. The first one that is not "
+            "in memory also has the index and written files."
         ),
     ]
     run_folder: Annotated[
@@ -396,11 +397,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_volumes(self.cache)
+        force_setattr(self, "cache", _disk_first(self.cache))
         if self.cache[0].tier == MEMORY and WriteModes.parse(self.write).any:
             raise UsageError(
                 f"cache {self.cache[0].folder}",
-                why="written files lie in the first directory, and memory loses them at a restart",
-                hint="name a directory on a disk first",
+                why="written files need a directory on a disk: memory loses them at a restart",
+                hint="name one, too",
             )
         _one_of("eviction_policy", self.eviction_policy, POLICIES)
         _one_of("log_level", self.log_level, LOG_LEVELS)
@@ -497,6 +499,12 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
     directories = [os.path.realpath(volume.folder) for volume in volumes]
     if len(set(directories)) < len(directories):
         raise UsageError("cache directories", why="one is named twice")
+
+
+def _disk_first(volumes: list[CacheVolume]) -> list[CacheVolume]:
+    """Return the volumes, of which the first has what must outlive a restart of the host: it is the first on a disk."""
+    home = next((volume for volume in volumes if volume.tier != MEMORY), volumes[0])
+    return [home, *(volume for volume in volumes if volume is not home)]
 
 
 def _check_write(config: Config) -> None:

@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def is_whole(store: Store, id: FileId) -> bool:
-    """Return whether the cache has the bytes of a file, on a disk."""
+    """Return whether the cache has the bytes of a file where they outlive a restart of the host."""
     cached = store.index.cached(id)
     return (
         cached is not None
         and cached.trusted
-        and store.volumes[cached.volume] is not store.spill
+        and store.space.tiered.outlives_restart(store.volumes[cached.volume])
         and store.holds(cached)
     )
 

@@ -33,6 +33,7 @@ from headrace.base.model import Entry, FileId, Kind
 from headrace.base.sizes import show_size
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.files import FileWork, LoadJob
+from headrace.jobs.leave_memory import leave_memory
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.progress import JobProgress, count_verified, each_file
 from headrace.jobs.sealed_checksum import stored_checksum
@@ -228,6 +229,7 @@ class Sealing:
                     progress.files_done += 1
                     progress.bytes_done += entry.version.size_bytes
                 else:
+                    self._store.sealed.leave_memory(entry.id)
                     needed += allocated_bytes(entry.version.size_bytes)
                     write_row(out, encoder.encode((path, entry)))
         return needed
@@ -262,7 +264,7 @@ class Sealing:
         async def load(entry: Entry) -> int:
             size_bytes = await self._files.load(entry, job=LoadJob("seals"))
             if size_bytes and not self.is_whole(entry):
-                raise NoSpaceError("seal", why="no disk of the cache has room for the file")
+                await leave_memory(self._store, entry.id)
             return size_bytes
 
         await each_file(files(), load, progress)

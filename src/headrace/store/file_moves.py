@@ -71,11 +71,15 @@ class MoveCounts:
 
 
 class FileMoves:
-    """The moves of a store; one batch at a time. low, high: shares of a volume's capacity as in SpaceRules. Any thread
-    may call the methods. The caller reports evictions afterwards, in the thread of `CacheSpace`."""
+    """The moves of a store; one batch at a time. low, high: shares of a volume's capacity as in SpaceRules. is_on:
+    whether files are moved at all. Any thread may call the methods. The caller reports evictions afterwards, in the
+    thread of `CacheSpace`."""
 
-    def __init__(self, files: FileRegistry, space: CacheSpace, *, low: float, high: float) -> None:
+    def __init__(
+        self, files: FileRegistry, space: CacheSpace, *, low: float, high: float, is_on: bool
+    ) -> None:
         self.counts = MoveCounts()
+        self.is_on = is_on
         self._files = files
         self._space = space
         self._accounts = files.accounts
@@ -212,21 +216,21 @@ class FileMoves:
 
     def choose_misplaced(self, ids: Iterable[FileId]) -> list[FileMove]:
         """Choose those of some files that lie where they may not, up to a full batch: the last file that was looked at
-        is its last one then. A file without a place is deleted, if it is not pinned. Sealed files, and those being
-        filled, stay."""
+        is its last one then. A file without a place is deleted, if it is neither pinned nor sealed. Files that
+        are being filled stay, and so do sealed ones on a disk."""
         unplaced: list[FileId] = []
         with self._batch() as moves:
             for cached in self._records(ids):
                 if is_full(moves):
                     break
                 volume = self._files.volumes[cached.volume]
-                is_fixed = cached.id in self._accounts.sealed or self._files.is_open(cached.id)
+                is_fixed = self._tiered.is_sealed_at(cached) or self._files.is_open(cached.id)
                 if is_fixed or cached.superseded or not self._tiered.is_misplaced(cached.id, volume):
                     continue
                 target = self._place_for(cached) if _is_movable(cached) else None
                 if target is not None:
                     moves.append(self._begin(FileMove(cached, target)))
-                elif not cached.pinned:
+                elif not cached.pinned and cached.id not in self._accounts.sealed:
                     unplaced.append(cached.id)
             self._drop(unplaced)
         return moves
@@ -344,7 +348,7 @@ class FileMoves:
         """Return the record of a file at its new place; None if it has to stay, or is another one by now."""
         id = move.cached.id
         current = self._files.index.cached(id)
-        if current is None or id in self._accounts.sealed or self._accounts.is_reserved(id):
+        if current is None or self._tiered.is_sealed_at(current) or self._accounts.is_reserved(id):
             return None
         if move.sinks and current.pinned:  # the pin came during the copy
             return None

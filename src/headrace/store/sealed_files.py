@@ -61,6 +61,13 @@ class SealedFiles:
         with self._lock:
             self._ids.add(ids)
 
+    def leave_memory(self, id: FileId) -> None:
+        """Let a file that is kept for a seal soon be moved to a disk, if it lies in a memory tier."""
+        with self._files.lock:
+            cached = self._files.index.cached(id)
+            if cached is not None:
+                self._files.accounts.tiered.note_placed(id, self._files.volumes[cached.volume])
+
     def renew(self) -> None:
         """Read from the disk the files that seals need, and release all others. Released files without a name are
         evicted first from now on. Blocks: the ids of all seals are read."""

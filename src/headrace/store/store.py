@@ -78,7 +78,7 @@ class Store:
         """Known before anything can be evicted."""
         self.space = CacheSpace(self._files, self.disks, spill, rules)
         self.verifier = FileVerifier(self._files, self.space)
-        self.moves = FileMoves(self._files, self.space, low=rules.low, high=rules.high)
+        self.moves = FileMoves(self._files, self.space, low=rules.low, high=rules.high, is_on=rules.sinks)
         self._lock = self._files.lock
         self._sync_failed = self._closed = False
 

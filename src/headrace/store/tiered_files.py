@@ -1,5 +1,8 @@
 """Know the tiers of a node's volumes, where each file may lie, and which files are used in a slower tier than they
-might. Its methods cost nothing on a node with one tier."""
+might. Its methods cost nothing on a node with one tier.
+
+Sealed files lie on disks, because a seal outlives a restart of the host and files in memory don't.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from functools import partial
 from headrace.base.clock import monotonic_s
 from headrace.base.model import FileId
 from headrace.base.priority import Priority
+from headrace.base.tiers import MEMORY, TIERS
 from headrace.store.groups import SpaceDivision
+from headrace.store.schema import CachedFile
+from headrace.store.sealed_ids import SealedIds
 from headrace.store.tier_choice import TierChoice, tiers_below
 from headrace.store.volume import SPILL, Volume
 
@@ -19,14 +25,17 @@ MISPLACED_MAX = 65536
 
 
 class TieredFiles:
-    """The tiers of a store. volumes: by number. choice: what it knows of each file. Called under the store's lock.
+    """The tiers of a store. volumes: by number. sealed: the files of seals. choice: what it knows of each file. Called
+    under the store's lock.
 
-    order: the tiers of the disks, in the order of the configuration; files without a rule prefer the first one.
+    disks: the fastest tier first. order: their tiers; files without a rule prefer the first one.
     """
 
-    def __init__(self, volumes: Sequence[Volume], division: SpaceDivision) -> None:
-        self.disks = [volume for volume in volumes if volume.tier != SPILL]
+    def __init__(self, volumes: Sequence[Volume], division: SpaceDivision, sealed: SealedIds) -> None:
+        self.disks = sorted((volume for volume in volumes if volume.tier != SPILL), key=_speed)
         self.order = tuple(dict.fromkeys(volume.tier for volume in self.disks))
+        self._lasting = tuple(tier for tier in self.order if tier != MEMORY) or self.order
+        self._sealed = sealed
         self.choice = TierChoice()
         self.misplaced = deque[FileId](maxlen=MISPLACED_MAX)
         """Files that lie where they may not: they came by a rename, or the policy changed while they were filled."""
@@ -42,8 +51,13 @@ class TieredFiles:
         here."""
         if not self.is_tiered:
             return self.order
+        tiers = self._lasting if id in self._sealed else self.order
         allowed = self._division.tiers_of(id)
-        return tuple(tier for tier in allowed if tier in self.order) or self.order
+        return tuple(tier for tier in allowed if tier in tiers) or tiers
+
+    def outlives_restart(self, volume: Volume) -> bool:
+        """Return whether files of a volume can be sealed. On a node with nothing but memory they can."""
+        return volume.tier in self._lasting
 
     def places_of(self, id: FileId) -> list[Volume]:
         """Return the disks where a file may lie, by preference. Those come last to which no more is to be written
@@ -52,6 +66,10 @@ class TieredFiles:
             return sorted(self.disks, key=_is_spent)
         places = [disk for tier in self.order_of(id) for disk in self.disks if disk.tier == tier]
         return sorted(places, key=_is_spent)
+
+    def is_sealed_at(self, cached: CachedFile) -> bool:
+        """Return whether the image of a seal may name the place of a file."""
+        return cached.id in self._sealed and self.outlives_restart(self._volumes[cached.volume])
 
     def may_write(self, id: FileId) -> bool:
         """Return whether a file may be written to some disk, as its value and the writes of the day are. Needs no
@@ -100,6 +118,10 @@ class TieredFiles:
         if volume.tier == SPILL:
             return False
         return volume.tier != self.order_of(id)[0]
+
+
+def _speed(volume: Volume) -> int:
+    return TIERS.index(volume.tier) if volume.tier in TIERS else len(TIERS)
 
 
 def _is_spent(volume: Volume) -> bool:

@@ -46,7 +46,8 @@ class Accounts:
             for v in volumes
         ]
         self.groups = groups
-        self.tiered = TieredFiles(volumes, groups.division)
+        self.sealed = SealedIds()
+        self.tiered = TieredFiles(volumes, groups.division, self.sealed)
         self.use_count = 0
         self._planned = planned
         self._lives = lives
@@ -55,7 +56,6 @@ class Accounts:
         for volume in volumes:
             self._pool_of(volume.number, 0)
         self.pinned: set[FileId] = set()
-        self.sealed = SealedIds()
         self.moving: set[FileId] = set()
         # incomplete files: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}

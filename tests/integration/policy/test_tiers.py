@@ -225,6 +225,30 @@ def test_a_memory_tier(host: Host) -> None:
         host.close()
 
 
+def test_what_is_sealed_leaves_memory(host: Host) -> None:
+    """The memory tier comes first on the command line. A restart of the host empties it: the seal has all bytes."""
+    names, sealed = put_files(host, 40), host.base / "sealed"
+    with memory_folder() as memory:
+        words = (host.truth, host.mount, "--cache", f"{memory}:64MiB:memory")
+        host.up(*words, cache=f"{host.cache}:256MiB:nvme")
+        host.assert_right(*names)
+        assert tiers_of(host, names) == {"memory"}
+        assert (host.cache / "index").is_dir() and not (memory / "index").exists()
+        with reading(host, names) as check:
+            host.ok("seal", host.mount, "--as", "a@1", "--at", sealed)
+            check()
+        assert tiers_of(host, names) == {"nvme"} and cached_bytes(host, memory) == 0
+        host.kill_all()
+        shutil.rmtree(memory)
+        host.assert_right(*names, mount=sealed)
+        host.up(*words, cache=f"{host.cache}:256MiB:nvme")
+        host.assert_right(*names, mount=sealed)
+        host.assert_right(*names)
+        host.ok("seal", "verify", "a@1")
+        host.ok("seal", "remove", "a@1")
+        host.close()
+
+
 @contextmanager
 def memory_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="headrace-test-", dir="/dev/shm"))

@@ -11,6 +11,7 @@ from headrace.base.errors import StoreError, UsageError
 from headrace.base.sizes import parse_size, show_size
 from headrace.config import load as loading
 from headrace.config.load import load, remember_capacity, volume_of
+from headrace.config.schema import CacheVolume, Config
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +131,17 @@ def test_shown_sizes() -> None:
     assert [show_size(size) for size in (0, 1023, 1024, 1536 << 20, 100 << 30, 1 << 60)] == [
         "0 B", "1023 B", "1.00 KiB", "1.50 GiB", "100 GiB", "1024 PiB"
     ]  # fmt: skip
+
+
+def test_the_first_directory_on_a_disk_has_what_outlives_a_restart() -> None:
+    memory, disk, other = (
+        CacheVolume("/m", 1 << 30, "memory"),
+        CacheVolume("/d", 1 << 30, "hdd"),
+        CacheVolume("/e", 1 << 30),
+    )
+    config = Config(cache=[memory, disk, other], run_folder="/run/h")
+    assert config.cache == [disk, memory, other]
+    assert config.upper_folder == "/d/upper"
+    assert Config(cache=[memory], run_folder="/run/h").cache == [memory]
+    with pytest.raises(UsageError, match="memory loses them"):
+        Config(cache=[memory], run_folder="/run/h", write="back")

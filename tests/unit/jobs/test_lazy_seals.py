@@ -22,6 +22,7 @@ from headrace.seal.catalogue import SealId
 from headrace.seal.reader import read_entries
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.seal.stored_image import open_stored_image
+from headrace.store.volume import SPILL
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from tests.unit.dataplane.read_fixture import MIB
@@ -260,6 +261,7 @@ async def test_files_that_no_disk_has_room_for_are_named_in_the_status(
     missing = node.jobs.lazy_seals._missing
     await node.reads.load(await node.entry("d/b"))
     monkeypatch.setattr(node.store, "spill", node.store.disks[0])  # as if it had been read into the spill
+    monkeypatch.setattr(node.store.disks[0], "tier", SPILL)
     missing.count_again()
     report: Any = node.jobs.sealing.status()
     (row,) = report["seals"]

@@ -45,6 +45,18 @@ Open = Callable[..., Store]
 
 
 @pytest.fixture
+def memory_store(tmp_path: Path) -> Iterator[Store]:
+    """A store with a tier in memory, which is not the first volume."""
+    volumes = [
+        Volume(0, f"{tmp_path}/disk", 64 * MIB, "nvme"),
+        Volume(1, f"{tmp_path}/memory", 64 * MIB, "memory"),
+    ]
+    store = Store.open(f"{tmp_path}/disk/index", volumes, rules=SpaceRules(sinks=True))
+    yield store
+    crash(store)
+
+
+@pytest.fixture
 def division() -> RuledDivision:
     return RuledDivision()
 
@@ -642,3 +654,38 @@ def test_of_the_disks_of_a_tier_the_spent_one_gets_no_file(tmp_path: Path) -> No
     large = fill_named(store, "does not fit the other disk", 40 * MIB)
     assert cached(store, large).volume == 0
     store.close()
+
+
+def test_sealed_files_leave_memory_and_stay_on_the_disk(memory_store: Store) -> None:
+    store = memory_store
+    id = fill_named(store, "a", 3 * MIB)
+    assert store.volumes[cached(store, id).volume].tier == "memory"
+    assert store.moves.choose_misplaced([id]) == []
+    store.sealed.begin("s@1").add(id)
+    store.sealed.leave_memory(id)
+    assert list(store.space.tiered.misplaced) == [id]
+    assert run_moves(store, store.moves.choose_misplaced([id])) == 1
+    assert store.volumes[cached(store, id).volume].tier == "nvme"
+    assert content_of(store, id) == body_of("a", 3 * MIB)
+    assert store.moves.choose_misplaced([id]) == []
+    after = fill_named(store, "b", 1000)
+    assert store.volumes[cached(store, after).volume].tier == "memory"
+
+
+def test_a_file_that_is_sealed_while_it_moves_up_stays(memory_store: Store) -> None:
+    store = memory_store
+    kept = store.sealed.begin("s@1")
+    entry = named(store, b"a", 1000)
+    kept.add(entry.id)
+    store.complete_small(entry, body_of("a", 1000))
+    id = entry.id
+    assert store.volumes[cached(store, id).volume].tier == "nvme"
+    store.sealed.end("s@1")
+    store.sealed.leave_memory(id)
+    assert list(store.space.tiered.misplaced) == []
+    store.space.tiered.choice.plan(id, 1.0)
+    moves = store.moves.choose_rises()
+    assert [move.target.tier for move in moves] == ["memory"]
+    store.sealed.begin("s@2").add(id)
+    assert run_moves(store, moves) == 0
+    assert store.volumes[cached(store, id).volume].tier == "nvme"
