@@ -79,6 +79,10 @@ def chunk(name: str, place: int, value: int) -> Evil:
     return change
 
 
+def deep_tree(depth: int) -> Evil:
+    return lambda manifest: part(tree=nested(depth))(manifest)
+
+
 def part(**values: Any) -> Evil:
     return lambda manifest: manifest["body"]["parts"][0].update(values)
 
@@ -132,8 +136,8 @@ EVIL: dict[str, Evil] = {
     "an absolute pack": packs_named("/etc/passwd"),
     "a pack with a zero byte": packs_named("a\0b"),
     "packs without sizes": part(pack_bytes=[]),
-    "a deep tree": part(tree=nested(300)),
-    "a very deep tree": part(tree=nested(30_000)),
+    "a deep tree": deep_tree(300),
+    "a very deep tree": deep_tree(30_000),
     "a leaf that is not there": part(tree=["a", 99]),
     "a negative leaf": part(tree=["a", -1]),
     "a tree that is a number": part(tree=7),
