@@ -52,19 +52,25 @@ class ExtentMap:
         if first > len(self._extents):
             raise UsageError(f"extents from {first} on", why=f"those from {len(self._extents)} on come next")
         is_known = first + count <= len(self._extents)
-        if not is_known and self.samples:
-            raise UsageError(f"extents from {first} on", why="all extents come before the samples")
+        if not is_known:
+            self._check_no_samples(first)
         return is_known
 
     def divide(self, first: int, id: FileId | None, offsets: array[int]) -> None:
         """Append the extents of a file, the first of which has a number in this data set. Those that are known stay.
-        No plan is made for samples of a file without an id."""
+        No plan is made for samples of a file without an id. Raise UsageError for new ones after the samples: these may
+        have come while the caller looked up the file."""
         known, count = len(self._extents) - first, len(offsets) - 1
         if known >= count:
             return
+        self._check_no_samples(first)
         numbers = range(0) if id is None else self._numbers.divide(id, offsets)
         self._extents.extend(array("I", numbers or [NO_FILE] * count)[known:])
         self.bytes += offsets[-1] - offsets[known]
+
+    def _check_no_samples(self, first: int) -> None:
+        if self.samples:
+            raise UsageError(f"extents from {first} on", why="all extents come before the samples")
 
     def place(self, first: int, width: int, extents: array[int], counts: array[int] | None) -> None:
         """Append rows of `width` extents each, 0 for no further one. counts: the samples of each row; None: 1. Samples

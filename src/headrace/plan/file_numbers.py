@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from headrace.base.model import FileId
 
@@ -50,7 +51,7 @@ class FileNumbers:
         self._counts = array("I", bytes(4 << _PARTS_BITS))
         self._divisions: list[_Division] = []
         self._firsts: list[int] = []  # of the divisions, ascending
-        self._of_file: dict[FileId, list[_Division]] = {}
+        self._of_file: dict[FileId, dict[bytes, _Division]] = {}  # by a hash of the bounds
         self._extents = 0
 
     def __len__(self) -> int:
@@ -84,9 +85,10 @@ class FileNumbers:
     def divide(self, id: FileId, bounds: array[int]) -> range:
         """Return the numbers of a file's extents: those it has, if it was divided so before. An empty range
         if there are too many. bounds: two or more ascending offsets of 8 bytes (`array("Q")`), kept without a copy."""
-        for division in self._of_file.get(id, ()):
-            if division.bounds == bounds:
-                return division.numbers
+        digest = blake2b(bounds, digest_size=16).digest()
+        known = self._of_file.get(id, {}).get(digest)
+        if known is not None:
+            return known.numbers
         count = len(bounds) - 1
         if self._extents + count > EXTENTS_MAX or len(self) + count > self._files_max:
             return range(0)
@@ -95,7 +97,7 @@ class FileNumbers:
         self._ids.extend(array("Q", [id]) * count)
         self._divisions.append(division)
         self._firsts.append(division.first)
-        self._of_file.setdefault(id, []).append(division)
+        self._of_file.setdefault(id, {})[digest] = division
         return division.numbers
 
     def extent_of(self, number: int) -> tuple[int, int] | None:

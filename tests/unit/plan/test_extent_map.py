@@ -123,3 +123,17 @@ def test_windows_of_tokens_take_few_bytes() -> None:
     kept = sum(table.itemsize * len(table) for table in tables if table is not None)
     assert kept + len(extent_map._row_sizes) < 0.25 * extent_map.samples
     assert extent_map.samples == list(accumulate([64] * extents))[-1]
+
+
+def test_no_extents_are_added_after_the_samples() -> None:
+    """A file may be looked up while another program of the same data set already describes samples."""
+    extent_map = divided()
+    assert not extent_map.has(EXTENTS + 1, 70_000)
+    extent_map.place(0, 1, array("I", [1]), None)
+    with pytest.raises(UsageError, match="come before the samples"):
+        extent_map.divide(EXTENTS + 1, FileId(8), array("Q", range(70_001)))
+    assert len(extent_map) == EXTENTS
+    with pytest.raises(UsageError, match="the data set has"):
+        extent_map.place(1, 1, array("I", [70_000]), None)
+    extent_map.place(1, 1, array("I", [2]), None)
+    assert list(extent_map.numbers_of([0, 1], 1)) == [2, 3]

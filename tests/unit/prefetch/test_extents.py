@@ -278,3 +278,23 @@ def test_a_file_that_is_divided_in_the_same_way_keeps_its_numbers() -> None:
     assert not numbers.divide(FileId(9), array("Q", range(30)))
     assert (numbers.is_divided(FileId(7)), numbers.is_divided(FileId(9))) == (True, False)
     assert EXTENTS_MAX > 20
+
+
+def test_a_file_may_be_divided_in_many_ways() -> None:
+    """The time of a division does not grow with those of the file before: a message has 4,096 of them."""
+    numbers = FileNumbers()
+    compared = [CountedBounds("Q", [start, start + 1]) for start in range(100)]
+    first = [numbers.divide(FileId(7), bounds) for bounds in compared]
+    assert [list(row) for row in first] == [[number] for number in range(1, 101)]
+    assert [numbers.divide(FileId(7), bounds) for bounds in compared] == first
+    assert CountedBounds.comparisons == 0
+
+
+class CountedBounds(array):  # type: ignore[type-arg]
+    """Counts how often bounds are compared with others."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedBounds.comparisons += 1
+        return super().__eq__(other)
