@@ -90,8 +90,10 @@ class PredictedDataSet:
         self._end(number - 1, is_right=True)
 
     def begin(self, file: int, size_bytes: int) -> None:
-        """Note that a predicted file is being fetched."""
+        """Note that a predicted file is being fetched. If it was fetched before, and evicted without an open, another
+        job's predictor has chosen it again."""
         self._idle_opens = 0
+        self._end(file, is_right=False)
         self._unopened[file] = size_bytes
         self._budget.begin(size_bytes)
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.model import FileId
+from headrace.plan.file_numbers import FileNumbers
 from headrace.plan.prediction_budget import PredictionBudget
+from headrace.prefetch.prediction_table import PredictedDataSet
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.prefetch.job_fixture import Job, PlannedNode
 
@@ -206,3 +209,18 @@ async def test_opens_of_one_report_are_all_noted(node: PlannedNode) -> None:
         await node.predictions.note_opens(ids, 1)
         await node.settle()
         assert node.cached() == set(range(FILES))
+
+
+def test_a_file_that_is_fetched_again_before_its_open_is_outstanding_once() -> None:
+    """It was evicted, and the predictor of another job has chosen it, too."""
+    budget, numbers = PredictionBudget(0.0, 10_000), FileNumbers()
+    for id in range(1, FILES + 1):
+        numbers.add(FileId(id))
+    data_set = PredictedDataSet(b"/d", numbers, budget, build_s=0.0)
+    for _ in range(2):
+        data_set.begin(7, 1000)
+        data_set.complete(1000)
+    assert (budget.outstanding_bytes, budget.wrong_bytes) == (1000, 1000)
+    data_set.open(8, 1, 0.0, is_miss=False)
+    assert (budget.outstanding_bytes, budget.right_bytes) == (0, 1000)
+    assert budget.allowance_bytes(0.0) == 10_000
