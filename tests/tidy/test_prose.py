@@ -32,6 +32,12 @@ def _of_package(package: str) -> str:
     return f"{PACKAGE}{package}" if package.endswith(".py") else f"{PACKAGE}{package}/"
 
 
+def test_each_module_is_of_a_package_that_is_asked_for() -> None:
+    prefixes = tuple(map(_of_package, PACKAGES))
+    modules = [path.relative_to(ROOT).as_posix() for path in SOURCES.rglob("*.py")]
+    assert [module for module in modules if not module.startswith(prefixes)] == []
+
+
 def _bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Yield the names that nodes bind, with their lines: variables, arguments, attributes."""
     for node in nodes:
