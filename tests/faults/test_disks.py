@@ -89,7 +89,12 @@ def test_a_disk_that_becomes_read_only(host: Host, make_disk: MakeDisk) -> None:
     host.assert_nothing_left()
 
 
-@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
+@pytest.mark.expected_warnings(
+    "the capacity exceeds the disk",
+    "is limited to its disk",
+    "a cache disk is full",
+    "a cache disk has space again",
+)
 def test_a_disk_that_others_fill_up_and_clear(host: Host, make_disk: MakeDisk) -> None:
     disk = make_disk(host.cache, "tmpfs:64m")
     up = host.up()

@@ -66,7 +66,9 @@ def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: Etc
         host.assert_right()
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again")
+@pytest.mark.expected_warnings(
+    "etcd is unavailable", "etcd is available again", "the lease was lost", "this node's record was deleted"
+)
 def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(2)
     own_etcd.signal(signal.SIGSTOP)

@@ -27,7 +27,12 @@ from tests.fork_server import ForkingPopen
 from tests.integration.cli.host import MIB, Host, wait_until
 from tests.integration.persist.conftest import HIDDEN, Writer, settled, tree_of
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.timeout(60),
+    # from the disk's end to that of the node, the disk answers EIO to all
+    pytest.mark.expected_warnings("a round of write-back failed", "Traceback"),
+]
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 LIMIT_S = 40.0
 CHANGES = 200

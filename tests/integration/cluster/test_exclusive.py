@@ -75,6 +75,7 @@ def test_a_second_node_is_refused_until_the_first_has_stopped(make_cluster: Make
     cluster.up(other)
 
 
+@pytest.mark.expected_warnings("node did not start", "an operator broke a claim")
 def test_a_dead_holder_keeps_its_directory_until_an_operator_breaks_the_claim(
     make_cluster: MakeCluster,
 ) -> None:
@@ -107,6 +108,14 @@ def test_a_dead_holder_keeps_its_directory_until_an_operator_breaks_the_claim(
     assert (holder.cache / "upper/tree/out/f").read_text() == "unpersisted"
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable",
+    "etcd is available again",
+    "this node is not in the cluster",
+    "etcd has not confirmed the exclusive directories",
+    "pending names",
+    "this node joined the cluster",
+)
 def test_without_etcd_programs_write_on_and_nothing_is_persisted(make_cluster: MakeCluster) -> None:
     """Longer than the node's lease. A node that is killed meanwhile starts again, and waits."""
     with etcd_server() as own:
@@ -130,6 +139,13 @@ def test_without_etcd_programs_write_on_and_nothing_is_persisted(make_cluster: M
         same(Writer(cluster.hosts[1].mount / "out"), wanted)
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable",
+    "etcd is available again",
+    "the lease was lost",
+    "node did not start",
+    "pending names",
+)
 def test_a_claim_survives_the_loss_of_all_that_etcd_has(make_cluster: MakeCluster) -> None:
     with etcd_server() as own:
         cluster = make_cluster(server=own, persist_delay_s=0.05, lease_s=LEASE_S)

@@ -36,6 +36,7 @@ def write(host: Host, **files: str) -> None:
         Writer(host.mount / "out").run(f"open({name!r}, 'w').write({text!r})")
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_claims_with_certificates(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = make_cluster(persist_delay_s=NEVER_S, lease_s=LEASE_S)
     signer = authority(tmp_path / "authority", tmp_path.name)
@@ -76,6 +77,7 @@ async def put_record(etcd: EtcdServer, cluster: str, record: bytes) -> None:
     await records.close()
 
 
+@pytest.mark.expected_warnings("refused interface=records")
 def test_nobody_without_a_certificate_breaks_a_claim(
     make_cluster: MakeCluster, etcd: EtcdServer, tmp_path: Path
 ) -> None:
@@ -95,6 +97,15 @@ def test_nobody_without_a_certificate_breaks_a_claim(
         assert tree_of(cluster.truth / "out") == hexadecimal(f=record.decode())
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable",
+    "etcd is available again",
+    "the lease was lost",
+    "node did not start",
+    "another writer changed a file at the origin",
+    "the claim of an exclusive directory was broken",
+    "an operator broke a claim",
+)
 def test_a_holder_that_is_cut_off_from_etcd_persists_nothing_and_loses_nothing(
     make_cluster: MakeCluster, etcd: EtcdServer
 ) -> None:
@@ -144,6 +155,7 @@ def test_a_holder_that_is_cut_off_from_etcd_persists_nothing_and_loses_nothing(
         assert [row["kept"] for row in holder.status()["write"]["conflicts"]] == [f"/out/{conflict}"]
 
 
+@pytest.mark.expected_warnings("the claim of an exclusive directory was broken", "an operator broke a claim")
 def test_a_claim_that_is_broken_under_a_live_holder_loses_nothing(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(persist_delay_s=0.05, lease_s=LEASE_S)
     holder, reader = cluster.add(write=OUT), cluster.add(write="off")

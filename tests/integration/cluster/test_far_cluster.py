@@ -124,6 +124,7 @@ def test_each_byte_crosses_the_link_once(make_levels: Callable[..., Levels]) -> 
     assert row["version"].strip('"') == there["version"].strip('"'), "the version is carried through"
 
 
+@pytest.mark.expected_warnings("node did not start", "refused interface=rest")
 def test_by_certificates(make_levels: Callable[..., Levels], tmp_path: Path) -> None:
     levels = make_levels({"a": 100_000, "d/b": 3 * MIB + 5}, tls=True)
     for host in levels.region.hosts:
@@ -153,6 +154,7 @@ def test_a_change_at_the_centre_appears(make_levels: Callable[..., Levels]) -> N
     host.assert_right()
 
 
+@pytest.mark.expected_warnings("events of a mount can't be received")
 def test_a_change_that_the_centre_knows_is_seen_in_a_second(make_levels: Callable[..., Levels]) -> None:
     """Listings of the region are fresh for an hour: the centre tells of changes."""
     levels = make_levels({"d/a": 1000, "d/b": 2000}, events=True)

@@ -35,6 +35,13 @@ def test_a_policy_is_in_force_on_all_nodes(cluster: ClusterFixture) -> None:
     wait_until(lambda: policy_shown(late)["number"] == 3)
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable",
+    "etcd is available again",
+    "the lease was lost",
+    "this node is not in the cluster",
+    "this node joined the cluster",
+)
 def test_a_policy_outlives_etcd_and_its_data(
     make_cluster: Callable[..., ClusterFixture], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_copies_of_a_rule_serve_when_a_node_dies_and_go_when_it_wants_fewer(clus
     assert cluster.origin(hosts=hosts) == before
 
 
+@pytest.mark.expected_warnings("this node's record was deleted")
 def test_a_node_that_was_away_makes_the_copies_when_it_is_back(cluster: ClusterFixture) -> None:
     filled(cluster, small=12, large=1)
     cluster.start(3)

@@ -6,6 +6,8 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.integration.cli.host import wait_until
 
 from .cluster_fixture import ClusterFixture, filled, read_all_at_once
@@ -42,6 +44,7 @@ def test_a_killed_node_costs_no_read(make_cluster: MakeCluster) -> None:
     read_all_at_once(cluster.hosts[1:])
 
 
+@pytest.mark.expected_warnings("this node's record was deleted")
 def test_a_stopped_node_costs_time_only(cluster: ClusterFixture) -> None:
     filled(cluster, small=12, large=1)
     cluster.start(3)
@@ -134,6 +137,7 @@ def test_a_drained_node_leaves_nothing_to_fetch_again(cluster: ClusterFixture) -
     assert cluster.origin(hosts=cluster.hosts[:2]) <= before
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_an_id_that_is_taken_is_refused(cluster: ClusterFixture) -> None:
     cluster.put("a", 10)
     cluster.start(1)

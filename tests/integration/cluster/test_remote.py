@@ -216,6 +216,7 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixtu
     assert time.monotonic() - began_s < 30
 
 
+@pytest.mark.expected_warnings("this node's record was deleted")
 def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture) -> None:
     truth = fill(cluster)
     nodes = start(cluster)
@@ -288,6 +289,7 @@ def test_a_forked_child_reads_on(remote_cluster: RemoteClusterFixture) -> None:
     assert cache.read("/large") == truth["/large"]
 
 
+@pytest.mark.expected_warnings("refused interface=rest")
 def test_with_tls_only_clients_and_nodes_of_the_cluster(
     cluster: ClusterFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

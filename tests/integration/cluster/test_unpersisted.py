@@ -260,6 +260,7 @@ open('low/a', 'ab').write(b'more')
     writer.close()
 
 
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
 def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
     with etcd_server() as own:
         cluster = make_cluster(server=own, write="back", persist_delay_s=NEVER_S)

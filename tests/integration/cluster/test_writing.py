@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.cluster.cluster_fixture import same, same_everywhere
 from tests.integration.persist.conftest import Writer, settled, tree_of
 
@@ -62,6 +64,7 @@ def test_through_is_seen_on_the_others_when_close_returns(make_cluster: MakeClus
         cluster.wait_for(lambda number=number: second.tree() == {"f": (f"{number}" * 1000).encode().hex()})  # type: ignore[misc]
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 def test_what_both_wrote_is_kept_from_both(make_cluster: MakeCluster) -> None:
     """At one time: neither knew of the other's. Where one came so late that it did, only its own is there."""
     cluster = make_cluster(write="back", persist_delay_s=2)

@@ -30,6 +30,7 @@ def test_what_is_served_is_the_page_in_docs(api: Api) -> None:
     )
 
 
+@pytest.mark.expected_warnings("refused interface=rest")
 def test_the_server_does_what_its_document_says(tmp_path: Path) -> None:
     """Of a node of its own, all of which can be written, and removed."""
     with serving(tmp_path, write="back") as api:
