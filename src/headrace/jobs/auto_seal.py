@@ -134,6 +134,8 @@ class AutoSeal:
         while True:
             self._choose()
             for data_set in list(self._data_sets.values()):
+                if self._data_sets.get(data_set.path) is not data_set:
+                    continue  # it went during the checks before: nobody would end a seal of it
                 try:
                     await self._check(data_set)
                 except HeadraceError as error:
@@ -149,7 +151,10 @@ class AutoSeal:
         for record in self._seals.records():
             data_set = self._data_sets.get(os.fsencode(record.path))
             if data_set is None or data_set.seal is not None:
-                await self._seals.remove(record.seal)
+                try:
+                    await self._seals.remove(record.seal)
+                except HeadraceError as error:  # such as one that another program holds mounted
+                    log.warning("an automatic seal can't be removed seal=%s error=%s", record.seal, error)
             else:
                 data_set.seal, data_set.why = record.seal, ""
 
@@ -191,11 +196,13 @@ class AutoSeal:
             await self._relist(data_set.path)  # a change calls names_changed
 
     async def _try_to_seal(self, data_set: _DataSet) -> None:
+        before_s, progress = data_set.changed_s, JobProgress()
         why = self._refused.get(data_set.path) or await self._seals.reason_against(data_set.path)
+        if data_set.changed_s != before_s:
+            return  # it changed, or is no longer to be sealed
         if why:
             self._defer(data_set, why)
             return
-        before_s, progress = data_set.changed_s, JobProgress()
         seal = await self._seals.make(data_set.path, progress)
         if seal is None:
             self._defer(data_set, progress.failed[0][1])
@@ -205,6 +212,8 @@ class AutoSeal:
         data_set.pauses = min(PAUSES_MAX, 2 * data_set.pauses)
         if data_set.changed_s != before_s:  # it may have two versions of the names
             self._revoke(data_set, "its names changed while it was sealed")
+        elif why := self._refused.get(data_set.path, ""):
+            self._revoke(data_set, why)
         else:
             log.info("a data set was sealed path=%s seal=%s", os.fsdecode(data_set.path), seal)
 

@@ -17,6 +17,8 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.cluster.records import Records
 from headrace.origin.factory import parse_origin
 from headrace.policy.spending import (
+    BYTES_MAX,
+    NODE_ID_MAX,
     Departed,
     Spending,
     decode_departed,
@@ -40,7 +42,7 @@ def canonical(amounts: Mapping[str, int]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for url, size_bytes in amounts.items():
         key = _canonical_url(url)
-        sums[key] = sums.get(key, 0) + size_bytes
+        sums[key] = min(BYTES_MAX, sums.get(key, 0) + size_bytes)
     return sums
 
 
@@ -105,15 +107,15 @@ class ClusterSpending:
         except HeadraceError as error:
             log.info("what was spent in this month can't be published error=%s", error)
 
-    async def fold_departed(self) -> None:
+    async def fold_departed(self, month: str) -> None:
         """Add the records of nodes that are gone to that of all departed nodes, and delete them. The first member does
-        it. If two nodes do, nothing is counted twice."""
+        it. If two nodes do, nothing is counted twice. month: the present one."""
         gone = self._gone()
         if not gone or not self._may_publish or self._node != min(self._members(), default=""):
             return
         try:
             for id in gone[:FOLDED_MAX]:
-                if not await self._fold(id, self._others[id]):
+                if not await self._fold(id, self._others[id], month):
                     return
         except HeadraceError as error:
             log.info("the spending of nodes that left can't be added up error=%s", error)
@@ -125,7 +127,7 @@ class ClusterSpending:
         self._absent_since_s = {id: self._absent_since_s.get(id, now_s) for id in absent}
         return [id for id, since_s in self._absent_since_s.items() if now_s - since_s >= GONE_AFTER_S]
 
-    async def _fold(self, id: str, spending: Spending) -> bool:
+    async def _fold(self, id: str, spending: Spending, month: str) -> bool:
         """Return whether the record of a node is part of that of the departed nodes now."""
         from headrace.cluster.membership import PREFIX as MEMBERS  # loads the client of etcd
 
@@ -135,7 +137,7 @@ class ClusterSpending:
         except msgspec.DecodeError as error:
             log.warning("the spending record of departed nodes is invalid and is replaced error=%s", error)
             departed = self._departed
-        new = msgspec.json.encode(departed.with_record(id, spending))
+        new = msgspec.json.encode(departed.with_record(id, spending, month))
         is_stored = (
             await self._records.replace(DEPARTED, raw, new)
             if raw
@@ -152,6 +154,9 @@ class ClusterSpending:
             return
         self._others.pop(node, None)
         if not value:
+            return
+        if len(node) > NODE_ID_MAX:
+            log.warning("a spending record is of no node: its name is too long key=%.80s", key)
             return
         try:
             spending = decode_spending(value)

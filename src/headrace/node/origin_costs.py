@@ -29,6 +29,7 @@ from headrace.origin.pace import budget_above
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import ORIGINS_MAX, OriginBudget
 from headrace.policy.spending import (
+    BYTES_MAX,
     GIB,
     Month,
     Spending,
@@ -348,7 +349,7 @@ class OriginCosts:
             await self._keep()
             if self._cluster is not None:
                 await self._cluster.publish(self._spending())
-                await self._cluster.fold_departed()
+                await self._cluster.fold_departed(self._month.name)
 
     def _turn_month(self, month: Month) -> None:
         """Begin a month if it is another one. Those before stay known, for a clock that was set wrong for a while."""
@@ -363,7 +364,7 @@ class OriginCosts:
     def _spending(self) -> Spending:
         """Return what this node spent: at origins that have a price now, and at others as far as a record goes."""
         urls = sorted(self._own, key=lambda url: (url not in self._origins, -self._own[url]))[:ORIGINS_MAX]
-        return Spending(self._month.name, {url: self._own[url] for url in sorted(urls)})
+        return Spending(self._month.name, {url: min(BYTES_MAX, self._own[url]) for url in sorted(urls)})
 
     async def _keep(self) -> None:
         spending = self._spending()

@@ -23,6 +23,8 @@ DEPARTED_MAX = 500
 """Nodes that left and are still named: if they come back, nothing is counted twice."""
 DEPARTED_BYTES_MAX = 1 << 17
 """Bytes of the names of a month. etcd accepts records of 1.5 MB."""
+REST_BYTES_MAX = 1 << 17
+"""Bytes of the URLs of a sum."""
 DEPARTED_RECORD_BYTES_MAX = 1 << 20
 NODE_ID_MAX = 300
 BYTES_MAX = 1 << 60
@@ -79,11 +81,12 @@ class DepartedMonth(msgspec.Struct, frozen=True):
         return named + self.rest.get(url, 0)
 
     def with_node(self, id: str, amounts: Mapping[str, int]) -> DepartedMonth:
-        """Return it with another node. One that left before keeps the larger amount of each origin."""
+        """Return it with another node. One that left before keeps the larger amount of each origin. Whatever a record
+        says, the new one can be decoded."""
         nodes = dict(self.nodes)
-        nodes[id] = larger(nodes.pop(id, {}), amounts)
+        nodes[id] = _largest(larger(nodes.pop(id, {}), amounts))
         rest = self.rest
-        while len(nodes) > DEPARTED_MAX or (len(nodes) > 1 and _size_bytes(nodes) > DEPARTED_BYTES_MAX):
+        while len(nodes) > DEPARTED_MAX or _size_bytes(nodes) > DEPARTED_BYTES_MAX:
             rest = added(rest, nodes.pop(next(iter(nodes))))
         return DepartedMonth(nodes, rest)
 
@@ -95,11 +98,13 @@ class Departed(msgspec.Struct, frozen=True):
         dict[Annotated[str, Meta(pattern=MONTH_PATTERN)], DepartedMonth], Meta(max_length=DEPARTED_MONTHS)
     ] = {}
 
-    def with_record(self, id: str, spending: Spending) -> Departed:
-        """Return it with the record of a node that left."""
+    def with_record(self, id: str, spending: Spending, present: str) -> Departed:
+        """Return it with the record of a node that left. Of too many months, those after the present one go first: they
+        are of clocks that are wrong, and the budget counts in this one."""
         months = dict(self.months)
         months[spending.month] = months.get(spending.month, DepartedMonth()).with_node(id, spending.bytes)
-        return Departed({name: months[name] for name in sorted(months)[-DEPARTED_MONTHS:]})
+        names = sorted(months, key=lambda name: (name <= present, name))[-DEPARTED_MONTHS:]
+        return Departed({name: months[name] for name in sorted(names)})
 
     def bytes_of(self, month: str, url: str, live: Container[str]) -> int:
         return self.months[month].bytes_of(url, live) if month in self.months else 0
@@ -126,11 +131,18 @@ def larger(amounts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, i
 def added(amounts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
     """Return the sums, of as many origins as a record may have: those with the largest sums."""
     sums = {url: min(BYTES_MAX, amounts.get(url, 0) + others.get(url, 0)) for url in [*amounts, *others]}
-    return dict(sorted(sums.items(), key=lambda item: -item[1])[:ORIGINS_MAX])
+    kept = _largest(sums)
+    while _size_bytes(kept) > REST_BYTES_MAX:
+        del kept[max(kept, key=len)]
+    return kept
 
 
-def _size_bytes(nodes: Mapping[str, Mapping[str, int]]) -> int:
-    return len(msgspec.json.encode(nodes))
+def _largest(amounts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(amounts.items(), key=lambda item: -item[1])[:ORIGINS_MAX])
+
+
+def _size_bytes(amounts: Mapping[str, Mapping[str, int]] | Mapping[str, int]) -> int:
+    return len(msgspec.json.encode(amounts))
 
 
 def background_rate(budget_bytes: float, spent_bytes: float, left_s: float) -> float | None:

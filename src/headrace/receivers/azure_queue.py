@@ -105,9 +105,11 @@ class AzureQueue:
 def decode_messages(answer: bytes, name: str) -> list[QueuedMessage]:
     """Decode the messages of an answer. Raise OriginError for anything else. name: of the queue, for messages."""
     try:
-        if b"<!" in answer:  # a document type could define entities that grow without end
+        text = answer.decode("utf-8-sig")
+        # a document type could define entities that grow without end, and UTF-16 could hide one
+        if "<!" in text or "\0" in text:
             raise ElementTree.ParseError
-        top = ElementTree.fromstring(answer)
+        top = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError):
         raise OriginError(name, why="the answer is none of a storage queue") from None
     messages = []

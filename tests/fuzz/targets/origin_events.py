@@ -6,9 +6,11 @@ import json
 
 import msgspec
 
+from headrace.base.errors import OriginError
 from headrace.base.namespace_path import check_path
 from headrace.events.changes import CHANGES_MAX, KEY_BYTES_MAX, EventFormatError, ReportedChanges
 from headrace.events.decode import decode_attributes, decode_message
+from headrace.receivers.azure_queue import decode_messages
 from headrace.wire.event_messages import ReportChanges
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text
@@ -61,7 +63,28 @@ def _check(reported: ReportedChanges) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ReportChanges) == sent
 
 
+def _azure_answer(data: bytes) -> None:
+    for message in decode_messages(data, "a queue"):
+        assert message.receipt.isascii() and len(message.receipt) < 1100
+        if isinstance(message.content, ReportedChanges):
+            _check(message.content)
+
+
+_AZURE = (
+    b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?><QueueMessagesList><QueueMessage><MessageId>1-a</MessageId>'
+    b"<PopReceipt>r+/=</PopReceipt><MessageText>W10=</MessageText></QueueMessage></QueueMessagesList>"
+)
+
 FUZZERS = [
+    Fuzzer(
+        "azure-queue-answers",
+        "answers of queues of Azure Storage (receivers/azure_queue.py)",
+        _azure_answer,
+        (OriginError,),
+        [_AZURE, _AZURE.decode("utf-8-sig").encode("utf-16")],
+        words=[b"<!DOCTYPE", b"<!ENTITY", b"&a;", b"&#0;", b"utf-16", b"<![CDATA[", b"xmlns=", b"[{", b"e30="],
+        mutate=mutate_text,
+    ),
     Fuzzer(
         "origin-events",
         "events of origins: S3, Event Grid, Pub/Sub, SeaweedFS (events/)",

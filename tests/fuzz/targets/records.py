@@ -128,7 +128,7 @@ def _spending(data: bytes) -> None:
 
 
 def _departed(data: bytes) -> None:
-    departed = decode_departed(data).with_record("me", Spending("2026-11", {"s3://b": 1 << 40}))
+    departed = decode_departed(data).with_record("me", Spending("2026-11", {"s3://b": 1 << 40}), "2026-11")
     assert decode_departed(msgspec.json.encode(departed)) == departed
     assert departed.of_node("2026-11", "me")["s3://b"] >= 1 << 40
     assert len(departed.months["2026-11"].nodes) <= DEPARTED_MAX
@@ -232,7 +232,7 @@ FUZZERS = [
         "departed-records",
         "what nodes read in a month that left the cluster (policy/spending.py)",
         _departed,
-        _json(Departed().with_record("n1", Spending("2026-11", {"s3://b": 1 << 40}))),
+        _json(Departed().with_record("n1", Spending("2026-11", {"s3://b": 1 << 40}), "2026-11")),
     ),
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(

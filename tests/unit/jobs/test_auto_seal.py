@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.auto_seal import AutoSealRules
 from headrace.jobs.jobs import Jobs
+from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing
 from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Place, SealId
@@ -233,3 +235,69 @@ async def test_a_data_set_with_a_part_that_is_off_is_not_sealed(node: AutoSealFi
     await node.until(lambda: node.catalogue.seals() == [])
     await asyncio.sleep(4 * QUIET_S)
     assert node.catalogue.seals() == []
+
+
+async def test_what_is_off_since_the_check_began_is_not_sealed_at_its_turn(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seal that nobody watches would hide changes of the origin for good."""
+    node.hold("e/a", 5)
+    await node.list_and_load()
+    node.set_policy(d="auto", e="auto")
+    node.restart_jobs(by_default=False)
+    automatic = node.jobs.auto_seal._seals
+    begun, may_go_on, make = asyncio.Event(), asyncio.Event(), automatic.make
+    monkeypatch.setattr("headrace.jobs.automatic_seals.FILES_MIN", 1)
+
+    async def make_later(path: bytes, progress: JobProgress) -> SealId | None:
+        begun.set()
+        await may_go_on.wait()
+        return await make(path, progress)
+
+    monkeypatch.setattr(automatic, "make", make_later)
+    await begun.wait()
+    node.set_policy(other="auto")
+    await asyncio.sleep(2 * QUIET_S)
+    may_go_on.set()
+    await asyncio.sleep(4 * QUIET_S)
+    await node.until(lambda: node.catalogue.seals() == [])
+    assert [row["path"] for row in node.jobs.auto_seal.status()] == ["/other"]
+
+
+async def test_a_part_that_is_off_since_the_seal_began_ends_it_at_once(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.list_and_load()
+    node.restart_jobs(quiet_s=100.0)
+    auto_seal = node.jobs.auto_seal
+    make, data_set = auto_seal._seals.make, auto_seal._data_sets
+    await node.until(lambda: bool(data_set))
+
+    async def make_and_change(path: bytes, progress: JobProgress) -> SealId | None:
+        seal = await make(path, progress)
+        node.set_policy(d="off")
+        return seal
+
+    monkeypatch.setattr(auto_seal._seals, "make", make_and_change)
+    await auto_seal._try_to_seal(data_set[b"/"])
+    assert node.row == {"path": "/", "seal": "", "why": "a rule of the policy says off for /d"}
+    await node.until(lambda: node.catalogue.seals() == [])
+
+
+@pytest.mark.expected_warnings("an automatic seal can't be removed")
+async def test_a_seal_that_can_not_be_removed_at_the_start_keeps_no_other_from_being_made(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    first = await node.sealed()
+    await node.jobs.auto_seal.stop()
+    node.set_policy(d="auto")
+    node.restart_jobs(by_default=False)
+
+    async def refuse(seal: SealId) -> None:
+        raise UsageError(f"seal {seal}", why="it is mounted")
+
+    monkeypatch.setattr(node.jobs.auto_seal._seals, "remove", refuse)
+    await node.until(lambda: node.row["path"] == "/d" and node.row["seal"] == "auto-d@1")
+    assert node.catalogue.seals() == [first, SealId("auto-d", 1)]

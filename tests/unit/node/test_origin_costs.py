@@ -24,7 +24,7 @@ from headrace.node.space_policy import NodeCapacity
 from headrace.origin.memory import MemoryOrigin
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.record import PolicyRecord, PolicyVersion
-from headrace.policy.spending import RECORD_BYTES_MAX, decode_departed
+from headrace.policy.spending import BYTES_MAX, RECORD_BYTES_MAX, decode_departed, decode_spending
 from headrace.testing.virtual_loop import pass_time
 
 GIB = 1 << 30
@@ -439,3 +439,33 @@ async def test_a_damaged_record_of_departed_nodes_is_replaced(tmp_path: Path) ->
     await pass_time(GONE_AFTER_S + 30)
     assert node.status["origins"]["s3://b"]["cluster_bytes"] == 3
     await node.costs.stop()
+
+
+@pytest.mark.expected_warnings("a spending record is of no node")
+async def test_a_record_with_a_name_of_no_node_loses_nothing_of_the_others(tmp_path: Path) -> None:
+    """Such a name would make the record of all departed nodes one that nobody can read."""
+    shared = Followers()
+    for name in ("old", "x" * 301):
+        shared.publish(f"costs/{name}", b'{"month":"2026-11","bytes":{"s3://b":3}}')
+    node = CostNode("n0", tmp_path, shared)
+    node.members = ["n0"]
+    await node.start()
+    await pass_time(GONE_AFTER_S + 30)
+    assert decode_departed(shared.mirror["spent/departed"]).of_node("2026-11", "old") == {"s3://b": 3}
+    await node.costs.stop()
+
+
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_record_of_this_node_with_two_large_spellings_is_no_more_than_a_record_may_have(
+    tmp_path: Path,
+) -> None:
+    shared = Followers()
+    amounts = f'"s3://b": {BYTES_MAX}, "s3://b/": {BYTES_MAX}'
+    shared.publish("costs/n0", f'{{"month":"2026-11","bytes":{{{amounts}}}}}'.encode())
+    node = CostNode("n0", tmp_path, shared)
+    await node.start()
+    node.read(1)
+    await pass_time(12)
+    assert decode_spending(shared.mirror["costs/n0"]).bytes == {"s3://b": BYTES_MAX}
+    await node.costs.stop()
+    assert decode_spending((tmp_path / "n0" / "costs.json").read_bytes()).bytes == {"s3://b": BYTES_MAX}

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import calendar
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 
-from headrace.policy.spending import Spending, background_rate, decode_spending, encode_spending, month_of
+from headrace.policy.document import ORIGINS_MAX
+from headrace.policy.spending import (
+    BYTES_MAX,
+    DEPARTED_MAX,
+    RECORD_BYTES_MAX,
+    Departed,
+    Spending,
+    background_rate,
+    decode_departed,
+    decode_spending,
+    encode_spending,
+    month_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +78,47 @@ def test_a_record_that_is_none_is_refused(raw: bytes) -> None:
 def test_a_record_comes_back() -> None:
     spending = Spending("2026-11", {"s3://b": 1 << 50})
     assert decode_spending(encode_spending(spending)) == spending
+
+
+NOVEMBER = "2026-11"
+
+
+def departed_of(spendings: Iterable[Spending], present: str = NOVEMBER) -> Departed:
+    """Return the record of nodes that left, as another node decodes it."""
+    departed = Departed()
+    for number, spending in enumerate(spendings):
+        checked = decode_spending(encode_spending(spending))
+        departed = departed.with_record(f"n{number % (DEPARTED_MAX + 9)}", checked, present)
+        departed = decode_departed(msgspec.json.encode(departed))
+    return departed
+
+
+def test_a_node_that_left_twice_with_other_origins_leaves_a_record_that_can_be_read() -> None:
+    departed = Departed()
+    for letter, size_bytes in (("a", 5), ("b", 7)):
+        amounts = {f"s3://{letter}{number}": size_bytes for number in range(ORIGINS_MAX)}
+        departed = departed.with_record("n", Spending(NOVEMBER, amounts), NOVEMBER)
+    decoded = decode_departed(msgspec.json.encode(departed))
+    assert decoded.bytes_of(NOVEMBER, "s3://b0", ()) == 7
+
+
+def test_records_with_long_urls_leave_a_record_that_can_be_read() -> None:
+    long = RECORD_BYTES_MAX - 100
+    departed = departed_of(
+        Spending(NOVEMBER, {f"s3://{number:0{long}}": 1, "s3://b": 3}) for number in range(9)
+    )
+    assert departed.bytes_of(NOVEMBER, "s3://b", ()) == 27
+    assert departed.bytes_of(NOVEMBER, "s3://b", {"n0"}) == 27  # named no more: nothing is lost
+
+
+def test_sums_stay_within_what_a_record_may_have() -> None:
+    departed = departed_of(Spending(NOVEMBER, {"s3://b": BYTES_MAX}) for _ in range(DEPARTED_MAX + 9))
+    assert departed.bytes_of(NOVEMBER, "s3://b", ()) > BYTES_MAX
+
+
+def test_records_of_wrong_clocks_do_not_take_the_place_of_the_present_month() -> None:
+    months = [NOVEMBER, "2026-10", "9999-12", "2099-01", "9998-12", "9997-12"]
+    departed = departed_of(Spending(month, {"s3://b": 4}) for month in months)
+    assert departed.bytes_of(NOVEMBER, "s3://b", ()) == 4
+    assert departed.bytes_of("2026-10", "s3://b", ()) == 4
+    assert len(departed.months) == 3
