@@ -138,6 +138,47 @@ def test_by_sqs(make_cluster: MakeCluster, moto_bucket: S3Server) -> None:
     )
 
 
+def test_an_event_lists_nothing(make_cluster: MakeCluster, moto_bucket: S3Server) -> None:
+    """The owner of the directory asks the origin for the one name, and the other nodes ask the owner."""
+    server = moto_bucket
+    names = [f"{number:04}" for number in range(300)]
+    for name in names:
+        server.put(f"d/{name}", b"x")
+    queue = SqsFixture(server)
+    cluster = make_cluster()
+    start(cluster, server, 3, "-o", f"events={queue.url}")
+    for host in cluster.hosts:
+        assert sorted(os.listdir(host.mount / "d")) == names
+    lists = requests(cluster, "list")
+    for number in range(CHANGES):
+        name, data = f"d/{number:04}", b"y" * (2 + number)
+        seen_after_s(
+            cluster.hosts,
+            lambda name=name, data=data: server.put(name, data),  # type: ignore[misc]
+            lambda host, name=name, data=data: (host.mount / name).stat().st_size == len(data),  # type: ignore[misc]
+        )
+    server.delete("d/0100")
+    server.put("d/new", b"z")
+    for host in cluster.hosts:
+        wait_until(lambda host=host: not (host.mount / "d/0100").exists())  # type: ignore[misc]
+        wait_until(lambda host=host: (host.mount / "d/new").exists())  # type: ignore[misc]
+        assert sorted(os.listdir(host.mount / "d")) == [*(name for name in names if name != "0100"), "new"]
+    assert requests(cluster, "list") == lists
+    assert all(events(host)["directories_listed"] == 0 for host in cluster.hosts)
+    assert all(events(host)["names_checked"] >= CHANGES + 2 for host in cluster.hosts)
+    for host in cluster.hosts:
+        assert content(host, f"d/{CHANGES - 1:04}") == b"y" * (1 + CHANGES) and content(host, "d/new") == b"z"
+
+
+def requests(cluster: ClusterFixture, call: str) -> int:
+    """Return how many requests of a kind all nodes sent to the origin."""
+    return sum(of_origin(host)[f"{call}_requests"] for host in cluster.hosts)
+
+
+def of_origin(host: Host) -> Any:
+    return host.status()["origin"]["mounts"]["/"]
+
+
 def events(host: Host) -> Any:
     return host.status()["events"]
 

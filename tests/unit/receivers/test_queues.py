@@ -194,3 +194,20 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
         assert await beside.receive() == []
         await beside.close()
         assert paths[1:] == ["/"]
+
+
+async def test_credentials_are_read_again_after_they_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def answer(*_: object) -> tuple[int, bytes]:
+        return (200, b"{}") if "Credential=RIGHT/" in shown[-1] else (403, b"{}")
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "WRONG")
+    with answering(answer, lambda headers: shown.append(headers["Authorization"])) as address:
+        queue = SqsQueue(f"http://{address}/1/q", OriginOptions())
+        with pytest.raises(OriginDeniedError):
+            await queue.receive()
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "RIGHT")
+        assert await queue.receive() == []
+        await queue.close()
