@@ -110,7 +110,7 @@ def _audit_hook(files: OpenedSampleFiles) -> Callable[[str, tuple[Any, ...]], No
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         index = files.index
-        if index is not None and event == "open":
+        if index is not None and event == "open" and len(arguments) == 3:  # libraries may raise events, too
             path, _, flags = arguments
             files.note_open(index, path, flags)
 
