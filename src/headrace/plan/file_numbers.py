@@ -13,7 +13,9 @@ NO_FILE = 0
 """The number of a sample whose file is not known."""
 FILES_MAX = 100_000_000
 EXTENTS_MAX = 16_000_000
-"""Most extents of all files. The hook makes them 1 MiB long at least."""
+"""Most extents of all files, with DIVISION_EXTENTS for each division. The hook makes them 1 MiB long at least."""
+DIVISION_EXTENTS = 32
+"""Extents that take as much memory as a division of a file, with one extent: up to 560 bytes."""
 _SPREAD = (
     0x9E3779B97F4A7C15  # 2^64 over the golden ratio: consecutive ids fall far apart (Knuth, volume 3, 6.4)
 )
@@ -38,7 +40,7 @@ class FileNumbers:
     """Numbers for file ids, from 1 on, the same for all plans. 14 to 20 bytes a file.
 
     A file of which samples are parts is divided into extents. Each of them has a number of its own, and the file as a
-    whole may have none. 16 bytes an extent.
+    whole may have none. 16 bytes an extent, and up to 560 a division.
 
     The table has 4,096 parts, and each grows for itself, so that no insert takes long: 2 ms with 10,000,000 files.
     Other threads may look up while one thread inserts.
@@ -90,10 +92,11 @@ class FileNumbers:
         if known is not None:
             return known.numbers
         count = len(bounds) - 1
-        if self._extents + count > EXTENTS_MAX or len(self) + count > self._files_max:
+        cost = count + DIVISION_EXTENTS
+        if self._extents + cost > EXTENTS_MAX or len(self) + count > self._files_max:
             return range(0)
         division = _Division(id, len(self._ids), bounds)
-        self._extents += count
+        self._extents += cost
         self._ids.extend(array("Q", [id]) * count)
         self._divisions.append(division)
         self._firsts.append(division.first)

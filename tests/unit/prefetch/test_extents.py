@@ -11,7 +11,8 @@ import pytest
 
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import FileId
-from headrace.plan.file_numbers import EXTENTS_MAX, NO_FILE, FileNumbers
+from headrace.plan import file_numbers
+from headrace.plan.file_numbers import DIVISION_EXTENTS, EXTENTS_MAX, NO_FILE, FileNumbers
 from headrace.wire.messages import PlanExtents, PlanSamples
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.prefetch.job_fixture import Job, PlannedNode
@@ -288,6 +289,16 @@ def test_a_file_may_be_divided_in_many_ways() -> None:
     assert [list(row) for row in first] == [[number] for number in range(1, 101)]
     assert [numbers.divide(FileId(7), bounds) for bounds in compared] == first
     assert CountedBounds.comparisons == 0
+
+
+def test_divisions_have_a_limit_however_few_extents_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_numbers, "EXTENTS_MAX", 3 * DIVISION_EXTENTS)
+    numbers = FileNumbers()
+    rows = [numbers.divide(FileId(number), array("Q", [0, 1])) for number in range(1, 5)]
+    assert [len(row) for row in rows] == [1, 1, 0, 0]
+    other = FileNumbers()
+    assert len(other.divide(FileId(1), array("Q", range(2 * DIVISION_EXTENTS + 1)))) == 2 * DIVISION_EXTENTS
+    assert not other.divide(FileId(2), array("Q", [0, 1]))
 
 
 class CountedBounds(array):  # type: ignore[type-arg]
