@@ -232,7 +232,7 @@ def test_one_writer_many_readers(folder: str) -> None:
         "print(index.lookup(1, b'a').id)"
     )
     done = fork_server.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
-    assert int(done.stdout) == id
+    assert (done.returncode, int(done.stdout)) == (0, id)
     index.close(clean=True)
 
 
