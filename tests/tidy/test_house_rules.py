@@ -64,6 +64,25 @@ def test_an_async_test_is_an_async_function() -> None:
     assert set(tests_with_nested_async.findings_in("")) == NESTED_ASYNC
 
 
+@survey("src/")
+def bound_clocks(module: Module) -> Iterator[str]:
+    """Yield where the time since 1970 is named without a call, or imported."""
+    called = {id(node.func) for node in module.nodes(ast.Call)}
+    for node in module.nodes(ast.Attribute):
+        if ast.unparse(node) in ("time.time", "time.time_ns") and id(node) not in called:
+            yield f"{module.name}:{node.lineno}"
+    for statement in module.nodes(ast.ImportFrom):
+        if statement.module == "time" and {"time", "time_ns"} & {alias.name for alias in statement.names}:
+            yield f"{module.name}:{statement.lineno}"
+
+
+def test_no_module_binds_the_clock_when_it_is_imported() -> None:
+    """Else a fork that has another clock (tests/fork_server.py) would go by the first one there."""
+    assert bound_clocks.findings_in("") == []
+    text = "from time import time_ns\ndef f(clock=time.time): return time.time() + time.time_ns()\n"
+    assert sorted(bound_clocks.look(Module("a.py", text))) == ["a.py:1", "a.py:2"]
+
+
 def test_no_test_module_imports_another() -> None:
     """What tests of several modules use has a module of its own, or the conftest of its package."""
     importing = re.compile(

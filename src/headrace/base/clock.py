@@ -22,3 +22,9 @@ CLOCK: ContextVar[Clock] = ContextVar("clock", default=time.monotonic)
 def monotonic_s() -> float:
     """Return the seconds of the calling task's clock."""
     return CLOCK.get()()
+
+
+def wall_s() -> float:
+    """Return the seconds since 1970. A default argument is this function, as `time.time` itself would be bound before
+    a test sets another clock."""
+    return time.time()

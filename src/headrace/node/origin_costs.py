@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from headrace.base.clock import monotonic_s
+from headrace.base.clock import monotonic_s, wall_s
 from headrace.base.errors import HeadraceError, OriginBudgetSpentError, UsageError
 from headrace.base.kept_file import KeptFile
 from headrace.base.printable import printable
@@ -129,7 +128,7 @@ class OriginCosts:
         file: KeptFile,
         *,
         cluster: ClusterSpending | None,
-        wall_s: Callable[[], float] = time.time,
+        wall_s: Callable[[], float] = wall_s,
     ) -> None:
         self._policy = policy
         self._capacity = capacity

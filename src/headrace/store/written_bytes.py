@@ -10,11 +10,11 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
 
+from headrace.base.clock import wall_s
 from headrace.base.decoding import decode_json
 from headrace.base.private_folder import private
 
@@ -38,7 +38,7 @@ class WrittenRecord(msgspec.Struct, forbid_unknown_fields=True):
 class WrittenBytes:
     """The counts of one volume. path: of their file. Any thread may call it."""
 
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: str, *, clock: Callable[[], float] = wall_s) -> None:
         self._path, self._clock = path, clock
         self._lock = threading.Lock()
         self._record = WrittenRecord()
