@@ -318,10 +318,14 @@ class NamespaceOperations(Operations):
         self, parent: int, path: bytes, name: bytes, lower: Entry | None, offset: int, *, plus: bool
     ) -> bytes | None:
         upper = self._tree.view.lookup_upper(path)
-        if isinstance(upper, Hidden) or (upper is None and lower is None):
-            return None  # removed since the names were read
+        if isinstance(upper, Hidden):
+            return None
         if upper is None:
-            assert lower is not None
+            lower = lower or self._tree.view.lookup_lower(
+                path
+            )  # the upper layer may have given it up just now
+            if lower is None:
+                return None  # removed since the names were read
             if plus:
                 if lower.kind is Kind.DIRECTORY:
                     self._nodes.remember(lower.id, parent, name)

@@ -135,8 +135,9 @@ class VfsReader:
         above = [row for row in names if row[0] > after] if after else names
         lower = iter(()) if below is None else self.client.children(below.id, after=after)
         for name, entry in merge_listing(above, lower):
-            child = self.tree.view.lookup_upper(join(full_path, name)) if entry is None else entry
-            if child is not None and not isinstance(child, Hidden):
+            # the upper layer may have given the file up since its names were read; then the index has it
+            child = self.tree.view.lookup(join(full_path, name)) if entry is None else entry
+            if child is not None:
                 yield name, child
 
     def readlink(self, path: bytes) -> bytes:

@@ -74,6 +74,21 @@ def test_lookup_that_waits_for_the_node_finds_the_same(writable: MemoryMount, pa
     assert writable.deferrals == ["node"]
 
 
+@pytest.mark.parametrize("plus", [False, True])
+def test_a_listing_keeps_a_file_that_the_upper_layer_gives_up_meanwhile(
+    writable: MemoryMount, monkeypatch: pytest.MonkeyPatch, *, plus: bool
+) -> None:
+    assert isinstance(writable.operations, NamespaceOperations)
+    view = writable.operations._tree.view
+    upper_path(writable, "big").write_bytes(b"x")
+    names = [row.name for row in writable.kernel.names(plus=plus)]
+    given_up = view.names(b"/")
+    assert (b"big", True) in given_up
+    upper_path(writable, "big").unlink()
+    monkeypatch.setattr(view, "names", lambda path: given_up)
+    assert [row.name for row in writable.kernel.names(plus=plus)] == names
+
+
 def test_lookup_in_a_directory_of_the_upper_layer_asks_the_origin_for_nothing_it_has_not(
     writable: MemoryMount,
 ) -> None:

@@ -205,3 +205,11 @@ def test_a_batch_that_raises_ends_at_its_first_error(
     assert list(results) == []
     assert [result.path for result in reader.read(["/large"], ordered=True, on_error="raise")] == ["/large"]
     reader.close()
+
+
+def test_a_listing_keeps_a_file_that_the_upper_layer_gives_up_meanwhile(
+    vfs: LocalVfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(vfs.children(b"/"))
+    monkeypatch.setattr(vfs.tree.view, "names", lambda path: [(b"large", True), (b"removed", True)])
+    assert list(vfs.children(b"/")) == before
