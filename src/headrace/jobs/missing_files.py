@@ -25,13 +25,13 @@ from headrace.store.usage import allocated_bytes
 log = logging.getLogger(__name__)
 
 
-def is_whole(store: Store, id: FileId) -> bool:
-    """Return whether the cache has the bytes of a file where they outlive a restart of the host."""
+def is_whole(store: Store, id: FileId, *, may_be_lost: bool = False) -> bool:
+    """Return whether the cache has the bytes of a file. may_be_lost: also where a restart of the host loses them."""
     cached = store.index.cached(id)
     return (
         cached is not None
         and cached.trusted
-        and store.space.tiered.outlives_restart(store.volumes[cached.volume])
+        and (may_be_lost or store.space.tiered.outlives_restart(store.volumes[cached.volume]))
         and store.holds(cached)
     )
 

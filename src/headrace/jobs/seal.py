@@ -33,7 +33,7 @@ from headrace.base.model import Entry, FileId, Kind
 from headrace.base.sizes import show_size
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.files import FileWork, LoadJob
-from headrace.jobs.leave_memory import leave_memory
+from headrace.jobs.leave_memory import LeavingFiles
 from headrace.jobs.missing_files import MissingFiles, is_whole
 from headrace.jobs.progress import JobProgress, count_verified, each_file
 from headrace.jobs.sealed_checksum import stored_checksum
@@ -238,13 +238,19 @@ class Sealing:
         """Return whether the cache has the bytes of a file, on a disk."""
         return is_whole(self._store, entry.id)
 
+    def is_cached(self, entry: Entry) -> bool:
+        """Return whether the cache has the bytes of a file, on a disk or in a memory tier, which it leaves for a
+        seal."""
+        return is_whole(self._store, entry.id, may_be_lost=True)
+
     def check_room(self, needed: int, path: str) -> None:
         """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already, and those that lazy
         seals will need."""
         needed += self._missing.size_bytes()
-        capacity = sum(volume.capacity_bytes for volume in self._store.disks)
+        disks = [disk for disk in self._store.disks if self._store.space.tiered.outlives_restart(disk)]
+        capacity = sum(disk.capacity_bytes for disk in disks)
         index_bytes = self._store.index.size_bytes
-        if needed <= capacity - self._store.used_bytes - index_bytes:
+        if needed <= capacity - sum(disk.used_bytes for disk in disks) - index_bytes:
             return  # nothing has to be evicted, and a million records need not be read
         kept_bytes = self._store.sealed.bytes_of(self._store.sealed.kept_ids())
         room = capacity - kept_bytes - self._store.space.written_bytes - min(index_bytes, capacity // 2)
@@ -257,6 +263,8 @@ class Sealing:
             )
 
     async def load_missing(self, draft: Draft, progress: JobProgress) -> None:
+        leaving = LeavingFiles(self._store)
+
         async def files() -> AsyncIterator[tuple[bytes, Entry]]:
             for row in rows_of(draft, "missing"):
                 yield row
@@ -264,7 +272,7 @@ class Sealing:
         async def load(entry: Entry) -> int:
             size_bytes = await self._files.load(entry, job=LoadJob("seals"))
             if size_bytes and not self.is_whole(entry):
-                await leave_memory(self._store, entry.id)
+                await leaving.wait_for(entry.id)
             return size_bytes
 
         await each_file(files(), load, progress)

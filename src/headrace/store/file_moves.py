@@ -225,6 +225,7 @@ class FileMoves:
                     break
                 volume = self._files.volumes[cached.volume]
                 is_fixed = self._tiered.is_sealed_at(cached) or self._files.is_open(cached.id)
+                is_fixed = is_fixed or cached.id in self._accounts.moving  # it was noted twice
                 if is_fixed or cached.superseded or not self._tiered.is_misplaced(cached.id, volume):
                     continue
                 target = self._place_for(cached) if _is_movable(cached) else None

@@ -85,6 +85,11 @@ class SealedFiles:
         return self._files.accounts.pinned | self._ids.all()
 
     def bytes_of(self, ids: Iterable[int]) -> int:
-        """Return the bytes on the disks of files with these ids."""
+        """Return the bytes on the disks of files with these ids, without those in a memory tier."""
         records = (self._files.index.cached(FileId(id)) for id in ids)
-        return sum(allocated_bytes(cached.size_bytes) for cached in records if cached is not None)
+        lasts, volumes = self._files.accounts.tiered.outlives_restart, self._files.volumes
+        return sum(
+            allocated_bytes(cached.size_bytes)
+            for cached in records
+            if cached is not None and lasts(volumes[cached.volume])
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.base.tiers import MEMORY
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.settings import ReadSettings
@@ -27,6 +28,9 @@ MIB = BLOCK_SIZE_BYTES
 
 
 class ReadPathFixture:
+    memory_bytes = 0
+    """The size of a tier in memory; 0: there is none."""
+
     def __init__(
         self,
         folder: Path,
@@ -40,10 +44,17 @@ class ReadPathFixture:
         spill_folder: str | None = None,
     ) -> None:
         self.origin = origin or MemoryOrigin("reads")
+        volumes = [Volume(0, str(folder / "v"), capacity_bytes)]
+        if self.memory_bytes:
+            volumes.append(Volume(1, str(folder / "memory"), self.memory_bytes, MEMORY))
         self.store = Store.open(
             str(folder / "v/index"),
-            [Volume(0, str(folder / "v"), capacity_bytes)],
-            rules=SpaceRules(planned=planned or NoPlans(), divide=lambda _: division or OneGroup()),
+            volumes,
+            rules=SpaceRules(
+                planned=planned or NoPlans(),
+                divide=lambda _: division or OneGroup(),
+                sinks=len(volumes) > 1,
+            ),
             boot_id=boot_id,
             spill=(spill_folder, folder.name) if spill_folder else None,
         )
