@@ -7,16 +7,15 @@ is sealed as a whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from headrace.base.namespace_path import is_at_or_below
 from headrace.policy.resolve import PolicyResolver
 
 
 def outermost(paths: Iterable[bytes]) -> set[bytes]:
     """Return the paths that are not below another one of them."""
     paths = set(paths)
-    return {path for path in paths if not any(_is_below(path, other) for other in paths)}
+    return {path for path in paths if not any(above in paths for above in _above(path))}
 
 
 def data_sets(mounts: Iterable[bytes], policy: PolicyResolver, *, by_default: bool) -> dict[bytes, str]:
@@ -30,12 +29,15 @@ def data_sets(mounts: Iterable[bytes], policy: PolicyResolver, *, by_default: bo
         for rule in policy.document.rules
         if "seal" in rule.effects
         for directory in rule.patterns.directories
-        if any(_is_below(directory, top) for top in tops)
+        if any(above in tops for above in _above(directory))
     ]
     chosen = {path: _is_chosen(path, policy, by_default) for path in [*tops, *named]}
-    refused = [path for path, is_chosen in chosen.items() if not is_chosen]
+    refused_below: dict[bytes, bytes] = {}
+    for refused in sorted(path for path, is_chosen in chosen.items() if not is_chosen):
+        for above in _above(refused):
+            refused_below.setdefault(above, refused)
     return {
-        path: _reason_against(path, refused)
+        path: _reason_against(refused_below.get(path))
         for path in outermost(path for path, is_chosen in chosen.items() if is_chosen)
     }
 
@@ -45,10 +47,12 @@ def _is_chosen(path: bytes, policy: PolicyResolver, by_default: bool) -> bool:  
     return by_default if seal is None else seal
 
 
-def _reason_against(path: bytes, refused: Iterable[bytes]) -> str:
-    below = sorted(other for other in refused if _is_below(other, path))
-    return f"a rule of the policy says off for {os.fsdecode(below[0])}" if below else ""
+def _reason_against(refused: bytes | None) -> str:
+    return "" if refused is None else f"a rule of the policy says off for {os.fsdecode(refused)}"
 
 
-def _is_below(path: bytes, other: bytes) -> bool:
-    return path != other and is_at_or_below(path, other)
+def _above(path: bytes) -> Iterator[bytes]:
+    """Yield the paths above a path. A look at each of them costs less than one at thousands of mounts."""
+    while path != b"/":
+        path = path.rpartition(b"/")[0] or b"/"
+        yield path

@@ -44,3 +44,13 @@ def test_data_sets_of_mounts_and_rules(
 ) -> None:
     text = "".join(f'[[rule]]\nmatch = ["{match}"]\nseal = "{value}"\n' for match, value in rules)
     assert data_sets(MOUNTS, PolicyResolver(parse_policy(text)), by_default=by_default) == expected
+
+
+@pytest.mark.timeout(30)
+def test_many_mounts_are_no_load() -> None:
+    """A node looks at them all every few seconds, on its loop. Comparing all pairs would take minutes."""
+    mounts = [b"/%d/data" % number for number in range(20_000)]
+    rules = "".join(f'[[rule]]\nmatch = ["/{number}/data/part/**"]\nseal = "off"\n' for number in range(9))
+    chosen = data_sets([*mounts, b"/0/data/inner"], PolicyResolver(parse_policy(rules)), by_default=True)
+    assert chosen.keys() == set(mounts)
+    assert chosen[b"/8/data"] == "a rule of the policy says off for /8/data/part" and chosen[b"/9/data"] == ""
