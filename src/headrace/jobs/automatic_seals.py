@@ -101,7 +101,7 @@ class AutomaticSeals:
                 return "it was not listed as a whole"
             files += 1
             size_bytes += entry.version.size_bytes
-            if not self._sealing.is_cached(entry):
+            if not self._sealing.is_whole(entry, may_be_lost=True):
                 return "it is not cached as a whole"
         if files < FILES_MIN:
             return f"it has fewer than {FILES_MIN} files"

@@ -234,14 +234,10 @@ class Sealing:
                     write_row(out, encoder.encode((path, entry)))
         return needed
 
-    def is_whole(self, entry: Entry) -> bool:
-        """Return whether the cache has the bytes of a file, on a disk."""
-        return is_whole(self._store, entry.id)
-
-    def is_cached(self, entry: Entry) -> bool:
-        """Return whether the cache has the bytes of a file, on a disk or in a memory tier, which it leaves for a
-        seal."""
-        return is_whole(self._store, entry.id, may_be_lost=True)
+    def is_whole(self, entry: Entry, *, may_be_lost: bool = False) -> bool:
+        """Return whether the cache has the bytes of a file, on a disk. may_be_lost: also in a memory tier, which the
+        file leaves for a seal."""
+        return is_whole(self._store, entry.id, may_be_lost=may_be_lost)
 
     def check_room(self, needed: int, path: str) -> None:
         """Raise NoSpaceError if the files don't fit beside those that are pinned or sealed already, and those that lazy

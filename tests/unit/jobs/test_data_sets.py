@@ -46,7 +46,7 @@ def test_data_sets_of_mounts_and_rules(
     assert data_sets(MOUNTS, PolicyResolver(parse_policy(text)), by_default=by_default) == expected
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_many_mounts_are_no_load() -> None:
     """A node looks at them all every few seconds, on its loop. Comparing all pairs would take minutes."""
     mounts = [b"/%d/data" % number for number in range(20_000)]

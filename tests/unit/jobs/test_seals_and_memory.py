@@ -22,7 +22,7 @@ from headrace.wire.messages import JobState
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.jobs.sealing_fixture import NAMES, SealingFixture
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.real_time]
+pytestmark = [pytest.mark.timeout(90), pytest.mark.real_time]
 
 
 class MemoryFixture(SealingFixture):
