@@ -13,8 +13,9 @@ _MODULES = {
     "gateways": ("webhdfs-requests", "rest-requests", "rest-answers"),
     "settings": ("config", "write-modes", "sizes", "origin-urls"),
     "records": (
-        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "cost-records", "hot-records",
-        "pin-records", "cover-records", "claim-records", "last-view", "written-tokens",
+        "node-records", "job-records", "mount-records", "policy-records", "rate-records", "cost-records",
+        "departed-records", "hot-records", "pin-records", "cover-records", "claim-records", "last-view",
+        "written-tokens",
     ),
     "seals": ("sealed-records",),
     "images": ("images",),
@@ -25,7 +26,7 @@ _MODULES = {
     "mounts": ("mount-requests",),
     "plans": ("plans",),
     "policies": ("policies",),
-    "origin_events": ("origin-events",),
+    "origin_events": ("azure-queue-answers", "origin-events"),
     "predictions": ("predictions",),
     "file_changes": ("file-changes",),
     "disks": (

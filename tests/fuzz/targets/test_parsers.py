@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 
@@ -35,3 +36,10 @@ def test_first_seed_is_taken(name: str) -> None:
     if name in ("s3-bodies", "s3-forms"):  # signed by nobody
         return
     fuzzer.parse(fuzzer.seeds[0])
+
+
+def test_every_fuzzer_has_its_name_in_the_table() -> None:
+    """One without is never run."""
+    for module, names in targets._MODULES.items():
+        fuzzers = importlib.import_module(f"tests.fuzz.targets.{module}").FUZZERS
+        assert sorted(fuzzer.name for fuzzer in fuzzers) == sorted(names)
